@@ -1,0 +1,20 @@
+"""How local and how symmetric are a model's positional encodings, and what does that do to it?
+
+The map, each name loaded on first use (``import pelocality`` alone loads neither torch nor transformers):
+
+- ``metrics``: numbers from a positional weight matrix; nothing but tensors.
+- ``streaming``: the same numbers without an n x n matrix, for long contexts.
+- ``accumulate``: the metrics as torchmetrics classes, summed over batches and processes.
+- ``tables``: from a table of position embeddings to a matrix.
+- ``extract``: from a Hugging Face model to its positional matrices, logits and their parts.
+- ``architectures``: where each model family keeps attention and positions.
+- ``plots``: pictures of all of it.
+
+The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
+"""
+
+import lazy_loader
+
+__version__ = "0.1.0"
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
