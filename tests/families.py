@@ -1,0 +1,150 @@
+"""Tiny models of every family, from configurations, with weights loud enough that a wrong formula shows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import nn
+
+VOCABULARY = 61
+_ENCODER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+_DECODER = _ENCODER | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+_T5 = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 3, "num_heads": 2}
+_DEBERTA = _ENCODER | {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+}
+
+
+def _modernbert() -> nn.Module:
+    config = hf.ModernBertConfig(
+        **_ENCODER,
+        local_attention=6,
+        global_attn_every_n_layers=3,
+        pad_token_id=0,
+        max_position_embeddings=64,
+    )
+    return hf.ModernBertModel(config)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "bert": lambda: hf.BertModel(hf.BertConfig(**_ENCODER, max_position_embeddings=40)),
+    "roberta": lambda: hf.RobertaModel(
+        hf.RobertaConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)
+    ),
+    "distilbert": lambda: hf.DistilBertModel(
+        hf.DistilBertConfig(
+            vocab_size=VOCABULARY, dim=16, n_layers=3, n_heads=2, hidden_dim=24, max_position_embeddings=40
+        )
+    ),
+    "electra": lambda: hf.ElectraModel(
+        hf.ElectraConfig(**_ENCODER, embedding_size=12, max_position_embeddings=40)
+    ),
+    "albert": lambda: hf.AlbertModel(
+        hf.AlbertConfig(**_ENCODER, embedding_size=12, num_hidden_groups=2, max_position_embeddings=40)
+    ),
+    "mpnet": lambda: hf.MPNetModel(hf.MPNetConfig(**_ENCODER, max_position_embeddings=42)),
+    "modernbert": _modernbert,
+    "deberta": lambda: hf.DebertaModel(
+        hf.DebertaConfig(**_DEBERTA, max_position_embeddings=40, max_relative_positions=10)
+    ),
+    "deberta-v2": lambda: hf.DebertaV2Model(
+        hf.DebertaV2Config(
+            **_DEBERTA, max_position_embeddings=40, position_buckets=8, norm_rel_ebd="layer_norm"
+        )
+    ),
+    "xlnet": lambda: hf.XLNetModel(
+        hf.XLNetConfig(vocab_size=VOCABULARY, d_model=16, n_layer=3, n_head=2, d_inner=24)
+    ),
+    "t5": lambda: hf.T5EncoderModel(hf.T5Config(**_T5)),
+    "gpt2": lambda: hf.GPT2Model(
+        hf.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=3, n_head=2, n_positions=40)
+    ),
+    "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**_DECODER)),
+    "bloom": lambda: hf.BloomModel(
+        hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=18, n_layer=3, n_head=3)
+    ),
+}
+
+# The same families in other clothes: options that change where something is kept, and models built alike.
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "bert as decoder": lambda: hf.BertModel(
+        hf.BertConfig(**_ENCODER, max_position_embeddings=40, is_decoder=True)
+    ),
+    "xlm-roberta": lambda: hf.XLMRobertaModel(
+        hf.XLMRobertaConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)
+    ),
+    "camembert": lambda: hf.CamembertModel(
+        hf.CamembertConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)
+    ),
+    "albert with inner layers": lambda: hf.AlbertModel(
+        hf.AlbertConfig(**_ENCODER, embedding_size=12, inner_group_num=2, max_position_embeddings=40)
+    ),
+    "gpt2 scaled by layer": lambda: hf.GPT2Model(
+        hf.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=3,
+            n_head=2,
+            n_positions=40,
+            scale_attn_by_inverse_layer_idx=True,
+        )
+    ),
+    "deberta with absolute positions": lambda: hf.DebertaModel(
+        hf.DebertaConfig(
+            **_DEBERTA | {"position_biased_input": True},
+            embedding_size=12,
+            type_vocab_size=2,
+            max_position_embeddings=40,
+        )
+    ),
+    "deberta-v2 with shared projections": lambda: hf.DebertaV2Model(
+        hf.DebertaV2Config(
+            **_DEBERTA, max_position_embeddings=40, share_att_key=True, conv_kernel_size=3, conv_act="gelu"
+        )
+    ),
+    "deberta-v2 c2p only": lambda: hf.DebertaV2Model(
+        hf.DebertaV2Config(**_DEBERTA | {"pos_att_type": ["c2p"]}, max_position_embeddings=40)
+    ),
+    "xlnet one way": lambda: hf.XLNetModel(
+        hf.XLNetConfig(vocab_size=VOCABULARY, d_model=16, n_layer=3, n_head=2, d_inner=24, attn_type="uni")
+    ),
+    "mt5": lambda: hf.MT5EncoderModel(hf.MT5Config(**_T5)),
+    "t5 decoder": lambda: hf.T5Model(hf.T5Config(**_T5)).decoder,
+    "mistral": lambda: hf.MistralModel(hf.MistralConfig(**_DECODER, sliding_window=5)),
+    "qwen2": lambda: hf.Qwen2Model(
+        hf.Qwen2Config(**_DECODER, use_sliding_window=True, sliding_window=5, max_window_layers=2)
+    ),
+}
+
+EVERY = FAMILIES | VARIANTS
+
+
+def tiny(name: str, seed: int = 0) -> Any:
+    """Build one tiny model in float64 and evaluation mode, every parameter random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = EVERY[name]()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.4)
+    return model.double().eval()
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Return random token ids that are neither padding nor special in any family above."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(5, VOCABULARY, (batch, length), generator=generator)
