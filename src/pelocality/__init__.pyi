@@ -1,0 +1,23 @@
+from . import metrics as metrics
+from .metrics import (
+    Measurement as Measurement,
+    adjusted_locality as adjusted_locality,
+    crop as crop,
+    direction_balance as direction_balance,
+    distance_profile as distance_profile,
+    entropy as entropy,
+    half_life as half_life,
+    locality as locality,
+    mean_distance as mean_distance,
+    measure as measure,
+    monotonicity as monotonicity,
+    past_locality as past_locality,
+    profile_asymmetry as profile_asymmetry,
+    relative_asymmetry as relative_asymmetry,
+    sink_rate as sink_rate,
+    symmetry as symmetry,
+    toeplitz_share as toeplitz_share,
+    window as window,
+)
+
+__version__: str

@@ -1,0 +1,117 @@
+"""The row pass of ``rows`` in numba: the same numbers, row by row, without any intermediate tensor.
+
+Loaded only where numba is installed (the ``fast`` extra). Indices are cast to unsigned so that the compiler need not
+provide for negative ones, and extremes are taken over the bits of non-negative floats: either alone decides whether
+the loops vectorise.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+unsigned = numba.uintp
+
+
+def measure_rows(flat: Tensor, pairs: bool, rtol: float, floor: float) -> list[Tensor]:
+    """Measure every row of (batch, n, n), on as many threads as torch uses.
+
+    Args:
+        flat: (batch, n, n), float32 or float64 on the CPU.
+        pairs: Also compare left with right.
+        rtol: Relative range below which a row counts as constant.
+        floor: Absolute range below which it does.
+
+    Returns:
+        The fields of `RowStatistics` that were asked for, in order, each (batch, n).
+    """
+    weights = flat.contiguous().numpy()
+    batch, n, _ = weights.shape
+    bits = weights.view(np.int64 if weights.dtype == np.float64 else np.int32)
+    reach = 64 if weights.dtype == np.float64 else 32
+    decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
+    statistics = np.zeros((6 if pairs else 3, batch * n), weights.dtype)
+    arguments = (
+        weights.reshape(batch * n, n),
+        bits.reshape(batch * n, n),
+        decay,
+        pairs,
+        rtol,
+        floor,
+        statistics,
+    )
+    threads = min(torch.get_num_threads(), 1 + weights.size // (1 << 18))
+    bounds = np.linspace(0, batch * n, threads + 1).astype(int).tolist()
+    if threads == 1:
+        _measure(*arguments, 0, batch * n)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda a, b: _measure(*arguments, a, b), bounds[:-1], bounds[1:]))
+    return list(torch.from_numpy(statistics).reshape(len(statistics), batch, n))
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"}, error_model="numpy")
+def _measure(weights, bits, decay, pairs, rtol, floor, out, first, stop):  # type: ignore[no-untyped-def]
+    n = weights.shape[1]
+    zero = weights.dtype.type(0)
+    d = np.empty(n // 2 + 1, weights.dtype)
+    d_bits = d.view(bits.dtype)
+    for r in range(first, stop):
+        row, row_bits = weights[r], bits[r]
+        i = r % n
+        m = min(i, n - 1 - i)
+        total, sign = zero, row_bits[0]
+        for j in range(n):
+            total += row[j]
+            sign = min(sign, row_bits[j])
+        out[0, r] = total
+        if sign < 0:  # the sign bit: a negative weight, or a harmless -0.0
+            least = row[0]
+            for j in range(n):
+                least = min(least, row[j])
+            out[1, r] = least
+        near = min(m, decay.size - 1)
+        local = row[i]
+        for k in range(1, near + 1):
+            local += decay[k] * (row[unsigned(i - k)] + row[unsigned(i + k)])
+        for j in range(max(0, i - decay.size + 1), i - near):
+            local += decay[i - j] * row[j]
+        for j in range(i + near + 1, min(n, i + decay.size)):
+            local += decay[j - i] * row[j]
+        out[2, r] = local
+        if not pairs or m == 0:
+            continue
+        difference, paired = zero, zero
+        for k in range(m):
+            left, right = row[unsigned(i - 1 - k)], row[unsigned(i + 1 + k)]
+            d[k] = abs(left - right)
+            paired += left + right
+        low_bits, high_bits = d_bits[0], d_bits[0]
+        for k in range(m):
+            low_bits = min(low_bits, d_bits[k])
+            high_bits = max(high_bits, d_bits[k])
+            difference += d[k]
+        d_bits[m] = low_bits
+        low = d[m]
+        d_bits[m] = high_bits
+        spread = d[m] - low
+        excess = difference - m * low
+        constant = spread <= floor
+        # as in rows.py: only where the spread is small did the subtraction lose digits or may the row be constant
+        if spread < max(d[m] / 16, 2 * rtol):
+            excess = zero
+            for k in range(m):
+                excess += d[k] - low
+            largest = zero
+            for j in range(i - m, i + m + 1):
+                if j != i:
+                    largest = max(largest, row[j])
+            constant = constant or spread <= rtol * largest
+        if not constant:
+            out[3, r] = excess / spread
+        out[4, r] = difference
+        out[5, r] = paired

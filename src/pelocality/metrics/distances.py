@@ -1,0 +1,317 @@
+"""Companions of locality: attention as a function of distance, in tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pelocality.metrics.door import Attention, checked, each_matrix
+from pelocality.metrics.published import checked_statistics, is_causal
+from pelocality.metrics.rows import row_statistics
+
+
+def adjusted_locality(
+    attention: Attention, *, causal: bool | None = None, mask: Tensor | np.ndarray | None = None
+) -> Tensor:
+    """Say how much more local the attention is than uniform attention over the same keys.
+
+        (Loc(A) - Loc(U)) / (1 - Loc(U)),  U uniform over the visible keys
+
+    Our companion, corrected for chance as a kappa is: comparable between lengths, and between causal and
+    bidirectional models.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
+        mask: As for `locality`.
+
+    Returns:
+        (...), at most 1: 1 for the identity, 0 for uniform attention at every n, below 0 where attention avoids its
+        own neighbourhood. NaN for a single position, where there is no choice.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> adjusted_locality(torch.full((512, 512), 1 / 512)).abs() < 1e-6
+        tensor(True)
+        >>> adjusted_locality(torch.eye(512))
+        tensor(1.)
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        value = checked_statistics(flat, pairs=False).locality.mean(-1)
+        n = flat.shape[-1]
+        one_sided = is_causal(flat.detach()) if causal is None else torch.full_like(value, causal, dtype=torch.bool)
+        chance = torch.where(one_sided, _uniform_locality(n, True, value), _uniform_locality(n, False, value))
+        return (value - chance) / (1 - chance)
+
+    return each_matrix(attention, kernel, mask=mask)
+
+
+def _uniform_locality(n: int, causal: bool, like: Tensor) -> Tensor:
+    """(3n - 4(1 - 2^-n)) / n^2, or (1/n) sum_i (2 - 2^-i)/(i + 1) where only the past is visible."""
+    if not causal:
+        return like.new_tensor((3 * n - 4 * (1 - 2.0**-n)) / n**2)
+    i = torch.arange(n, dtype=torch.float64)
+    return ((2 - 2**-i) / (i + 1)).mean().to(like)
+
+
+def past_locality(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+    """Say how near the past lies that a token attends to; for decoders.
+
+        mean_i [ sum_{j<i} A_ij / 2^(i-j-1)  /  sum_{j<i} A_ij ]
+
+    Our companion: the weight on the token itself and on the future is left out, so a perfect previous-token head,
+    0.5 by the published locality, scores 1.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        mask: As for `locality`.
+        rows: One value per query; NaN for queries that attend to no earlier token, which the mean leaves out.
+
+    Returns:
+        (...), or (..., n) for rows, between 0 and 1; NaN where no token attends to an earlier one.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> previous_token = torch.eye(8).roll(-1, -1)
+        >>> previous_token[0] = torch.eye(8)[0]
+        >>> past_locality(previous_token)
+        tensor(1.)
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        past = checked(flat).tril(-1)
+        mass = past.sum(-1)
+        statistics = row_statistics(past, pairs=False)
+        values = torch.where(mass > 0, 2 * statistics.locality / torch.where(mass > 0, mass, 1), torch.nan)
+        return values if rows else values.nanmean(-1)
+
+    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+
+
+def distance_profile(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+    """Return the mean attention at every signed distance: the curve behind the numbers.
+
+        p(k) = mean_i A[i, i+k],  k = -(n-1)..n-1
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        mask: As for `locality`; distances that only other tokens have are NaN.
+
+    Returns:
+        (..., 2n-1), p(k) at index k + n - 1, the past first; each between 0 and 1. The mean is over the n - |k|
+        pairs of tokens at that distance, so far distances rest on few.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> distance_profile(torch.eye(3).roll(-1, -1))
+        tensor([0., 1., 0., 0., 1.])
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        n = flat.shape[-1]
+        count = n - torch.arange(1 - n, n, device=flat.device).abs()
+        return diagonal_sums(checked(flat)) / count
+
+    return each_matrix(attention, kernel, mask=mask, layout="offsets")
+
+
+def profile_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+    """Return the asymmetry of the distance profile at every distance.
+
+        (p(k) - p(-k)) / (p(k) + p(-k)),  k = 1..n-1
+
+    Ours: where along the distance a lean to one side sits; see `distance_profile` for p.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        mask: As for `locality`.
+
+    Returns:
+        (..., n-1), between -1 (all of it in the past) and 1; 0 where neither side holds weight.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> profile_asymmetry(torch.ones(4, 4).tril() / torch.arange(1.0, 5.0)[:, None])
+        tensor([-1., -1., -1.])
+    """
+    profile = distance_profile(attention, mask=mask)
+    n = (profile.shape[-1] + 1) // 2
+    past, future = profile[..., : n - 1].flip(-1), profile[..., n:]
+    both = past + future
+    return (future - past) / torch.where(both == 0, 1, both)
+
+
+def diagonal_sums(weights: Tensor) -> Tensor:
+    """(batch, n, n) -> (batch, 2n-1), sums along the diagonals, the one furthest in the past first."""
+    batch, n, _ = weights.shape
+    if n == 1:
+        return weights.reshape(batch, 1)
+    # rows laid out every 2n - 2 elements and read back every 2n - 1 shift by one each: diagonals become columns
+    laid_out = torch.nn.functional.pad(weights, (0, n - 2)).flatten(1)
+    return torch.nn.functional.pad(laid_out, (n - 1, 1)).reshape(batch, n, 2 * n - 1).sum(1)
+
+
+def mean_distance(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+    """Return how many tokens away the attention lies on average.
+
+        mean_i sum_j A_ij |i - j|
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        mask: As for `locality`.
+        rows: One value per query instead of their mean.
+
+    Returns:
+        (...), or (..., n) for rows, in tokens, from 0 to n - 1; about n/3 for uniform attention.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> mean_distance(torch.eye(4).flip(-1))
+        tensor(2.)
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        values = (checked(flat) * _distance(flat)).sum(-1)
+        return values if rows else values.mean(-1)
+
+    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+
+
+def window(
+    attention: Attention,
+    share: float = 0.9,
+    *,
+    mask: Tensor | np.ndarray | None = None,
+    rows: bool = False,
+) -> Tensor:
+    """Return the smallest half-width of a window around each token that holds a share of the attention.
+
+        min { w : mean_i sum_{|i-j| <= w} A_ij >= share }
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        share: The mass q to hold, above 0 and at most 1.
+        mask: As for `locality`.
+        rows: One window per query instead of one that holds the share on average.
+
+    Returns:
+        (...), or (..., n) for rows: whole tokens from 0 (the diagonal suffices) to n - 1, as floats. Not
+        differentiable.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`, or a share outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> window(torch.full((101, 101), 1 / 101), 0.5, rows=True)[50]
+        tensor(25.)
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+
+    def kernel(flat: Tensor) -> Tensor:
+        weights = checked(flat.detach())
+        n = weights.shape[-1]
+        if rows:
+            distance = _distance(flat).to(torch.int64).expand(flat.shape)
+            by_distance = torch.zeros_like(weights).scatter_add_(-1, distance, weights)
+        else:
+            diagonals = diagonal_sums(weights) / n
+            by_distance = torch.cat([diagonals[:, n - 1 : n], diagonals[:, n:] + diagonals[:, : n - 1].flip(-1)], -1)
+        held = by_distance.cumsum(-1)  # (batch, [n,] w)
+        enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(held.dtype).eps)
+        return enough.to(torch.uint8).argmax(-1).to(weights.dtype)
+
+    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+
+
+def half_life(
+    attention: Attention,
+    *,
+    side: Literal["both", "past", "future"] = "both",
+    mask: Tensor | np.ndarray | None = None,
+) -> Tensor:
+    """Return the distance over which the attention halves.
+
+        -ln 2 / slope of log p(k) against |k|,  k >= 1
+
+    Ours: the slope is a least-squares fit weighted by p(k) itself, so that the bulk of the attention decides and not
+    the many far distances that hold next to nothing. Exact for an exponential profile.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        side: Which distances: the mean of both sides, or one of them.
+        mask: As for `locality`.
+
+    Returns:
+        (...), in tokens, above 0; infinite where attention does not fall with distance, NaN where fewer than two
+        distances hold weight.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`, or an unknown side.
+
+    Note:
+        The softmax's normalisation differs between rows near the ends, so a bias of slope m gives ln 2 / m only
+        for n well beyond it.
+
+    Example:
+        >>> import torch
+        >>> position = torch.arange(256.0)
+        >>> slope = 0.25
+        >>> half_life(torch.softmax(-slope * (position - position[:, None]).abs(), -1))
+        tensor(2.7673)
+    """
+    if side not in ("both", "past", "future"):
+        raise ValueError(f"side must be 'both', 'past' or 'future', got {side!r}")
+
+    def kernel(flat: Tensor) -> Tensor:
+        n = flat.shape[-1]
+        sums = diagonal_sums(checked(flat)).to(torch.float64)
+        k = torch.arange(1, n, device=flat.device, dtype=torch.float64)
+        past, future = sums[:, : n - 1].flip(-1) / (n - k), sums[:, n:] / (n - k)
+        p = {"both": (past + future) / 2, "past": past, "future": future}[side]
+        held = p > 0
+        weight = p / p.sum(-1, keepdim=True)
+        log_p = torch.where(held, p, 1).log()
+        mean_k, mean_log = (weight * k).sum(-1, keepdim=True), (weight * log_p).sum(-1, keepdim=True)
+        slope = (weight * (k - mean_k) * (log_p - mean_log)).sum(-1) / (weight * (k - mean_k) ** 2).sum(-1)
+        # a slope that is only rounding is no decay
+        falling = slope < -64 * torch.finfo(flat.dtype).eps
+        values = torch.where(falling, -math.log(2) / slope, torch.inf)
+        values = torch.where(held.sum(-1) < 2, torch.nan, values)
+        return values.to(torch.promote_types(flat.dtype, torch.float32))
+
+    return each_matrix(attention, kernel, mask=mask)
+
+
+def _distance(flat: Tensor) -> Tensor:
+    """|i - j|, (n, n), in the working precision."""
+    i = torch.arange(flat.shape[-1], device=flat.device)
+    return (i - i[:, None]).abs().to(torch.promote_types(flat.dtype, torch.float32))

@@ -1,0 +1,294 @@
+"""One pass over the rows of attention: everything the published metrics need, block by block.
+
+For row i the published symmetry compares m = min(i, n-1-i) pairs, d_k = |A[i,i-k] - A[i,i+k]|, k = 1..m. A block of
+rows is turned into the d of all its rows by two strided views that run along the diagonal, so nothing is gathered and
+the working memory is one block, whatever n. Numba does the same row by row where it is installed (``compiled``).
+
+The constant-row rule, for R = max d - min d and s the largest weight among the row's pairs:
+
+    a row counts as perfectly symmetric  <=>  R <= max(10 eps64, rtol * s)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
+_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+# Elements of attention worked on at a time: about what a core's cache holds, or enough to fill a GPU.
+_BUDGET = {"cpu": 1 << 18, "cuda": 1 << 25}
+_MAX_HEIGHT = 64
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """What one pass gives for every row of (batch, n, n); each tensor is (batch, n).
+
+    Args:
+        total: Sum of the row.
+        least: The smallest weight of all where one is negative, else 0.
+        locality: sum_j A_ij / 2^|i-j|.
+        irregularity: c_i = sum_k (d_k - min d) / R, the part the row takes from symmetry; None if not asked for.
+        difference: sum_k d_k; None if not asked for.
+        paired: sum_k A[i,i-k] + A[i,i+k]; None if not asked for.
+    """
+
+    total: Tensor
+    least: float
+    locality: Tensor
+    irregularity: Tensor | None = None
+    difference: Tensor | None = None
+    paired: Tensor | None = None
+
+
+def default_rtol(dtype: torch.dtype) -> float:
+    """Return the relative range below which a row counts as constant: 1024 eps, 8 eps in half precision."""
+    steps = 8 if dtype in (torch.float16, torch.bfloat16) else 1024
+    return steps * torch.finfo(dtype).eps
+
+
+def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
+    """Measure every row of (batch, n, n) in one pass, differentiably.
+
+    Args:
+        flat: (batch, n, n), float; never written to.
+        pairs: Also compare left with right.
+        rtol: Relative range below which a row counts as constant; `default_rtol` if None.
+
+    Returns:
+        Statistics in float32 or float64, on the same device.
+    """
+    rtol = default_rtol(flat.dtype) if rtol is None else rtol
+    if flat.requires_grad and torch.is_grad_enabled():
+        least = min(0.0, flat.detach().amin().item())
+        total, *rest = _Differentiable.apply(flat, pairs, rtol)  # type: ignore[no-untyped-call]
+        return RowStatistics(total, least, *rest)
+    if flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed():
+        from pelocality.metrics.compiled import measure_rows
+
+        total, lows, *rest = measure_rows(flat.detach(), pairs, rtol, ABSOLUTE_FLOOR)
+        return RowStatistics(total, lows.amin().item() if lows.numel() else 0.0, *rest)
+    return _in_blocks(flat.detach(), pairs, rtol)
+
+
+def row_blocks(flat: Tensor) -> Iterator[tuple[slice, int, int]]:
+    """Cut (batch, n, n) into blocks (matrices, first row, end row) that fit the cache.
+
+    No block crosses the middle, where the number of pairs turns, and the two rows without pairs stand alone.
+    """
+    batch, n, _ = flat.shape
+    height = _MAX_HEIGHT // 2 if n <= 1024 else _MAX_HEIGHT
+    depth = max(1, _BUDGET.get(flat.device.type, 1 << 25) // (height * n))
+    ends = sorted({0, 1, (n + 1) // 2, max(1, n - 1), n})
+    for b in range(0, max(1, batch), depth):
+        for low, high in itertools.pairwise(ends):
+            for i in range(low, high, height):
+                yield slice(b, min(b + depth, batch)), i, min(i + height, high)
+
+
+class _Constants:
+    """What every block of a call shares, made once: the decay band and the triangle of pairs beyond a row's end."""
+
+    def __init__(self, flat: Tensor):
+        self.dtype = torch.promote_types(flat.dtype, torch.float32)
+        # beyond 32 (float32) or 64 (float64) tokens 2^-|i-j| is below the precision's eps
+        self.reach = 64 if self.dtype == torch.float64 else 32
+        row = torch.arange(_MAX_HEIGHT, device=flat.device)
+        column = torch.arange(-self.reach, _MAX_HEIGHT + self.reach, device=flat.device)
+        self.decay = torch.exp2(-(row[:, None] - column).abs().to(self.dtype))
+        self.row = row
+
+    @cache  # noqa: B019
+    def triangle(self, height: int, upper: bool) -> tuple[Tensor, Tensor]:
+        """Of the pairs past the fewest of a block, as (rows, columns): 1 where they are the row's own, else 0; and
+        0 where they are, else more than any d. Rows gain pairs in the upper half and lose them in the lower.
+        """
+        row = self.row[:height]
+        own = (row[1:] <= (row if upper else row.flip(0))[:, None]).to(self.dtype)
+        return own, 4 * (1 - own)
+
+    def range(self, n: int) -> Tensor:
+        """0..n-1 in the working precision."""
+        return torch.arange(n, device=self.decay.device, dtype=self.dtype)
+
+    def decay_band(self, first: int, stop: int, n: int) -> tuple[Tensor, slice]:
+        """2^-|i-j| for the rows first..stop-1 within reach, and the columns it covers."""
+        low, high = max(0, first - self.reach), min(n, stop + self.reach)
+        offset = self.reach - first
+        return self.decay[: stop - first, low + offset : high + offset], slice(low, high)
+
+
+@cache
+def _numba_is_installed() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
+    """The statistics in plain torch."""
+    n = flat.shape[-1]
+    shared = _Constants(flat)
+    least = 0.0
+    blocks = list(row_blocks(flat))
+    gathered: list[tuple[Tensor, ...]] = []
+    for matrices, first, stop in blocks:
+        rows = flat[matrices, first:stop].to(shared.dtype)
+        total = rows.sum(-1)
+        # the sign bit (a negative weight, or a harmless -0.0) through integers, which compare several times faster
+        if rows.numel() and rows.view(_INTEGER[shared.dtype]).amin().item() < 0:
+            least = min(least, rows.amin().item())
+        decay, band = shared.decay_band(first, stop, n)
+        values: tuple[Tensor, ...] = (total, (rows[..., band] * decay).sum(-1))
+        if pairs and 0 < first < n - 1:
+            values += _PairedBlock(flat, matrices, first, stop, shared).compare()
+        elif pairs:
+            values += (torch.zeros_like(values[0]),) * 4
+        gathered.append(values)
+    total, locality, *compared = (_assemble(part, blocks, n) for part in zip(*gathered, strict=True))
+    if not pairs:
+        return RowStatistics(total, least, locality)
+    low, high, difference, paired = compared
+    position = shared.range(n)
+    spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
+    constant = spread <= ABSOLUTE_FLOOR
+    # The subtraction loses digits where the spread is small beside the differences, and only where it is small beside
+    # rtol can a row above the floor be constant: look at such rows again, exactly.
+    delicate = ~constant & (spread < torch.clamp(high / 16, min=2 * rtol))
+    if bool(delicate.any()):
+        for matrices, first, stop in blocks:
+            here = (matrices, slice(first, stop))
+            if bool(delicate[here].any()):
+                block = _PairedBlock(flat, matrices, first, stop, shared)
+                excess[here], largest = block.excess(low[here]), block.largest_weight()
+                constant[here] |= spread[here] <= rtol * largest
+    irregularity = torch.where(constant, 0, excess / torch.where(constant, 1, spread))
+    return RowStatistics(total, least, locality, irregularity, difference, paired)
+
+
+def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]], n: int) -> Tensor:
+    """Join what the blocks gave, (matrices, rows) each, to (batch, n)."""
+    per_chunk = sum(1 for _ in itertools.takewhile(lambda block: block[0] == blocks[0][0], blocks))
+    chunks = [torch.cat(parts[i : i + per_chunk], -1) for i in range(0, len(parts), per_chunk)]
+    return torch.cat(chunks)
+
+
+class _PairedBlock:
+    """The pairs of rows first..stop-1, all in one half of the matrix, as (batch, rows, K) with K the most pairs.
+
+    A row with m < K pairs reads beyond its end, into the row before or after it, which the block therefore includes;
+    that corner of K - fewest columns is masked out.
+    """
+
+    def __init__(self, flat: Tensor, matrices: slice, first: int, stop: int, shared: _Constants):
+        n, height = flat.shape[-1], stop - first
+        self.matrices, self.first, self.stop, self.dtype = matrices, first, stop, shared.dtype
+        self.upper = 2 * stop <= n + 1
+        self.most = stop - 1 if self.upper else n - 1 - first
+        self.fewest = self.most - height + 1
+        self.own, self.lift = shared.triangle(height, self.upper)
+        self.left, self.right = self.windows(flat)
+
+    def windows(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Views (batch, rows, K): A[i, i-K..i-1] and A[i, i+1..i+K]."""
+        margin = 1 if self.upper else 0
+        block = flat[self.matrices, self.first - margin : self.stop + 1 - margin]
+        block = block.to(self.dtype)
+        if block.stride(-1) != 1 or block.stride(-2) < flat.shape[-1]:
+            block = block.contiguous()
+        by_matrix, by_row, _ = block.stride()
+        size = (block.shape[0], self.stop - self.first, self.most)
+        stride = (by_matrix, by_row + 1, 1)
+        diagonal = block.storage_offset() + margin * by_row + self.first
+        left = block.as_strided(size, stride, diagonal - self.most)
+        right = block.as_strided(size, stride, diagonal + 1)
+        return left, right
+
+    def only_pairs(self, window: Tensor) -> Tensor:
+        """Put 0 beyond a row's own pairs, in place."""
+        window[..., self.fewest :].mul_(self.own)
+        return window
+
+    def differences(self) -> Tensor:
+        """d_k in a new tensor (batch, rows, K), k = 1..K, 0 beyond a row's own pairs."""
+        return self.only_pairs(self.left.flip(-1).sub_(self.right).abs_())
+
+    def compare(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The smallest, largest and summed d and the paired mass of every row, each (batch, rows)."""
+        d = self.only_pairs(self.left.flip(-1))
+        left = d.sum(-1)
+        self.only_pairs(d.sub_(self.right))
+        paired = 2 * left - d.sum(-1)
+        difference = d.abs_().sum(-1)
+        bits = d.view(_INTEGER[d.dtype])  # non-negative floats are ordered as their bits are
+        high = bits.amax(-1).view(d.dtype)
+        d[..., self.fewest :].add_(self.lift)
+        low = bits.amin(-1).view(d.dtype)
+        return low, high, difference, paired
+
+    def excess(self, low: Tensor) -> Tensor:
+        """sum_k (d_k - min d) without cancellation."""
+        return self.only_pairs(self.differences().sub_(low[..., None])).sum(-1)
+
+    def largest_weight(self) -> Tensor:
+        """s: the largest weight among every row's pairs."""
+        return torch.maximum(*(self.only_pairs(w).amax(-1) for w in (self.left.flip(-1), self.right.clone())))
+
+    def add_gradient(self, grad: Tensor, weights: Sequence[Tensor], rtol: float) -> None:
+        """Add to grad (batch, n, n) the gradient of the three comparisons, given theirs, each (batch, n).
+
+        With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest
+        -c/R, split over ties; nothing where the row counts as constant.
+        """
+        to_irregularity, to_difference, to_paired = (w[self.matrices, self.first : self.stop] for w in weights)
+        low, high, _, _ = self.compare()
+        spread = high - low
+        constant = spread <= torch.clamp(rtol * self.largest_weight(), min=ABSOLUTE_FLOOR)
+        slope = torch.where(constant, 0, to_irregularity / torch.where(constant, 1, spread))  # upstream / R
+        c = self.excess(low) / torch.where(constant, 1, spread)
+        d = self.differences()
+        is_low, is_high = (self.only_pairs((d == end[..., None]).to(d.dtype)) for end in (low, high))
+        pairs = self.fewest + self.own.sum(-1)
+        at_low = slope * (c - pairs) / is_low.sum(-1)
+        at_high = -slope * c / is_high.sum(-1)
+        to_d = (slope + to_difference)[..., None] + at_low[..., None] * is_low + at_high[..., None] * is_high
+        to_d *= torch.sign(self.left.flip(-1) - self.right)
+        left, right = self.windows(grad)
+        left += self.only_pairs(to_paired[..., None] + to_d).flip(-1)
+        right += self.only_pairs(to_paired[..., None] - to_d)
+
+
+class _Differentiable(torch.autograd.Function):
+    """`_in_blocks` with a backward that costs one gradient tensor and one block, not a graph over every pass."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, pairs: bool, rtol: float) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(flat)
+        ctx.pairs, ctx.rtol = pairs, rtol
+        s = _in_blocks(flat.detach(), pairs, rtol)
+        fields = (s.total, s.locality, s.irregularity, s.difference, s.paired)
+        return tuple(field for field in fields if field is not None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        (flat,) = ctx.saved_tensors
+        n = flat.shape[-1]
+        shared = _Constants(flat)
+        to_total, to_locality, *to_compared = (
+            flat.new_zeros(flat.shape[:-1], dtype=shared.dtype) if g is None else g for g in grads
+        )
+        grad = to_total[..., None].expand(flat.shape).contiguous()
+        for matrices, first, stop in row_blocks(flat):
+            decay, band = shared.decay_band(first, stop, n)
+            grad[matrices, first:stop, band] += to_locality[matrices, first:stop, None] * decay
+            if ctx.pairs and 0 < first < n - 1:
+                _PairedBlock(flat, matrices, first, stop, shared).add_gradient(grad, tuple(to_compared), ctx.rtol)
+        return grad.to(flat.dtype), None, None

@@ -1,0 +1,190 @@
+"""Companions that ask what kind of matrix it is: a function of distance, monotone, concentrated, caught by a sink."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pelocality.metrics.distances import diagonal_sums
+from pelocality.metrics.door import Attention, checked, each_matrix
+from pelocality.metrics.published import is_causal
+
+
+def toeplitz_share(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+    """Say how much of the matrix is a function of the signed distance i - j alone.
+
+        1 - sum_ij (A_ij - p(j-i))^2 / sum_ij (A_ij - mean A)^2,  p the mean of each diagonal
+
+    Ours: the share of variance that the diagonals explain. On a matrix without weight above the diagonal only the
+    visible half counts, or its zeros would be explained for free.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        mask: As for `locality`.
+
+    Returns:
+        (...), between 0 and 1: 1 where every diagonal is constant, also for uniform attention.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Note:
+        A relative bias does not score exactly 1: the softmax has fewer keys to share among near the ends.
+
+    Example:
+        >>> import torch
+        >>> toeplitz_share(torch.eye(5))
+        tensor(1.)
+        >>> toeplitz_share(torch.eye(5)[[0] * 5])
+        tensor(0.1850)
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        weights = checked(flat)
+        n = weights.shape[-1]
+        i = torch.arange(n, device=flat.device)
+        offset = i - i[:, None] + n - 1  # (n, n), index into the diagonals
+        profile = diagonal_sums(weights) / (n - (torch.arange(2 * n - 1, device=flat.device) - n + 1).abs())
+        past_only = is_causal(flat.detach())[:, None, None] & (i > i[:, None])
+        visible = (~past_only).to(weights.dtype)
+        mean = weights.sum((-1, -2), keepdim=True) / visible.sum((-1, -2), keepdim=True)
+        within = ((weights - profile[:, offset]) ** 2).sum((-1, -2))
+        total = (visible * (weights - mean) ** 2).sum((-1, -2))
+        rounding = (n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2
+        return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
+
+    return each_matrix(attention, kernel, mask=mask)
+
+
+def monotonicity(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+    """Say how often attention does not grow from one token to the next one further away, on either side.
+
+        past:   share of (i, k) with A[i, i-k] >= A[i, i-k-1]
+        future: share of (i, k) with A[i, i+k] >= A[i, i+k+1],  k >= 0
+
+    In the spirit of Wang et al. (ICLR 2021), who ask it of position embeddings; this definition is ours.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        mask: As for `locality`.
+
+    Returns:
+        (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side that holds no weight (the
+        future of a causal matrix) or has no such pair. Not differentiable.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> position = torch.arange(8.0)
+        >>> monotonicity(torch.softmax(-(position - position[:, None]).abs(), -1))
+        tensor([1., 1.])
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        weights = checked(flat.detach())
+        n = weights.shape[-1]
+        shares = []
+        for side in (weights, weights.flip(-1, -2)):  # reversing both axes turns the future into the past
+            nearer, farther = side[..., 1:, 1:], side[..., 1:, :-1]  # A[i, j] and A[i, j-1], i >= 1
+            kept = (nearer >= farther).tril().sum((-1, -2))
+            held = side.tril(-1).sum((-1, -2)) > 0
+            shares.append(torch.where(held, kept.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
+        return torch.stack(shares, -1)
+
+    return each_matrix(attention, kernel, mask=mask)
+
+
+def entropy(
+    attention: Attention,
+    *,
+    causal: bool | None = None,
+    mask: Tensor | np.ndarray | None = None,
+    rows: bool = False,
+) -> Tensor:
+    """Say how evenly each token spreads its attention over the keys it can see.
+
+        mean_i [ -sum_j A_ij ln A_ij / ln s_i ],  s_i visible keys
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        causal: Whether query i sees only its i + 1 first keys (s_i = i + 1) or all (s_i = n). None: each matrix
+            without weight above its diagonal counts as causal.
+        mask: As for `locality`.
+        rows: One value per query; NaN for a query with one visible key, which the mean leaves out.
+
+    Returns:
+        (...), or (..., n) for rows: 0 all on one key, 1 uniform over the visible ones; NaN for a single position.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`.
+
+    Example:
+        >>> import torch
+        >>> entropy(torch.full((8, 8), 1 / 8))
+        tensor(1.0000)
+        >>> entropy(torch.eye(8))
+        tensor(0.)
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        weights = checked(flat)
+        n = weights.shape[-1]
+        position = torch.arange(1, n + 1, device=flat.device, dtype=weights.dtype)
+        past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
+        support = torch.where(past_only[:, None], position, float(n))  # (batch, n)
+        values: Tensor = torch.special.entr(weights).sum(-1) / torch.where(support > 1, support.log(), torch.nan)
+        return values if rows else values.nanmean(-1)
+
+    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+
+
+def sink_rate(
+    attention: Attention,
+    sinks: int = 1,
+    *,
+    mask: Tensor | np.ndarray | None = None,
+    rows: bool = False,
+) -> Tensor:
+    """Say which share of the attention falls on the first keys, whatever the query.
+
+        mean_{i >= s} sum_{j < s} A_ij,  s = sinks
+
+    A head with a large rate parks its attention on a sink (Xiao et al. 2023, Gu et al. 2024); `crop(A, sinks)` is
+    what it does beside that, renormalised. The sinks' own rows do not count: in a causal model the first one has no
+    choice.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        sinks: How many first keys count as sinks, 1 to n.
+        mask: As for `locality`; the first counting token is the first sink.
+        rows: One value per query, NaN for the sinks themselves.
+
+    Returns:
+        (...), or (..., n) for rows, between 0 and 1; NaN where every token is a sink.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`, or sinks below 1.
+
+    Example:
+        >>> import torch
+        >>> sink_rate(torch.full((8, 8), 1 / 8), sinks=2)
+        tensor(0.2500)
+    """
+    if sinks < 1:
+        raise ValueError(f"sinks must be at least 1, got {sinks}")
+
+    def kernel(flat: Tensor) -> Tensor:
+        drawn = checked(flat)[..., :sinks].sum(-1)
+        if not rows:
+            return drawn[:, sinks:].mean(-1)
+        is_sink = torch.arange(flat.shape[-1], device=flat.device) < sinks
+        return torch.where(is_sink, torch.nan, drawn)
+
+    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")

@@ -1,0 +1,292 @@
+"""The published pair and what is common to all metrics: golden values, witness, gradients, refusals."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pelocality import metrics
+from pelocality.metrics import locality, measure, relative_asymmetry, rows, symmetry
+from tests import golden, witness
+
+BOTH = pytest.mark.parametrize("backend", ["torch", "numba"], indirect=True)
+SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 66, 97, 129, 130]
+
+
+@pytest.fixture
+def backend(request, monkeypatch):
+    """Run a test on the plain torch pass or the compiled one."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    monkeypatch.setattr(rows, "_numba_is_installed", lambda: request.param == "numba")
+    return request.param
+
+
+def random_attention(*shape, seed=0, dtype=torch.float64, sharpness=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (sharpness * torch.randn(*shape, generator=generator, dtype=torch.float64)).softmax(-1).to(dtype)
+
+
+def causal_attention(*shape, seed=0):
+    weights = random_attention(*shape, seed=seed).tril()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@BOTH
+@pytest.mark.parametrize("case", golden.CASES, ids=lambda case: case["name"])
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
+def test_golden_values_hold_to_twelve_digits(case, backend):
+    matrix = golden.matrix(case["name"])
+    assert locality(matrix).item() == pytest.approx(case["locality"], abs=1e-12)
+    assert relative_asymmetry(matrix).item() == pytest.approx(case["relative_asymmetry"], abs=1e-12)
+    wanted = math.nan if case["symmetry"] is None else case["symmetry"]
+    assert symmetry(matrix).item() == pytest.approx(wanted, abs=1e-12, nan_ok=True)
+
+
+@BOTH
+@pytest.mark.parametrize("n", SIZES)
+def test_every_length_agrees_with_the_slow_witness(n, backend):
+    attention = random_attention(2, n, n, seed=n)
+    result = measure(attention)
+    for index, matrix in enumerate(attention.tolist()):
+        assert result.locality[index].item() == pytest.approx(witness.locality(matrix), abs=1e-14)
+        assert result.symmetry[index].item() == pytest.approx(witness.symmetry(matrix), abs=1e-14, nan_ok=True)
+        assert result.relative_asymmetry[index].item() == pytest.approx(witness.relative_asymmetry(matrix), abs=1e-14)
+
+
+weights = st.floats(0, 1, width=64)
+matrices = st.integers(1, 40).flatmap(
+    lambda n: hnp.arrays(np.float64, (n, n), elements=weights, fill=st.sampled_from([0.0, 0.25, 1.0]))
+)
+
+
+@BOTH
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(matrix=matrices, nearly=st.sampled_from([0.0, 1e-15, 1e-13, 1e-9, 1e-3]))
+def test_no_float64_matrix_differs_from_the_slow_witness(backend, matrix, nearly):
+    matrix = 0.5 * (matrix + matrix[:, ::-1]) + nearly * matrix if nearly else matrix  # near the constant-row rule
+    matrix = matrix + (matrix.sum(-1, keepdims=True) == 0)
+    matrix = matrix / matrix.sum(-1, keepdims=True)
+    result = measure(matrix)
+    rows_of = matrix.tolist()
+    assert result.symmetry.item() == pytest.approx(witness.symmetry(rows_of), abs=1e-12, nan_ok=True)
+    assert result.locality.item() == pytest.approx(witness.locality(rows_of), abs=1e-13)
+    assert result.relative_asymmetry.item() == pytest.approx(witness.relative_asymmetry(rows_of), abs=1e-12)
+
+
+@BOTH
+@pytest.mark.parametrize("rtol", [0.0, 1e-12, 1e-3, 0.5])
+def test_rtol_moves_the_constant_row_rule(rtol, backend):
+    tilted = golden.softmax(-0.1 * (np.arange(33)[:, None] - np.arange(33)) ** 2.0)
+    tilted = tilted * (1 + 1e-6 * np.tri(33))
+    tilted /= tilted.sum(-1, keepdims=True)
+    assert symmetry(tilted, rtol=rtol).item() == pytest.approx(witness.symmetry(tilted.tolist(), rtol), abs=1e-9)
+
+
+@BOTH
+def test_row_values_average_to_the_matrix_value(backend):
+    attention = random_attention(3, 21, 21)
+    pairs = torch.minimum(torch.arange(21), torch.arange(21).flip(0))
+    by_row = symmetry(attention, rows=True)
+    assert by_row[:, [0, -1]].isnan().all()
+    torch.testing.assert_close((pairs * by_row).nansum(-1) / pairs.sum(), symmetry(attention))
+    torch.testing.assert_close(locality(attention, rows=True).mean(-1), locality(attention))
+
+
+@BOTH
+def test_measure_gives_the_same_numbers_as_each_function(backend):
+    attention = random_attention(2, 3, 40, 40)
+    together = measure(attention)
+    for name, function in (("locality", locality), ("symmetry", symmetry), ("relative_asymmetry", relative_asymmetry)):
+        torch.testing.assert_close(getattr(together, name), function(attention), rtol=0, atol=1e-15)
+
+
+@BOTH
+@pytest.mark.parametrize("n", [9, 66, 1025])
+def test_reversing_the_tokens_changes_nothing(n, backend):
+    attention = random_attention(n, n, seed=1)
+    here, there = measure(attention), measure(attention.flip(-1, -2))
+    assert here.locality.item() == pytest.approx(there.locality.item(), abs=1e-13)
+    assert here.symmetry.item() == pytest.approx(there.symmetry.item(), abs=1e-12)
+
+
+@BOTH
+def test_threads_do_not_change_the_numbers(backend):
+    attention = random_attention(4, 300, 300)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = measure(attention)
+        torch.set_num_threads(3)
+        together = measure(attention)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone.symmetry, together.symmetry)
+    torch.testing.assert_close(alone.locality, together.locality, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("n", [5, 12, 13])
+def test_gradients_are_those_of_finite_differences(n):
+    logits = (
+        3 * torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    ).requires_grad_()
+
+    def numbers(logits):
+        result = measure(logits.softmax(-1))
+        return result.locality, result.symmetry, result.relative_asymmetry
+
+    assert torch.autograd.gradcheck(numbers, logits)
+
+
+def test_gradients_reach_across_block_borders():
+    logits = (3 * torch.randn(1, 71, 71, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: measure(x.softmax(-1)).symmetry, logits, fast_mode=True)
+
+
+def test_the_gradient_at_perfect_symmetry_is_zero_not_nan():
+    attention = torch.from_numpy(golden.matrix("gauss_w0.1_N16")).requires_grad_()
+    (gradient,) = torch.autograd.grad(symmetry(attention), attention)
+    assert gradient.abs().max() == 0
+
+
+@BOTH
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-6), (torch.float16, 5e-3), (torch.bfloat16, 3e-2)])
+def test_low_precision_keeps_its_meaning(dtype, within, backend):
+    exact = random_attention(3, 64, 64)
+    rounded = measure(exact.to(dtype))
+    assert rounded.symmetry.dtype == torch.float32
+    torch.testing.assert_close(rounded.symmetry, measure(exact).symmetry.float(), rtol=0, atol=within)
+    torch.testing.assert_close(rounded.locality, measure(exact).locality.float(), rtol=0, atol=within)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_symmetric_matrix_is_symmetric_in_every_precision(dtype, backend):
+    assert symmetry(torch.from_numpy(golden.matrix("gauss_w0.01_N128")).to(dtype)).item() == 1
+
+
+@BOTH
+def test_a_float16_asymmetry_is_not_taken_for_constant(backend):
+    attention = random_attention(128, 128, sharpness=1.0)
+    assert symmetry(attention.half()).item() == pytest.approx(symmetry(attention).item(), abs=0.02)
+
+
+@BOTH
+def test_strides_do_not_matter(backend):
+    attention = random_attention(4, 3, 20, 20)
+    expected = measure(attention).symmetry
+    torch.testing.assert_close(measure(attention.permute(1, 0, 2, 3)).symmetry.T, expected)
+    backwards = attention.transpose(-1, -2).contiguous().transpose(-1, -2)
+    torch.testing.assert_close(measure(backwards).symmetry, expected)
+    repeated = attention[0, 0, 0].softmax(-1).expand(20, 20)
+    torch.testing.assert_close(measure(repeated).symmetry, measure(repeated.clone()).symmetry)
+
+
+@BOTH
+def test_the_input_is_never_written_to(backend):
+    attention = random_attention(2, 40, 40)
+    attention.requires_grad_()
+    before = attention.detach().clone()
+    for name in metrics.__all__:
+        if name != "Measurement":
+            getattr(metrics, name)(attention)
+    measure(attention).symmetry.sum().backward()
+    assert torch.equal(attention.detach(), before)
+
+
+def test_the_tuple_a_model_returns_gains_a_leading_axis():
+    layers = tuple(random_attention(2, 3, 10, 10, seed=s) for s in range(4))
+    assert locality(layers).shape == (4, 2, 3)
+    torch.testing.assert_close(symmetry(layers), symmetry(torch.stack(layers)))
+
+
+def test_arrays_and_results_are_taken_as_they_are():
+    attention = random_attention(2, 10, 10)
+
+    class Result:
+        """Anything that carries its matrices."""
+
+    result = Result()
+    result.attention = attention
+    read_only = attention.numpy()
+    read_only.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given_as in (result, read_only, read_only.astype(">f8"), read_only[::-1][::-1]):
+            torch.testing.assert_close(locality(given_as), locality(attention))
+
+
+def test_no_matrices_give_no_numbers():
+    assert locality(torch.zeros(0, 5, 5)).shape == (0,)
+    assert measure(torch.zeros(2, 0, 5, 5)).symmetry.shape == (2, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_fewer_than_three_positions_have_no_symmetry(n):
+    assert math.isnan(symmetry(torch.eye(n)))
+
+
+@pytest.mark.parametrize(
+    "matrix", [causal_attention(12, 12), causal_attention(12, 12).flip(-1, -2)], ids=["past", "future"]
+)
+def test_one_sided_attention_warns_and_names_the_way_out(matrix):
+    with pytest.warns(UserWarning, match="relative_asymmetry") as caught:
+        symmetry(torch.stack([random_attention(12, 12), matrix]))
+    assert caught[0].filename == __file__
+
+
+def test_two_sided_attention_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        symmetry(random_attention(12, 12))
+        measure(causal_attention(12, 12))
+
+
+REFUSED = {
+    "not square": (torch.full((3, 4), 0.25), ValueError, "square"),
+    "one axis": (torch.ones(3), ValueError, "square"),
+    "no positions": (torch.ones(2, 0, 0), ValueError, "no positions"),
+    "logits": (torch.randn(4, 4).abs(), ValueError, "softmax"),
+    "negative": (torch.tensor([[1.5, -0.5], [0.5, 0.5]]), ValueError, "negative"),
+    "NaN": (torch.tensor([[math.nan, 1.0], [0.5, 0.5]]), ValueError, "NaN"),
+    "infinity": (torch.tensor([[math.inf, 1.0], [0.5, 0.5]]), ValueError, "NaN or infinity"),
+    "opposite infinities": (torch.tensor([[math.inf, -math.inf], [0.5, 0.5]]), ValueError, "NaN or infinity"),
+    "integers": (torch.eye(3, dtype=torch.int64), TypeError, "float"),
+    "integer array": (np.eye(3, dtype=int), TypeError, "astype"),
+    "strings": ("attention", TypeError, "str"),
+    "nested lists": ([[1.0, 0.0], [0.0, 1.0]], TypeError, "list|float"),
+    "sdpa returns nothing": ((), ValueError, "eager"),
+    "sdpa returns None": ((None, None), ValueError, "output_attentions"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize(("attention", "error", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("name", [name for name in metrics.__all__ if name not in ("Measurement", "crop")])
+def test_what_is_not_attention_is_refused(name, attention, error, words, backend):
+    with pytest.raises(error, match=words):
+        getattr(metrics, name)(attention)
+
+
+@BOTH
+def test_a_harmless_negative_zero_is_accepted(backend):
+    assert locality(torch.tensor([[1.0, -0.0], [-0.0, 1.0]])).item() == 1
+
+
+def test_a_negative_rtol_is_refused():
+    with pytest.raises(ValueError, match="rtol"):
+        symmetry(torch.eye(4), rtol=-1.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_cuda_gives_the_numbers_of_the_cpu_and_stays_there(dtype):
+    attention = random_attention(3, 200, 200, dtype=dtype)
+    here, there = measure(attention), measure(attention.cuda())
+    assert there.symmetry.is_cuda
+    torch.testing.assert_close(there.symmetry.cpu(), here.symmetry, rtol=0, atol=1e-5)
+    torch.testing.assert_close(there.locality.cpu(), here.locality, rtol=0, atol=1e-5)

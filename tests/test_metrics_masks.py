@@ -1,0 +1,121 @@
+"""Padding and cropping: only the tokens that count, count."""
+
+import pytest
+import torch
+
+from pelocality import metrics
+from pelocality.metrics import crop, distance_profile, locality, measure
+from tests.test_metrics import random_attention
+
+NAMES = [name for name in metrics.__all__ if name not in ("Measurement", "measure", "crop")]
+WITH_ROWS = [
+    "locality", "symmetry", "relative_asymmetry", "direction_balance",
+    "past_locality", "mean_distance", "window", "entropy", "sink_rate",
+]  # fmt: skip
+OFFSETS = ["distance_profile", "profile_asymmetry"]
+
+
+def padded(lengths, n, left=False):
+    """Attention as a masked model returns it: real tokens see only real ones, padding rows see anything."""
+    attention = random_attention(len(lengths), 2, n, n)
+    mask = torch.zeros(len(lengths), n, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        real = slice(n - length, n) if left else slice(0, length)
+        mask[row, real] = 1
+        attention[row] *= mask[row]
+        attention[row] /= attention[row].sum(-1, keepdim=True)
+    return attention, mask
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OFFSETS])
+def test_a_padded_batch_gives_what_each_sequence_gives_alone(name, left):
+    lengths, n = [9, 4, 12, 9], 12
+    attention, mask = padded(lengths, n, left)
+    metric = getattr(metrics, name)
+    together = metric(attention, mask=mask)
+    for row, length in enumerate(lengths):
+        real = slice(n - length, n) if left else slice(0, length)
+        torch.testing.assert_close(together[row], metric(attention[row, :, real, real]), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_row_values_stand_at_their_tokens_and_padding_is_nan(name):
+    attention, mask = padded([5, 8], 8, left=True)
+    metric = getattr(metrics, name)
+    together = metric(attention, mask=mask, rows=True)
+    assert together.shape == (2, 2, 8)
+    assert together[0, :, :3].isnan().all()
+    torch.testing.assert_close(together[0, :, 3:], metric(attention[0, :, 3:, 3:], rows=True), equal_nan=True)
+
+
+def test_profiles_of_a_padded_batch_stay_centred():
+    attention, mask = padded([5, 8], 8)
+    profile = distance_profile(attention, mask=mask)
+    assert profile.shape == (2, 2, 15)
+    torch.testing.assert_close(profile[0, :, 3:12], distance_profile(attention[0, :, :5, :5]))
+    assert profile[0, :, [0, 1, 2, 12, 13, 14]].isnan().all()
+
+
+def test_weight_on_padding_is_left_out_and_the_row_renormalised():
+    attention = random_attention(1, 10, 10)
+    mask = torch.ones(1, 10)
+    mask[:, 6:] = 0
+    torch.testing.assert_close(locality(attention, mask=mask), locality(crop(attention, 0, 6)))
+
+
+def test_padding_rows_may_be_nan():
+    attention, mask = padded([5, 8], 8)
+    attention[0, :, 5:] = torch.nan
+    assert measure(attention, mask=mask).symmetry.isfinite().all()
+
+
+def test_one_mask_serves_every_layer():
+    attention, mask = padded([5, 8], 8)
+    layers = (attention, attention)
+    assert locality(layers, mask=mask).shape == (2, 2, 2)
+    torch.testing.assert_close(locality(torch.stack(layers), mask=mask[None]), locality(layers, mask=mask))
+
+
+def test_gradients_pass_through_a_mask():
+    attention, mask = padded([7, 10], 10)
+    attention.requires_grad_()
+    measure(attention, mask=mask).symmetry.sum().backward()
+    assert attention.grad[0, :, :7, :7].abs().sum() > 0
+    assert attention.grad[0, :, 7:].abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (torch.ones(3, 8), "does not fit"),
+        (torch.ones(2, 7), "does not fit"),
+        (torch.ones(2, 2, 1, 8), "does not fit"),
+        (torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]] * 2), "unbroken"),
+        (torch.zeros(2, 8), "at least one"),
+    ],
+)
+def test_a_mask_that_means_nothing_is_refused(mask, words):
+    with pytest.raises(ValueError, match=words):
+        locality(random_attention(2, 2, 8, 8), mask=mask)
+
+
+def test_logits_are_refused_also_behind_a_mask():
+    with pytest.raises(ValueError, match="softmax"):
+        locality(torch.rand(2, 8, 8), mask=torch.ones(2, 8))
+
+
+def test_crop_counts_from_the_end_as_a_slice_does():
+    attention = random_attention(3, 9, 9)
+    torch.testing.assert_close(crop(attention, 1, -1), crop(attention, 1, 8))
+    torch.testing.assert_close(crop(attention, 1, -1).sum(-1), torch.ones(3, 7, dtype=torch.float64))
+
+
+def test_crop_refuses_to_keep_nothing():
+    with pytest.raises(ValueError, match="keeps no token"):
+        crop(random_attention(4, 4), 3, 2)
+
+
+def test_crop_refuses_a_row_that_attends_only_outside():
+    with pytest.raises(ValueError, match="renormalised"):
+        crop(torch.eye(4)[[0, 0, 2, 3]], 1)

@@ -1,0 +1,32 @@
+"""The published definitions as loops written from the equations: slow, obvious, sharing no code with the library."""
+
+import numpy as np
+
+EPS64 = np.finfo(np.float64).eps
+
+
+def locality(matrix):
+    n = len(matrix)
+    return sum(matrix[i][j] / 2.0 ** abs(i - j) for i in range(n) for j in range(n)) / n
+
+
+def symmetry(matrix, rtol=1024 * EPS64):
+    n = len(matrix)
+    values = []
+    for i in range(n):
+        pairs = [(matrix[i][i - k], matrix[i][i + k]) for k in range(1, min(i, n - 1 - i) + 1)]
+        if not pairs:
+            continue
+        d = [abs(left - right) for left, right in pairs]
+        spread = max(d) - min(d)
+        largest = max(max(pair) for pair in pairs)
+        constant = spread <= max(10 * EPS64, rtol * largest)
+        values += [0.0 if constant else (x - min(d)) / spread for x in d]
+    return 1 - sum(values) / len(values) if values else float("nan")
+
+
+def relative_asymmetry(matrix):
+    n = len(matrix)
+    pairs = [(matrix[i][i - k], matrix[i][i + k]) for i in range(n) for k in range(1, min(i, n - 1 - i) + 1)]
+    mass = sum(left + right for left, right in pairs)
+    return sum(abs(left - right) for left, right in pairs) / mass if mass else 0.0
