@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-VOCABULARY = 61
+VOCABULARY = 97
 _ENCODER = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
@@ -42,17 +42,13 @@ def _modernbert() -> nn.Module:
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bert": lambda: hf.BertModel(hf.BertConfig(**_ENCODER, max_position_embeddings=40)),
-    "roberta": lambda: hf.RobertaModel(
-        hf.RobertaConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)
-    ),
+    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)),
     "distilbert": lambda: hf.DistilBertModel(
         hf.DistilBertConfig(
             vocab_size=VOCABULARY, dim=16, n_layers=3, n_heads=2, hidden_dim=24, max_position_embeddings=40
         )
     ),
-    "electra": lambda: hf.ElectraModel(
-        hf.ElectraConfig(**_ENCODER, embedding_size=12, max_position_embeddings=40)
-    ),
+    "electra": lambda: hf.ElectraModel(hf.ElectraConfig(**_ENCODER, embedding_size=12, max_position_embeddings=40)),
     "albert": lambda: hf.AlbertModel(
         hf.AlbertConfig(**_ENCODER, embedding_size=12, num_hidden_groups=2, max_position_embeddings=40)
     ),
@@ -62,34 +58,22 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         hf.DebertaConfig(**_DEBERTA, max_position_embeddings=40, max_relative_positions=10)
     ),
     "deberta-v2": lambda: hf.DebertaV2Model(
-        hf.DebertaV2Config(
-            **_DEBERTA, max_position_embeddings=40, position_buckets=8, norm_rel_ebd="layer_norm"
-        )
+        hf.DebertaV2Config(**_DEBERTA, max_position_embeddings=40, position_buckets=8, norm_rel_ebd="layer_norm")
     ),
-    "xlnet": lambda: hf.XLNetModel(
-        hf.XLNetConfig(vocab_size=VOCABULARY, d_model=16, n_layer=3, n_head=2, d_inner=24)
-    ),
+    "xlnet": lambda: hf.XLNetModel(hf.XLNetConfig(vocab_size=VOCABULARY, d_model=16, n_layer=3, n_head=2, d_inner=24)),
     "t5": lambda: hf.T5EncoderModel(hf.T5Config(**_T5)),
-    "gpt2": lambda: hf.GPT2Model(
-        hf.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=3, n_head=2, n_positions=40)
-    ),
+    "gpt2": lambda: hf.GPT2Model(hf.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=3, n_head=2, n_positions=40)),
     "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**_DECODER)),
-    "bloom": lambda: hf.BloomModel(
-        hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=18, n_layer=3, n_head=3)
-    ),
+    "bloom": lambda: hf.BloomModel(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=18, n_layer=3, n_head=3)),
 }
 
 # The same families in other clothes: options that change where something is kept, and models built alike.
 VARIANTS: dict[str, Callable[[], Any]] = {
-    "bert as decoder": lambda: hf.BertModel(
-        hf.BertConfig(**_ENCODER, max_position_embeddings=40, is_decoder=True)
-    ),
+    "bert as decoder": lambda: hf.BertModel(hf.BertConfig(**_ENCODER, max_position_embeddings=40, is_decoder=True)),
     "xlm-roberta": lambda: hf.XLMRobertaModel(
         hf.XLMRobertaConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)
     ),
-    "camembert": lambda: hf.CamembertModel(
-        hf.CamembertConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)
-    ),
+    "camembert": lambda: hf.CamembertModel(hf.CamembertConfig(**_ENCODER, max_position_embeddings=42, pad_token_id=1)),
     "albert with inner layers": lambda: hf.AlbertModel(
         hf.AlbertConfig(**_ENCODER, embedding_size=12, inner_group_num=2, max_position_embeddings=40)
     ),

@@ -5,13 +5,13 @@ import torch
 import transformers as hf
 from torch import nn
 
-from families import EVERY, FAMILIES, tiny, tokens
 from pelocality.architectures import architecture, known_families, pretrained
+from tests.families import EVERY, FAMILIES, tiny, tokens
 
 N = 17
 ABSOLUTE = [
-    "bert", "roberta", "distilbert", "electra", "albert", "mpnet", "gpt2", "bert as decoder", "xlm-roberta", "camembert",
-    "albert with inner layers", "gpt2 scaled by layer", "deberta with absolute positions",
+    "bert", "roberta", "distilbert", "electra", "albert", "mpnet", "gpt2", "bert as decoder", "xlm-roberta",
+    "camembert", "albert with inner layers", "gpt2 scaled by layer", "deberta with absolute positions",
 ]  # fmt: skip
 
 
@@ -101,9 +101,7 @@ def test_absolute_input_rebuilds_what_the_first_attention_reads(name):
     with torch.no_grad():
         base(ids)
         handle.remove()
-        total = (
-            base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
-        )
+        total = base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
         if absolute.token_types is not None:
             total = total + absolute.token_types.weight[0]
         if absolute.lift is not None:

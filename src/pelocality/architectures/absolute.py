@@ -29,9 +29,7 @@ class Bert(Architecture):
             offset=0,
             norm=embeddings.LayerNorm,
             token_types=embeddings.token_type_embeddings,
-            project=getattr(
-                base, "embeddings_project", None
-            ),  # ELECTRA, where embeddings are narrower than layers
+            project=getattr(base, "embeddings_project", None),  # ELECTRA, where embeddings are narrower than layers
         )
 
 

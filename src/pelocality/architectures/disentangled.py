@@ -45,9 +45,7 @@ class Deberta(Architecture):
     def _by_distance(self, base: Any, length: int, span: int) -> Tensor:
         """Return the row of the distance table for each j - i = -(n-1)..n-1."""
         weight = base.encoder.rel_embeddings.weight
-        distance = base.encoder.get_rel_pos(weight.new_empty(1, length, 1))[
-            0
-        ]  # i - j, in buckets where it has them
+        distance = base.encoder.get_rel_pos(weight.new_empty(1, length, 1))[0]  # i - j, in buckets where it has them
         return (by_distance(distance).long() + span).clamp(0, 2 * span - 1)
 
     def _table(self, base: Any, module: Any, length: int) -> Tensor:
@@ -65,9 +63,7 @@ class Deberta(Architecture):
     def relative_queries(self, base: Any, module: Any, length: int) -> Tensor | None:
         if not module.relative_attention or "p2c" not in module.pos_att_type:
             return None
-        return heads(module.pos_q_proj(self._table(base, module, length))[None], module.attention_head_size)[
-            0
-        ]
+        return heads(module.pos_q_proj(self._table(base, module, length))[None], module.attention_head_size)[0]
 
 
 class DebertaV2(Deberta):

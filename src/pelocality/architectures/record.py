@@ -34,8 +34,8 @@ class AbsoluteInput:
 class Architecture(ABC):
     r"""Where one model family keeps its attention, its queries and keys, and its sense of position.
 
-    A record holds facts, never state: it answers about a base model that is handed to it. Before the mask and
-    the softmax, the logits of every family here are
+    A record holds facts, never state: it answers about a base model that is handed to it. Before the mask
+    and the softmax, the logits of every family here are
 
     $$s \left( q_i^{\top} k_j + u^{\top} k_j + q_i^{\top} R_{j-i} + S_{j-i}^{\top} k_j \right) + b_{j-i}$$
 
@@ -111,6 +111,10 @@ class Architecture(ABC):
 
     def content_bias(self, module: Any) -> Tensor | None:
         """Return the vector u that meets keys wherever they stand: (head, d_head), or None."""
+        return None
+
+    def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
+        """Return what token types add to the unscaled logits themselves: (batch, head, n, n), or None."""
         return None
 
 

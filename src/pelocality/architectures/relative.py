@@ -98,8 +98,8 @@ class Bloom(Architecture):
 class XlNet(Architecture):
     """XLNet (Yang et al., 2019) with the relative attention of Transformer-XL (Dai et al., 2019).
 
-    Its logits are (q + r_w_bias) . k + (q + r_r_bias) . (r R): r_w_bias is the content bias u, and r_r_bias .
-    (r R) the purely positional term.
+    Its logits are (q + r_w_bias) . k + (q + r_r_bias) . (r R): r_w_bias is the content bias u, and r_r_bias
+    . (r R) the purely positional term.
     """
 
     model_types = ("xlnet",)
@@ -108,9 +108,7 @@ class XlNet(Architecture):
     def base(self, model: Any) -> Any:
         """Return the transformer; ``bi_data`` mode, where half of each batch runs backwards, is refused."""
         if model.config.bi_data:
-            raise ValueError(
-                "XLNet with config.bi_data=True reads half of each batch backwards; set it to False"
-            )
+            raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
         return model.base_model
 
     def attentions(self, base: Any) -> list[nn.Module]:
@@ -148,6 +146,13 @@ class XlNet(Architecture):
     def content_bias(self, module: Any) -> Tensor | None:
         bias: Tensor = module.r_w_bias
         return bias
+
+    def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
+        differs = (token_type_ids[:, :, None] != token_type_ids[:, None, :]).long()
+        # (batch, head, n, 2): each query against "same segment" and "another segment"
+        scores = torch.einsum("bhie,she->bhis", query + module.r_s_bias[:, None], module.seg_embed)
+        index = differs[:, None].expand(-1, scores.shape[1], -1, -1)
+        return scores.gather(-1, index)
 
 
 RECORDS: tuple[Architecture, ...] = (T5(), MpNet(), Bloom(), XlNet())

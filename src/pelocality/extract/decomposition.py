@@ -1,0 +1,252 @@
+"""The logits of real text, taken apart into content and position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.architectures import AbsoluteInput, Architecture, architecture
+from pelocality.extract.eager import (
+    captured_inputs,
+    check_length,
+    device_of,
+    eager_attention,
+    layer_indices,
+    run,
+)
+from pelocality.extract.terms import Pair, Terms, logit_terms, masked_softmax, queries_and_keys
+
+Split = Literal["table", "relative", "mean content"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition:
+    """Pre-softmax logits of a text as four terms, scaled as the model scales them; their sum is ``logits``.
+
+    All are (layer, batch, head, n, n), or (layer, head, n, n) for an input without a batch axis.
+
+    Attributes:
+        content: gamma, content of the query against content of the key.
+        content_to_position: content of the query against the position of the key.
+        position_to_content: position of the query against content of the key.
+        position: delta, all that no content enters.
+        layers: the layers of the model that the first axis stands for.
+        visible: the keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local
+            windows.
+        splits: how each layer was taken apart: "table", "relative" or "mean content", see `decompose`.
+    """
+
+    content: Tensor
+    content_to_position: Tensor
+    position_to_content: Tensor
+    position: Tensor
+    layers: tuple[int, ...]
+    visible: Tensor
+    splits: tuple[Split, ...]
+
+    @property
+    def logits(self) -> Tensor:
+        """The sum of the four terms: the model's own logits before the mask, up to a constant per row."""
+        return self.content + self.content_to_position + self.position_to_content + self.position
+
+    def weights(self) -> Tensor:
+        """Return the softmax of the sum over the visible keys: the model's own attention, rows sum to 1."""
+        return masked_softmax(self.logits, self.visible.unsqueeze(-3))
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.content.shape))
+        return f"Decomposition({shape}; layers {list(self.layers)} by {', '.join(dict.fromkeys(self.splits))})"
+
+
+def decompose(
+    model: nn.Module,
+    input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    layers: Sequence[int] | None = None,
+) -> Decomposition:
+    r"""Return the logits of a text as content, position and the two cross terms between them.
+
+    With queries $q_i = q^c_i + q^p_i$ and keys $k_j = k^c_j + k^p_j$ split into content and position,
+
+    $$q_i^\top k_j = \underbrace{q^{c\top}_i k^c_j}_{\gamma} + q^{c\top}_i k^p_j + q^{p\top}_i k^c_j
+      + \underbrace{q^{p\top}_i k^p_j}_{\delta}$$
+
+    and relative terms join the cell they belong to. How a layer is split stands in ``splits``:
+
+    - "table": the first layer of models with a table of positions. The embeddings are a sum, and so is what
+      the layer norm makes of it once its scale is held at the value that the whole sum gives it. Position
+      is the share of the table; all else that does not depend on position, biases and token types included,
+      counts as content.
+    - "relative": every layer of T5, BLOOM, XLNet and DeBERTa, and the deeper layers of MPNet. T5's, MPNet's
+      and ALiBi's bias is delta. XLNet's r_r_bias . (r R) is delta and its q . (r R) content to position;
+      r_w_bias and segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero,
+      as it leaves that term out.
+    - "mean content": RoPE turns content itself, so nothing is additive. Ours: queries and keys are split,
+      before they are turned, into their mean over all real tokens of the call and the rest. Delta is what
+      turning does to the mean and depends on j - i alone: position as average content sees it. It depends
+      on the text given.
+
+    In deeper layers "content" is whatever the layer reads, and that knows positions from the layers below.
+
+    Args:
+        model: a transformers model of a known family, with or without a head.
+        input_ids: token ids, (batch, n) or (n,).
+        attention_mask: 1 for tokens, 0 for padding, same shape; padding has to stand on the right.
+        token_type_ids: segments, same shape, where the model reads them.
+        layers: layers to return, by index; by default all that can be split.
+
+    Returns:
+        A `Decomposition`, in at least float32, on the model's device. Rows of padded queries mean nothing.
+
+    Raises:
+        TypeError: for something that is no transformers model, or ids that are not integers.
+        ValueError: for an unknown family, a text longer than its positions, padding on the left, or a layer
+            that cannot be split.
+
+    Example:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=9)
+        >>> parts = decompose(DistilBertModel(tiny), [3, 1, 4, 1, 5])
+        >>> parts
+        Decomposition(1 x 2 x 5 x 5; layers [0] by table)
+        >>> torch.allclose(parts.weights().sum(-1), torch.ones(1, 2, 5))
+        True
+    """
+    record = architecture(model)
+    base = record.base(model)
+    ids = torch.as_tensor(input_ids)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"input_ids must be integers, got {ids.dtype}; run the tokenizer first")
+    if ids.ndim not in (1, 2):
+        raise ValueError(f"input_ids must be (n,) or (batch, n), got shape {tuple(ids.shape)}")
+    single = ids.ndim == 1
+    inputs = {"input_ids": ids.reshape(-1, ids.shape[-1])}
+    for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+        if given is not None:
+            if given.shape != ids.shape:
+                raise ValueError(
+                    f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}"
+                )
+            inputs[name] = given.reshape(-1, ids.shape[-1])
+    inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
+    n = ids.shape[-1]
+    check_length(base, record, n)
+    real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
+        raise ValueError(
+            "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
+        )
+
+    modules: list[Any] = record.attentions(base)
+    kinds = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
+    chosen = _chosen(layers, kinds, type(base).__name__)
+    with eager_attention(model):
+        terms = _terms(record, base, modules, chosen, kinds, inputs, real)
+    device = terms[0].content.device
+    sees = torch.stack([record.visible(base, modules[layer], n) for layer in chosen]).to(device)  # (layer, n, n)
+    visible = sees[:, None] & real[:, None, :].to(device)  # (layer, batch, n, n)
+
+    def stacked(name: str) -> Tensor:
+        parts = torch.stack([getattr(part, name).to(device) for part in terms])  # (layer, batch, head, n, n)
+        return parts[:, 0] if single else parts
+
+    return Decomposition(
+        content=stacked("content"),
+        content_to_position=stacked("content_to_position"),
+        position_to_content=stacked("position_to_content"),
+        position=stacked("position"),
+        layers=chosen,
+        visible=visible[:, 0] if single else visible,
+        splits=tuple(split for layer in chosen if (split := kinds[layer]) is not None),
+    )
+
+
+def _terms(
+    record: Architecture,
+    base: Any,
+    modules: list[Any],
+    chosen: tuple[int, ...],
+    kinds: list[Split | None],
+    inputs: dict[str, Tensor],
+    real: Tensor,
+) -> list[Terms]:
+    """Run the model once and take the chosen layers apart."""
+    absolute = record.absolute(base)
+    summed: list[Tensor] = []
+    handle = None
+    if absolute is not None:  # the embeddings just before their layer norm
+        handle = absolute.norm.register_forward_pre_hook(lambda _, args: summed.append(args[0]))
+    try:
+        with captured_inputs(record, base) as hidden:
+            run(base, **inputs)
+    finally:
+        if handle is not None:
+            handle.remove()
+    terms = []
+    for layer in chosen:
+        module, states = modules[layer], hidden[layer]
+        query, key = queries_and_keys(record, module, states)
+        position: Pair | None = None
+        if kinds[layer] == "table":
+            assert absolute is not None
+            placed = _table_share(absolute, summed[0])
+            with_position = queries_and_keys(record, module, placed)
+            biases = queries_and_keys(record, module, torch.zeros_like(placed))
+            position = (with_position[0] - biases[0], with_position[1] - biases[1])
+        elif kinds[layer] == "mean content":
+            position = (_mean(query, real), _mean(key, real))
+        if position is not None:
+            query, key = query - position[0], key - position[1]
+        terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
+    return terms
+
+
+def _table_share(absolute: AbsoluteInput, summed: Tensor) -> Tensor:
+    """Return the table's share of what the first attention reads, at the norm's scale: (batch, n, d)."""
+    norm: Any = absolute.norm
+    batch, n, _ = summed.shape
+    placed = absolute.table.weight[absolute.offset : absolute.offset + n].expand(batch, -1, -1)
+    if absolute.lift is not None:
+        placed = absolute.lift(placed) - absolute.lift(torch.zeros_like(placed))
+    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # DeBERTa's own layer norm
+    scale = (summed.var(-1, keepdim=True, correction=0) + eps).rsqrt()
+    share: Tensor = norm.weight * (placed - placed.mean(-1, keepdim=True)) * scale
+    if absolute.project is not None:
+        share = absolute.project(share) - absolute.project(torch.zeros_like(share))
+    return share
+
+
+def _mean(states: Tensor, real: Tensor) -> Tensor:
+    """Return the mean over the batch's real tokens, laid out for every token: (batch, head, n, d_head)."""
+    mean = states.transpose(1, 2)[real.to(states.device)].mean(0)  # (token, head, d_head) -> (head, d_head)
+    return mean[:, None].expand_as(states)
+
+
+def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split | None:
+    if layer == 0 and record.absolute(base) is not None:
+        return "table"
+    if record.rotation(base, module, 1) is not None:
+        return "mean content"
+    for term in (record.relative_bias, record.relative_keys, record.relative_queries):
+        if term(base, module, 1) is not None:
+            return "relative"
+    return None
+
+
+def _chosen(layers: Sequence[int] | None, kinds: list[Split | None], name: str) -> tuple[int, ...]:
+    splittable = tuple(layer for layer, kind in enumerate(kinds) if kind is not None)
+    chosen = splittable if layers is None else layer_indices(layers, len(kinds))
+    beyond = sorted(set(chosen) - set(splittable))
+    if beyond or not chosen:
+        raise ValueError(
+            f"{name} cannot be split into content and position in layers {beyond or [*range(len(kinds))]}: "
+            "its positions enter with the words at the first layer, and later layers read both mixed; "
+            "use layers=[0], or position_share"
+        )
+    return chosen

@@ -1,0 +1,232 @@
+"""Running someone's model for its attention weights, and leaving it as it was."""
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pelocality.architectures import Architecture, architecture, known_families, pretrained
+
+logger = logging.getLogger(__name__)
+
+# What is known about families that have no (n, n) softmax attention over tokens to give.
+_REFUSED = {
+    "mamba": "it is a state space model and has no attention",
+    "mamba2": "it is a state space model and has no attention",
+    "falcon_mamba": "it is a state space model and has no attention",
+    "rwkv": "it is a recurrent network and has no attention matrix",
+    "xlstm": "it is a recurrent network and has no attention matrix",
+    "fnet": "it mixes tokens by a Fourier transform, which has no weights",
+    "longformer": "its attention maps list a window and global tokens, not n keys a query",
+    "led": "its attention maps list a window and global tokens, not n keys a query",
+    "reformer": "it attends within hash buckets that change from pass to pass",
+    "perceiver": "its latent array, not its tokens, attends to itself",
+    "funnel": "its layers pool the sequence, so that their maps differ in size",
+    "canine": "it attends within blocks of characters and to a shortened sequence",
+    "longt5": "its encoder attends within blocks",
+}
+
+# softmax rows sum to 1 up to the rounding of n terms in the model's precision
+_ROW_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
+    """Return the bare transformer to run and the record of its family, None where it has no record.
+
+    Raises:
+        TypeError: if there is no transformers model.
+        ValueError: if the model is of a kind that cannot be probed; the message says what is known about
+            it.
+    """
+    inner = pretrained(model)
+    model_type = inner.config.model_type
+    if model_type in known_families():
+        record = architecture(inner)
+        return record.base(inner), record
+    name = f"{type(inner).__name__} (model type '{model_type}')"
+    if model_type in _REFUSED:
+        raise ValueError(f"{name} cannot be probed: {_REFUSED[model_type]}")
+    if getattr(inner.config, "attention_type", None) == "block_sparse":
+        raise ValueError(
+            f"{name} cannot be probed with block-sparse attention; load it with attention_type='original_full'"
+        )
+    base = inner.base_model
+    if hasattr(base, "encoder") and hasattr(base, "decoder"):
+        raise ValueError(f"{name} has an encoder and a decoder; pass model.get_encoder() or model.get_decoder()")
+    if "input_ids" not in inspect.signature(base.forward).parameters:
+        raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
+    return base, None
+
+
+@contextmanager
+def eager_attention(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode with eager attention, without gradients, and undo it on leaving.
+
+    Eager attention is the only implementation that returns weights. The training flag of every module and
+    the attention implementation of every configuration come back in any case, an interrupt included;
+    weights are not touched.
+
+    Args:
+        model: a transformers model, or a wrapper around one.
+
+    Yields:
+        Nothing; the model itself is changed for the while.
+
+    Example:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9)
+        >>> model = DistilBertModel(tiny).train()
+        >>> with eager_attention(model):
+        ...     model.training, model.config._attn_implementation
+        (False, 'eager')
+        >>> model.training, model.config._attn_implementation
+        (True, 'sdpa')
+    """
+    training = [(module, module.training) for module in model.modules()]
+    configs = _configs(model)
+    # _attn_implementation is the attribute transformers itself documents; its public setter only warns on old
+    # families
+    implementations = [(config, config._attn_implementation) for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = "eager"
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for (
+            config,
+            implementation,
+        ) in implementations:  # outer ones first: setting one also sets those inside it
+            config._attn_implementation = implementation
+        for module, flag in training:
+            module.training = flag
+
+
+def run(base: Any, **inputs: Any) -> Any:
+    """Run a base model on a batch, without the caches that only generation needs."""
+    accepted = inspect.signature(base.forward).parameters
+    for cache in ("use_cache", "use_mems"):
+        if cache in accepted:
+            inputs[cache] = False
+    return base(**inputs, output_attentions=True, return_dict=True)
+
+
+def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
+    """Run a base model and return its attention, one checked (batch, head, n, n) a layer.
+
+    Raises:
+        ValueError: if the model gives no weights, or weights that are not rows over n keys that sum to 1.
+    """
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    assert tokens is not None
+    batch, n = tokens.shape[:2]
+    maps = getattr(run(base, **inputs), "attentions", None)
+    if not maps or not all(isinstance(weights, Tensor) for weights in maps):
+        raise ValueError(
+            f"{name} cannot be probed: it returned no attention weights when asked for them; if it picked "
+            "its implementation when it was built, load it again with attn_implementation='eager'"
+        )
+    for layer, weights in enumerate(maps):
+        if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
+            raise ValueError(
+                f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
+                f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
+            )
+        totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+        if "attention_mask" in inputs:  # rows of padding may hold anything
+            totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
+        off = float((totals - 1).abs().max())
+        if not off <= _ROW_TOLERANCE.get(weights.dtype, 1e-3):  # not <=, so that NaN is refused too
+            raise ValueError(
+                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by "
+                f"{off:.3g}), "
+                "as with attention sinks outside the sequence, or heads that are mixed after the softmax"
+            )
+    return tuple(maps)
+
+
+@contextmanager
+def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
+    """Collect the hidden states (batch, n, d) that each self-attention is given, layer by layer."""
+    collected: list[Tensor] = []
+
+    def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        collected.append(record.attention_input(args, kwargs))
+
+    modules = dict.fromkeys(record.attentions(base))  # one that layers share is hooked once and called often
+    handles = [module.register_forward_pre_hook(collect, with_kwargs=True) for module in modules]
+    try:
+        yield collected
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def device_of(base: Any) -> torch.device:
+    """Return the device that token ids have to be on."""
+    device: torch.device = base.get_input_embeddings().weight.device
+    return device
+
+
+def check_length(base: Any, record: Architecture | None, length: int, specials: int = 0) -> None:
+    """Refuse lengths that the model has no positions for.
+
+    Raises:
+        TypeError: if the length is not an integer.
+        ValueError: if it is not positive, or beyond the model's table of positions.
+    """
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise TypeError(f"length must be an int (tokens), got {type(length).__name__}")
+    if length < 1:
+        raise ValueError(f"length must be at least 1 token, got {length}")
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    trained = getattr(base.config, "max_position_embeddings", None)
+    most = trained if record is None else record.max_length(base)
+    if most is not None and length + specials > most:
+        with_specials = f" and {specials} special tokens" if specials else ""
+        raise ValueError(
+            f"length={length}{with_specials} is beyond the {most} positions of {name}; "
+            f"ask for at most {most - specials}"
+        )
+    if most is None and isinstance(trained, int) and 0 < trained < length + specials:
+        logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
+
+
+def layer_indices(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Return the layers that were asked for, counted from the start; all for None.
+
+    Raises:
+        ValueError: if there is none, or one that the model does not have.
+    """
+    if layers is None:
+        return tuple(range(count))
+    if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -count <= i < count for i in layers):
+        raise ValueError(f"layers must be indices into the model's {count} layers, got {list(layers)}")
+    return tuple(i % count for i in layers)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Return every configuration that steers attention in the model, outer ones before those inside them."""
+    found: dict[int, Any] = {}
+
+    def visit(config: Any) -> None:
+        if id(config) in found:
+            return
+        found[id(config)] = config
+        for key in config.sub_configs:
+            inner = getattr(config, key, None)
+            if inner is not None:
+                visit(inner)
+
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(module, PreTrainedModel) or hasattr(config, "_attn_implementation"):
+            visit(config)
+    return list(found.values())

@@ -1,0 +1,179 @@
+"""Identical-word probing: one word repeated, so that nothing but position is left to attend by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import pelocality
+from pelocality.architectures import pretrained
+from pelocality.extract.eager import (
+    attentions,
+    check_length,
+    device_of,
+    eager_attention,
+    find_base,
+    layer_indices,
+)
+from pelocality.extract.result import METRICS, PositionalAttention, Provenance
+from pelocality.extract.words import choose_words, special_frame
+from pelocality.metrics import Measurement, crop, measure
+
+_BATCH_BYTES = 2**28  # attention of one batch over all layers; a batch of one word may need more
+
+
+def positional_attention(
+    model: nn.Module,
+    tokenizer: Any = None,
+    *,
+    length: int,
+    words: int | Sequence[str | int] = 64,
+    seed: int = 0,
+    special_tokens: bool = False,
+    layers: Sequence[int] | None = None,
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> PositionalAttention:
+    r"""Return the attention that is left when every token is the same word.
+
+    $$A_{ij} = \frac{1}{|W|} \sum_{w \in W} \operatorname{attention}(w, w, \dots, w)_{ij}$$
+
+    Content is constant, so the weights show position alone (Wang et al., ICLR 2021, there for the first
+    layer and 300 random words). In deeper layers it is still the position of constant content, passed
+    through the layers below.
+
+    Any transformers model that returns softmax attention over its tokens can be probed: the families of
+    ``pelocality.architectures`` are tested, others are checked as they run. The model comes back as it was,
+    in mode, attention implementation and weights, also when interrupted.
+
+    Args:
+        model: a transformers model, with or without a head. Of T5, the encoder is probed; of other
+            encoder-decoder models pass ``model.get_encoder()``.
+        tokenizer: its tokenizer. Words are then whole words of letters; without one they are any ids but
+            those the configuration calls special.
+        length: number of positions n, in tokens.
+        words: how many words to draw, each word of the vocabulary as likely as any other, or the words
+            themselves (text of one token each, or ids). 16 words instead of 256 move single heads of a
+            small BERT by up to 0.04 in locality.
+        seed: seed of the draw.
+        special_tokens: feed the tokenizer's special tokens around the words and cut them out of the
+            matrices, rows renormalised. By default none are fed. It is another number: [CLS] and [SEP] draw
+            attention away, and what is left is more local.
+        layers: layers to keep, by index; all by default.
+        batch_size: words at a time; by default as many as keep the weights of a batch under 256 MiB. Memory
+            does not grow with the number of words.
+        progress: show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of
+        each word, and what produced them. On the model's device, float32 (float64 for a float64 model).
+
+    Raises:
+        TypeError: for something that is no transformers model, or arguments of the wrong type.
+        ValueError: for a model that cannot be probed (the message says why), a length beyond its positions,
+            words that are not one token, or unknown layers.
+
+    Example:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> _ = torch.manual_seed(0)
+        >>> tiny = DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=16, vocab_size=99)
+        >>> result = positional_attention(DistilBertModel(tiny), length=12, words=8)
+        >>> result.attention.shape, result.mean_of_metric.locality.shape
+        (torch.Size([2, 2, 12, 12]), torch.Size([2, 2]))
+        >>> result.to_frame().columns[:4].tolist()
+        ['layer', 'head', 'locality', 'locality_low']
+    """
+    base, record = find_base(model)
+    before, after = _frame(tokenizer, special_tokens)
+    check_length(base, record, length, len(before) + len(after))
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ValueError(f"batch_size must be a positive int or None, got {batch_size!r}")
+    ids, names = choose_words(base, tokenizer, words, seed)
+    sums, measured, kept = _probe(base, ids, length, (before, after), layers, batch_size, progress, model)
+    mean = torch.stack(sums) / len(ids)
+    source = Provenance(
+        model=_name(model),
+        model_class=type(base).__name__,
+        model_type=base.config.model_type,
+        dtype=str(base.dtype).removeprefix("torch."),
+        words=names,
+        word_ids=ids,
+        seed=seed if isinstance(words, int) else None,
+        special_tokens=special_tokens,
+        causal=length > 1 and bool((mean.triu(1) == 0).all()),
+        versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
+    )
+    return PositionalAttention(mean, measured, kept, source)
+
+
+def _probe(
+    base: Any,
+    ids: tuple[int, ...],
+    length: int,
+    frame: tuple[list[int], list[int]],
+    layers: Sequence[int] | None,
+    batch_size: int | None,
+    progress: bool,
+    model: nn.Module,
+) -> tuple[list[Tensor], Measurement, tuple[int, ...]]:
+    """Run every word and return the sums of attention by layer, the metrics by word, and the layers kept."""
+    before, after = frame
+    sums: list[Tensor] = []
+    measured: dict[str, list[Tensor]] = {name: [] for name in METRICS}
+    kept: tuple[int, ...] = ()
+    done, size = 0, 1 if batch_size is None else batch_size
+    bar = tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress)
+    with eager_attention(model), bar:
+        while done < len(ids):
+            chosen = ids[done : done + size]
+            rows = [[*before, *[word] * length, *after] for word in chosen]
+            batch = torch.tensor(rows, device=device_of(base))  # (word, n + special tokens)
+            maps = attentions(base, input_ids=batch)
+            if not sums:
+                kept = layer_indices(layers, len(maps))
+            cut = [_cut(maps[layer], len(before), length) for layer in kept]  # (word, head, n, n) each
+            # running sums in at least float32: the matrices of the words themselves are not kept
+            totals = [_rows(weights).sum(0).to(maps[0].device) for weights in cut]
+            sums = [a + b for a, b in zip(sums, totals, strict=True)] if sums else totals
+            by_layer = [measure(weights) for weights in cut]
+            for name in METRICS:
+                measured[name].append(torch.stack([getattr(m, name).to(maps[0].device) for m in by_layer], dim=1))
+            if batch_size is None and done == 0:
+                bytes_a_word = sum(weights.nbytes for weights in maps)
+                size = max(1, min(64, _BATCH_BYTES // bytes_a_word))
+            done += len(chosen)
+            bar.update(len(chosen))
+    return sums, Measurement(**{name: torch.cat(parts) for name, parts in measured.items()}), kept
+
+
+def _frame(tokenizer: Any, special_tokens: bool) -> tuple[list[int], list[int]]:
+    if not special_tokens:
+        return [], []
+    if tokenizer is None:
+        raise ValueError("special_tokens=True needs a tokenizer, whose template says where they stand; pass tokenizer=")
+    return special_frame(tokenizer)
+
+
+def _cut(weights: Tensor, start: int, length: int) -> Tensor:
+    """Leave special tokens out, rows renormalised."""
+    return weights if weights.shape[-1] == length else crop(weights, start, start + length)
+
+
+def _rows(weights: Tensor) -> Tensor:
+    """Return half precision as float32 with rows that sum to 1 in it; wider types as they are."""
+    if weights.dtype in (torch.float32, torch.float64):
+        return weights
+    weights = weights.float()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _name(model: nn.Module) -> str:
+    """Return the hub name, the end of a local folder's path, or the class."""
+    inner = pretrained(model)
+    return "/".join(Path(inner.config._name_or_path).parts[-2:]) or type(inner).__name__
