@@ -1,4 +1,4 @@
-from . import metrics as metrics
+from . import accumulate as accumulate, metrics as metrics, streaming as streaming, tables as tables
 from .metrics import (
     Measurement as Measurement,
     adjusted_locality as adjusted_locality,
@@ -19,5 +19,7 @@ from .metrics import (
     toeplitz_share as toeplitz_share,
     window as window,
 )
+from .streaming import measure_absolute as measure_absolute, measure_relative as measure_relative
+from .tables import position_weights as position_weights
 
 __version__: str

@@ -17,52 +17,45 @@ from torch import Tensor
 unsigned = numba.uintp
 
 
-def measure_rows(flat: Tensor, pairs: bool, rtol: float, floor: float) -> list[Tensor]:
-    """Measure every row of (batch, n, n), on as many threads as torch uses.
+def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, floor: float) -> list[Tensor]:
+    """Measure rows of attention, on as many threads as torch uses.
 
     Args:
-        flat: (batch, n, n), float32 or float64 on the CPU.
+        rows: (batch, rows, n), float32 or float64 on the CPU; consecutive rows of each matrix.
+        first: Position of the first of them.
         pairs: Also compare left with right.
         rtol: Relative range below which a row counts as constant.
         floor: Absolute range below which it does.
 
     Returns:
-        The fields of `RowStatistics` that were asked for, in order, each (batch, n).
+        The fields of `RowStatistics` that were asked for, in order, each (batch, rows).
     """
-    weights = flat.contiguous().numpy()
-    batch, n, _ = weights.shape
+    batch, height, n = rows.shape
+    weights = rows.contiguous().numpy().reshape(batch * height, n)
     bits = weights.view(np.int64 if weights.dtype == np.float64 else np.int32)
     reach = 64 if weights.dtype == np.float64 else 32
     decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
-    statistics = np.zeros((6 if pairs else 3, batch * n), weights.dtype)
-    arguments = (
-        weights.reshape(batch * n, n),
-        bits.reshape(batch * n, n),
-        decay,
-        pairs,
-        rtol,
-        floor,
-        statistics,
-    )
+    statistics = np.zeros((6 if pairs else 3, batch * height), weights.dtype)
+    arguments = (weights, bits, decay, first, height, pairs, rtol, floor, statistics)
     threads = min(torch.get_num_threads(), 1 + weights.size // (1 << 18))
-    bounds = np.linspace(0, batch * n, threads + 1).astype(int).tolist()
     if threads == 1:
-        _measure(*arguments, 0, batch * n)
+        _measure(*arguments, 0, batch * height)
     else:
+        bounds = np.linspace(0, batch * height, threads + 1).astype(int).tolist()
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda a, b: _measure(*arguments, a, b), bounds[:-1], bounds[1:]))
-    return list(torch.from_numpy(statistics).reshape(len(statistics), batch, n))
+    return list(torch.from_numpy(statistics).reshape(len(statistics), batch, height))
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"}, error_model="numpy")
-def _measure(weights, bits, decay, pairs, rtol, floor, out, first, stop):  # type: ignore[no-untyped-def]
+def _measure(weights, bits, decay, first, height, pairs, rtol, floor, out, start, stop):  # type: ignore[no-untyped-def]
     n = weights.shape[1]
     zero = weights.dtype.type(0)
     d = np.empty(n // 2 + 1, weights.dtype)
     d_bits = d.view(bits.dtype)
-    for r in range(first, stop):
+    for r in range(start, stop):
         row, row_bits = weights[r], bits[r]
-        i = r % n
+        i = first + r % height
         m = min(i, n - 1 - i)
         total, sign = zero, row_bits[0]
         for j in range(n):

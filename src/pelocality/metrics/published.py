@@ -191,7 +191,7 @@ def is_causal(flat: Tensor) -> Tensor:
     n = flat.shape[-1]
     causal = (flat[:, 0, 1:] == 0).all(-1) & (n > 1)
     if bool(causal.any()):  # the first row decides nearly always; only then look at the whole
-        for matrices, first, stop in row_blocks(flat):
+        for matrices, first, stop in row_blocks(len(flat), flat.shape[-1], flat.device):
             future = flat[matrices, first:stop].triu(first + 1)
             causal[matrices] &= (future == 0).flatten(1).all(-1)
     return causal

@@ -72,27 +72,78 @@ def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = Non
         least = min(0.0, flat.detach().amin().item())
         total, *rest = _Differentiable.apply(flat, pairs, rtol)  # type: ignore[no-untyped-call]
         return RowStatistics(total, least, *rest)
-    if flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed():
-        from pelocality.metrics.compiled import measure_rows
-
-        total, lows, *rest = measure_rows(flat.detach(), pairs, rtol, ABSOLUTE_FLOOR)
-        return RowStatistics(total, lows.amin().item() if lows.numel() else 0.0, *rest)
-    return _in_blocks(flat.detach(), pairs, rtol)
+    flat = flat.detach()
+    if _is_compiled(flat):
+        return _compiled(flat, 0, pairs, rtol)
+    return _in_blocks(flat, pairs, rtol)
 
 
-def row_blocks(flat: Tensor) -> Iterator[tuple[slice, int, int]]:
+def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None = None) -> RowStatistics:
+    """Measure the rows first..stop-1 of matrices of which only these exist, without gradients.
+
+    Args:
+        block: (batch, rows, n), the rows that `covering` names.
+        first: First row measured; all of them lie in one of the parts that `row_blocks` gives.
+        stop: End of the rows measured, exclusive.
+        rtol: As for `row_statistics`.
+
+    Returns:
+        Statistics, each (batch, stop - first).
+    """
+    n = block.shape[-1]
+    rtol = default_rtol(block.dtype) if rtol is None else rtol
+    skip = first - covering(first, stop, n).start
+    rows = block[:, skip : skip + stop - first]
+    if _is_compiled(block):
+        return _compiled(rows, first, True, rtol)
+    shared = _Constants(block)
+    decay, band = shared.decay_band(first, stop, n)
+    local = (rows[..., band] * decay).sum(-1)
+    zeros = torch.zeros_like(local)
+    if not 0 < first < n - 1:
+        return RowStatistics(rows.sum(-1), 0.0, local, zeros, zeros, zeros)
+    pairs = _PairedBlock(block, first, stop, shared)
+    low, high, difference, paired = pairs.compare()
+    return RowStatistics(rows.sum(-1), 0.0, local, pairs.irregularity(low, high, rtol), difference, paired)
+
+
+def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
     """Cut (batch, n, n) into blocks (matrices, first row, end row) that fit the cache.
 
-    No block crosses the middle, where the number of pairs turns, and the two rows without pairs stand alone.
+    Args:
+        batch: Number of matrices.
+        n: Number of positions.
+        device: Where they are.
+
+    Yields:
+        Blocks, all rows of some matrices before the next ones. No block crosses the middle, where the number of
+        pairs turns, and the two rows without pairs stand alone.
     """
-    batch, n, _ = flat.shape
     height = _MAX_HEIGHT // 2 if n <= 1024 else _MAX_HEIGHT
-    depth = max(1, _BUDGET.get(flat.device.type, 1 << 25) // (height * n))
+    depth = max(1, _BUDGET.get(device.type, 1 << 25) // (height * n))
     ends = sorted({0, 1, (n + 1) // 2, max(1, n - 1), n})
     for b in range(0, max(1, batch), depth):
         for low, high in itertools.pairwise(ends):
             for i in range(low, high, height):
                 yield slice(b, min(b + depth, batch)), i, min(i + height, high)
+
+
+def covering(first: int, stop: int, n: int) -> slice:
+    """Return the rows a block needs: its own and, where the rows have pairs, the one before or after them."""
+    if not 0 < first < n - 1:
+        return slice(first, stop)
+    return slice(first - 1, stop) if 2 * stop <= n + 1 else slice(first, stop + 1)
+
+
+def _is_compiled(flat: Tensor) -> bool:
+    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed()
+
+
+def _compiled(rows: Tensor, first: int, pairs: bool, rtol: float) -> RowStatistics:
+    from pelocality.metrics.compiled import measure_rows
+
+    total, lows, *rest = measure_rows(rows, first, pairs, rtol, ABSOLUTE_FLOOR)
+    return RowStatistics(total, lows.amin().item() if lows.numel() else 0.0, *rest)
 
 
 class _Constants:
@@ -116,10 +167,6 @@ class _Constants:
         own = (row[1:] <= (row if upper else row.flip(0))[:, None]).to(self.dtype)
         return own, 4 * (1 - own)
 
-    def range(self, n: int) -> Tensor:
-        """0..n-1 in the working precision."""
-        return torch.arange(n, device=self.decay.device, dtype=self.dtype)
-
     def decay_band(self, first: int, stop: int, n: int) -> tuple[Tensor, slice]:
         """2^-|i-j| for the rows first..stop-1 within reach, and the columns it covers."""
         low, high = max(0, first - self.reach), min(n, stop + self.reach)
@@ -137,7 +184,7 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
     n = flat.shape[-1]
     shared = _Constants(flat)
     least = 0.0
-    blocks = list(row_blocks(flat))
+    blocks = list(row_blocks(len(flat), flat.shape[-1], flat.device))
     gathered: list[tuple[Tensor, ...]] = []
     for matrices, first, stop in blocks:
         rows = flat[matrices, first:stop].to(shared.dtype)
@@ -148,7 +195,7 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
         decay, band = shared.decay_band(first, stop, n)
         values: tuple[Tensor, ...] = (total, (rows[..., band] * decay).sum(-1))
         if pairs and 0 < first < n - 1:
-            values += _PairedBlock(flat, matrices, first, stop, shared).compare()
+            values += _PairedBlock(flat[matrices, covering(first, stop, n)], first, stop, shared).compare()
         elif pairs:
             values += (torch.zeros_like(values[0]),) * 4
         gathered.append(values)
@@ -156,20 +203,18 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
     if not pairs:
         return RowStatistics(total, least, locality)
     low, high, difference, paired = compared
-    position = shared.range(n)
+    position = torch.arange(n, device=flat.device, dtype=shared.dtype)
     spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
-    constant = spread <= ABSOLUTE_FLOOR
+    irregularity = torch.where(spread <= ABSOLUTE_FLOOR, 0, excess / torch.where(spread <= ABSOLUTE_FLOOR, 1, spread))
     # The subtraction loses digits where the spread is small beside the differences, and only where it is small beside
     # rtol can a row above the floor be constant: look at such rows again, exactly.
-    delicate = ~constant & (spread < torch.clamp(high / 16, min=2 * rtol))
+    delicate = (spread > ABSOLUTE_FLOOR) & (spread < torch.clamp(high / 16, min=2 * rtol))
     if bool(delicate.any()):
         for matrices, first, stop in blocks:
             here = (matrices, slice(first, stop))
             if bool(delicate[here].any()):
-                block = _PairedBlock(flat, matrices, first, stop, shared)
-                excess[here], largest = block.excess(low[here]), block.largest_weight()
-                constant[here] |= spread[here] <= rtol * largest
-    irregularity = torch.where(constant, 0, excess / torch.where(constant, 1, spread))
+                block = _PairedBlock(flat[matrices, covering(first, stop, n)], first, stop, shared)
+                irregularity[here] = block.irregularity(low[here], high[here], rtol)
     return RowStatistics(total, least, locality, irregularity, difference, paired)
 
 
@@ -187,26 +232,26 @@ class _PairedBlock:
     that corner of K - fewest columns is masked out.
     """
 
-    def __init__(self, flat: Tensor, matrices: slice, first: int, stop: int, shared: _Constants):
-        n, height = flat.shape[-1], stop - first
-        self.matrices, self.first, self.stop, self.dtype = matrices, first, stop, shared.dtype
-        self.upper = 2 * stop <= n + 1
-        self.most = stop - 1 if self.upper else n - 1 - first
+    def __init__(self, block: Tensor, first: int, stop: int, shared: _Constants):
+        n, height = block.shape[-1], stop - first
+        self.first, self.stop, self.dtype = first, stop, shared.dtype
+        upper = 2 * stop <= n + 1
+        self.most = stop - 1 if upper else n - 1 - first
         self.fewest = self.most - height + 1
-        self.own, self.lift = shared.triangle(height, self.upper)
-        self.left, self.right = self.windows(flat)
+        self.own, self.lift = shared.triangle(height, upper)
+        self.left, self.right = self.windows(block)
 
-    def windows(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Views (batch, rows, K): A[i, i-K..i-1] and A[i, i+1..i+K]."""
-        margin = 1 if self.upper else 0
-        block = flat[self.matrices, self.first - margin : self.stop + 1 - margin]
+    def windows(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """Views (batch, rows, K) of the rows that `covering` names: A[i, i-K..i-1] and A[i, i+1..i+K]."""
+        n = block.shape[-1]
         block = block.to(self.dtype)
-        if block.stride(-1) != 1 or block.stride(-2) < flat.shape[-1]:
+        if block.stride(-1) != 1 or block.stride(-2) < n:
             block = block.contiguous()
         by_matrix, by_row, _ = block.stride()
+        skip = self.first - covering(self.first, self.stop, n).start
         size = (block.shape[0], self.stop - self.first, self.most)
         stride = (by_matrix, by_row + 1, 1)
-        diagonal = block.storage_offset() + margin * by_row + self.first
+        diagonal = block.storage_offset() + skip * by_row + self.first
         left = block.as_strided(size, stride, diagonal - self.most)
         right = block.as_strided(size, stride, diagonal + 1)
         return left, right
@@ -233,26 +278,29 @@ class _PairedBlock:
         low = bits.amin(-1).view(d.dtype)
         return low, high, difference, paired
 
-    def excess(self, low: Tensor) -> Tensor:
-        """sum_k (d_k - min d) without cancellation."""
-        return self.only_pairs(self.differences().sub_(low[..., None])).sum(-1)
+    def irregularity(self, low: Tensor, high: Tensor, rtol: float) -> Tensor:
+        """sum_k (d_k - min d) / R without cancellation; 0 where the row counts as constant."""
+        spread = high - low
+        excess = self.only_pairs(self.differences().sub_(low[..., None])).sum(-1)
+        constant = self.is_constant(spread, rtol)
+        return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
 
-    def largest_weight(self) -> Tensor:
-        """s: the largest weight among every row's pairs."""
-        return torch.maximum(*(self.only_pairs(w).amax(-1) for w in (self.left.flip(-1), self.right.clone())))
+    def is_constant(self, spread: Tensor, rtol: float) -> Tensor:
+        """R <= max(10 eps64, rtol * s), s the largest weight among the row's pairs."""
+        left, right = (self.only_pairs(w).amax(-1) for w in (self.left.flip(-1), self.right.clone()))
+        return spread <= torch.clamp(rtol * torch.maximum(left, right), min=ABSOLUTE_FLOOR)
 
     def add_gradient(self, grad: Tensor, weights: Sequence[Tensor], rtol: float) -> None:
-        """Add to grad (batch, n, n) the gradient of the three comparisons, given theirs, each (batch, n).
+        """Add to the same rows of the gradient what comes through the three comparisons, given theirs.
 
         With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest
         -c/R, split over ties; nothing where the row counts as constant.
         """
-        to_irregularity, to_difference, to_paired = (w[self.matrices, self.first : self.stop] for w in weights)
+        to_irregularity, to_difference, to_paired = weights
         low, high, _, _ = self.compare()
-        spread = high - low
-        constant = spread <= torch.clamp(rtol * self.largest_weight(), min=ABSOLUTE_FLOOR)
-        slope = torch.where(constant, 0, to_irregularity / torch.where(constant, 1, spread))  # upstream / R
-        c = self.excess(low) / torch.where(constant, 1, spread)
+        constant = self.is_constant(high - low, rtol)
+        slope = torch.where(constant, 0, to_irregularity / torch.where(constant, 1, high - low))  # upstream / R
+        c = self.irregularity(low, high, rtol)
         d = self.differences()
         is_low, is_high = (self.only_pairs((d == end[..., None]).to(d.dtype)) for end in (low, high))
         pairs = self.fewest + self.own.sum(-1)
@@ -286,9 +334,12 @@ class _Differentiable(torch.autograd.Function):
             flat.new_zeros(flat.shape[:-1], dtype=shared.dtype) if g is None else g for g in grads
         )
         grad = to_total[..., None].expand(flat.shape).contiguous()
-        for matrices, first, stop in row_blocks(flat):
+        for matrices, first, stop in row_blocks(len(flat), flat.shape[-1], flat.device):
             decay, band = shared.decay_band(first, stop, n)
             grad[matrices, first:stop, band] += to_locality[matrices, first:stop, None] * decay
             if ctx.pairs and 0 < first < n - 1:
-                _PairedBlock(flat, matrices, first, stop, shared).add_gradient(grad, tuple(to_compared), ctx.rtol)
+                rows = covering(first, stop, n)
+                to_block = [upstream[matrices, first:stop] for upstream in to_compared]
+                block = _PairedBlock(flat[matrices, rows], first, stop, shared)
+                block.add_gradient(grad[matrices, rows], to_block, ctx.rtol)
         return grad.to(flat.dtype), None, None
