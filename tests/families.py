@@ -131,4 +131,4 @@ def tiny(name: str, seed: int = 0) -> Any:
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Return random token ids that are neither padding nor special in any family above."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(5, VOCABULARY, (batch, length), generator=generator)
+    return torch.randint(6, VOCABULARY, (batch, length), generator=generator)

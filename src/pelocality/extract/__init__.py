@@ -12,14 +12,17 @@ from pelocality.extract.eager import eager_attention
 from pelocality.extract.identical import positional_attention
 from pelocality.extract.logits import PositionalLogits, positional_logits
 from pelocality.extract.result import PositionalAttention, Provenance
+from pelocality.extract.share import PositionShare, position_share
 
 __all__ = [
     "Decomposition",
+    "PositionShare",
     "PositionalAttention",
     "PositionalLogits",
     "Provenance",
     "decompose",
     "eager_attention",
+    "position_share",
     "positional_attention",
     "positional_logits",
 ]

@@ -35,8 +35,7 @@ class Decomposition:
         position_to_content: position of the query against content of the key.
         position: delta, all that no content enters.
         layers: the layers of the model that the first axis stands for.
-        visible: the keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local
-            windows.
+        visible: the keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local windows.
         splits: how each layer was taken apart: "table", "relative" or "mean content", see `decompose`.
     """
 
@@ -79,18 +78,16 @@ def decompose(
 
     and relative terms join the cell they belong to. How a layer is split stands in ``splits``:
 
-    - "table": the first layer of models with a table of positions. The embeddings are a sum, and so is what
-      the layer norm makes of it once its scale is held at the value that the whole sum gives it. Position
-      is the share of the table; all else that does not depend on position, biases and token types included,
-      counts as content.
-    - "relative": every layer of T5, BLOOM, XLNet and DeBERTa, and the deeper layers of MPNet. T5's, MPNet's
-      and ALiBi's bias is delta. XLNet's r_r_bias . (r R) is delta and its q . (r R) content to position;
-      r_w_bias and segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero,
-      as it leaves that term out.
-    - "mean content": RoPE turns content itself, so nothing is additive. Ours: queries and keys are split,
-      before they are turned, into their mean over all real tokens of the call and the rest. Delta is what
-      turning does to the mean and depends on j - i alone: position as average content sees it. It depends
-      on the text given.
+    - "table": the first layer of models with a table of positions. The embeddings are a sum, and so is what the layer
+      norm makes of it once its scale is held at the value that the whole sum gives it. Position is the share of the
+      table; all else that does not depend on position, biases and token types included, counts as content.
+    - "relative": every layer of T5, BLOOM, XLNet and DeBERTa, and the deeper layers of MPNet. T5's, MPNet's and
+      ALiBi's bias is delta. XLNet's r_r_bias . (r R) is delta and its q . (r R) content to position; r_w_bias and
+      segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero, as it leaves that term
+      out.
+    - "mean content": RoPE turns content itself, so nothing is additive. Ours: queries and keys are split, before they
+      are turned, into their mean over all real tokens of the call and the rest. Delta is what turning does to the
+      mean and depends on j - i alone: position as average content sees it. It depends on the text given.
 
     In deeper layers "content" is whatever the layer reads, and that knows positions from the layers below.
 
@@ -106,8 +103,8 @@ def decompose(
 
     Raises:
         TypeError: for something that is no transformers model, or ids that are not integers.
-        ValueError: for an unknown family, a text longer than its positions, padding on the left, or a layer
-            that cannot be split.
+        ValueError: for an unknown family, a text longer than its positions, padding on the left, or a layer that
+            cannot be split.
 
     Example:
         >>> from transformers import DistilBertConfig, DistilBertModel

@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +41,7 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
 
     Raises:
         TypeError: if there is no transformers model.
-        ValueError: if the model is of a kind that cannot be probed; the message says what is known about
-            it.
+        ValueError: if the model is of a kind that cannot be probed; the message says what is known about it.
     """
     inner = pretrained(model)
     model_type = inner.config.model_type
@@ -67,9 +67,9 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
 def eager_attention(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode with eager attention, without gradients, and undo it on leaving.
 
-    Eager attention is the only implementation that returns weights. The training flag of every module and
-    the attention implementation of every configuration come back in any case, an interrupt included;
-    weights are not touched.
+    Eager attention is the only implementation that returns weights. The training flag of every module and the
+    attention implementation of every configuration come back in any case, an interrupt included; weights are not
+    touched.
 
     Args:
         model: a transformers model, or a wrapper around one.
@@ -167,6 +167,12 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the hub name, the end of a local folder's path, or the class."""
+    inner = pretrained(model)
+    return "/".join(Path(inner.config._name_or_path).parts[-2:]) or type(inner).__name__
 
 
 def device_of(base: Any) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import pelocality
-from pelocality.architectures import pretrained
 from pelocality.extract.eager import (
     attentions,
     check_length,
@@ -20,6 +18,7 @@ from pelocality.extract.eager import (
     eager_attention,
     find_base,
     layer_indices,
+    model_name,
 )
 from pelocality.extract.result import METRICS, PositionalAttention, Provenance
 from pelocality.extract.words import choose_words, special_frame
@@ -44,40 +43,39 @@ def positional_attention(
 
     $$A_{ij} = \frac{1}{|W|} \sum_{w \in W} \operatorname{attention}(w, w, \dots, w)_{ij}$$
 
-    Content is constant, so the weights show position alone (Wang et al., ICLR 2021, there for the first
-    layer and 300 random words). In deeper layers it is still the position of constant content, passed
-    through the layers below.
+    Content is constant, so the weights show position alone (Wang et al., ICLR 2021, there for the first layer and 300
+    random words). In deeper layers it is still the position of constant content, passed through the layers below.
 
     Any transformers model that returns softmax attention over its tokens can be probed: the families of
-    ``pelocality.architectures`` are tested, others are checked as they run. The model comes back as it was,
-    in mode, attention implementation and weights, also when interrupted.
+    ``pelocality.architectures`` are tested, others are checked as they run. The model comes back as it was, in mode,
+    attention implementation and weights, also when interrupted.
 
     Args:
-        model: a transformers model, with or without a head. Of T5, the encoder is probed; of other
-            encoder-decoder models pass ``model.get_encoder()``.
-        tokenizer: its tokenizer. Words are then whole words of letters; without one they are any ids but
-            those the configuration calls special.
+        model: a transformers model, with or without a head. Of T5, the encoder is probed; of other encoder-decoder
+            models pass ``model.get_encoder()``.
+        tokenizer: its tokenizer. Words are then whole words of letters; without one they are any ids but those the
+            configuration calls special.
         length: number of positions n, in tokens.
-        words: how many words to draw, each word of the vocabulary as likely as any other, or the words
-            themselves (text of one token each, or ids). 16 words instead of 256 move single heads of a
-            small BERT by up to 0.04 in locality.
+        words: how many words to draw, each word of the vocabulary as likely as any other, or the words themselves
+            (text of one token each, or ids). 16 words instead of 256 move single heads of a small BERT by up to 0.04
+            in locality.
         seed: seed of the draw.
-        special_tokens: feed the tokenizer's special tokens around the words and cut them out of the
-            matrices, rows renormalised. By default none are fed. It is another number: [CLS] and [SEP] draw
-            attention away, and what is left is more local.
+        special_tokens: feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
+            renormalised. By default none are fed. It is another number: [CLS] and [SEP] draw attention away, and what
+            is left is more local.
         layers: layers to keep, by index; all by default.
-        batch_size: words at a time; by default as many as keep the weights of a batch under 256 MiB. Memory
-            does not grow with the number of words.
+        batch_size: words at a time; by default as many as keep the weights of a batch under 256 MiB. Memory does not
+            grow with the number of words.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of
-        each word, and what produced them. On the model's device, float32 (float64 for a float64 model).
+        A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
+        word, and what produced them. On the model's device, float32 (float64 for a float64 model).
 
     Raises:
         TypeError: for something that is no transformers model, or arguments of the wrong type.
-        ValueError: for a model that cannot be probed (the message says why), a length beyond its positions,
-            words that are not one token, or unknown layers.
+        ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
+            that are not one token, or unknown layers.
 
     Example:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -98,7 +96,7 @@ def positional_attention(
     sums, measured, kept = _probe(base, ids, length, (before, after), layers, batch_size, progress, model)
     mean = torch.stack(sums) / len(ids)
     source = Provenance(
-        model=_name(model),
+        model=model_name(model),
         model_class=type(base).__name__,
         model_type=base.config.model_type,
         dtype=str(base.dtype).removeprefix("torch."),
@@ -171,9 +169,3 @@ def _rows(weights: Tensor) -> Tensor:
         return weights
     weights = weights.float()
     return weights / weights.sum(-1, keepdim=True)
-
-
-def _name(model: nn.Module) -> str:
-    """Return the hub name, the end of a local folder's path, or the class."""
-    inner = pretrained(model)
-    return "/".join(Path(inner.config._name_or_path).parts[-2:]) or type(inner).__name__

@@ -30,8 +30,8 @@ class PositionalLogits:
 
     Attributes:
         logits: delta, scaled as the model scales its logits, (layer, head, n, n).
-        relative: the same as b[k] over k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer
-            depends on k alone; None otherwise. ``measure_relative`` takes it without an n x n matrix.
+        relative: the same as b[k] over k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer depends on k
+            alone; None otherwise. ``measure_relative`` takes it without an n x n matrix.
         layers: the layers of the model that the first axis stands for.
         visible: the keys each query may attend to, (layer, n, n): the causal mask and local windows.
         causal: whether no query attends to what follows it.
@@ -76,27 +76,23 @@ def positional_logits(
 ) -> PositionalLogits:
     r"""Return the position-only correlation delta of each layer and head.
 
-    Logits are $\alpha_{ij} = (\gamma_{ij} + \delta_{ij}) / \sqrt d$, and $\delta$ is the part that no
-    content enters (Chen et al., 2023). Where it has a closed form depends on the family. The scaling is the
-    model's own and is included: $1 / \sqrt d$ for most, none for T5.
+    Logits are $\alpha_{ij} = (\gamma_{ij} + \delta_{ij}) / \sqrt d$, and $\delta$ is the part that no content enters
+    (Chen et al., 2023). Where it has a closed form depends on the family. The scaling is the model's own and is
+    included: $1 / \sqrt d$ for most, none for T5.
 
-    - BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT, GPT-2: exact, first layer only. The logits of an input
-      whose word embeddings are zero. Everything else is kept: token type 0, the layer norm with its bias
-      and with the scale that positions alone give it, the biases of queries and keys. (``decompose`` holds
-      the scale of real words instead, and counts biases as content.)
-    - T5, BLOOM (ALiBi): exact, every layer. The bias b[k]; any repeated word has these logits, up to a
-      constant.
-    - MPNet: exact, every layer. The first as BERT's, plus the relative bias; deeper ones the relative bias
-      alone.
-    - XLNet: exact, every layer. r_r_bias . (r R); its other positional term, q . (r R), needs a query's
-      content.
-    - DeBERTa, DeBERTa-v2: average over words, every layer. c2p + p2c of one repeated word, as the model has
-      no term of position alone. With absolute positions at its input (no released model): exact, first
-      layer, as BERT's.
+    - BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT, GPT-2: exact, first layer only. The logits of an input whose word
+      embeddings are zero. Everything else is kept: token type 0, the layer norm with its bias and with the scale that
+      positions alone give it, the biases of queries and keys. (``decompose`` holds the scale of real words instead,
+      and counts biases as content.)
+    - T5, BLOOM (ALiBi): exact, every layer. The bias b[k]; any repeated word has these logits, up to a constant.
+    - MPNet: exact, every layer. The first as BERT's, plus the relative bias; deeper ones the relative bias alone.
+    - XLNet: exact, every layer. r_r_bias . (r R); its other positional term, q . (r R), needs a query's content.
+    - DeBERTa, DeBERTa-v2: average over words, every layer. c2p + p2c of one repeated word, as the model has no term
+      of position alone. With absolute positions at its input (no released model): exact, first layer, as BERT's.
     - Llama, ModernBERT (RoPE): average over words, every layer. The whole logits of one repeated word.
 
-    In a RoPE or DeBERTa model one repeated word leaves the same state at every position of every layer
-    (this is checked), so that the logits are exact for that word. The average over words is of logits;
+    In a RoPE or DeBERTa model one repeated word leaves the same state at every position of every layer (this is
+    checked), so that the logits are exact for that word. The average over words is of logits;
     ``positional_attention`` averages weights, which is another number.
 
     Args:
@@ -108,13 +104,12 @@ def positional_logits(
         layers: layers to return, by index; by default all that have a closed form.
 
     Returns:
-        `PositionalLogits`: (layer, head, n, n), any real number, in at least float32, on the model's
-        device.
+        `PositionalLogits`: (layer, head, n, n), any real number, in at least float32, on the model's device.
 
     Raises:
         TypeError: for something that is no transformers model.
-        ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, or
-            content that a repeated word does not keep constant (DeBERTa-v2 with a convolution).
+        ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, or content
+            that a repeated word does not keep constant (DeBERTa-v2 with a convolution).
 
     Example:
         >>> from transformers import T5Config, T5EncoderModel

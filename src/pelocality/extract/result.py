@@ -56,18 +56,16 @@ class Provenance:
 class PositionalAttention:
     """Attention that position alone explains, as identical-word probing sees it.
 
-    Two averaging orders are in use. ``metric_of_mean`` measures the matrix averaged over words (Wang et
-    al., 2021, average 300 words before they look). ``mean_of_metric`` measures the matrix of each word and
-    averages the numbers; intervals belong to it. Locality is linear, so both orders agree; symmetry is not:
-    a small BERT has 0.82 as the mean over words and 0.83 of the mean. Which order Chen et al. (2023) took
-    is not known.
+    Two averaging orders are in use. ``metric_of_mean`` measures the matrix averaged over words (Wang et al., 2021,
+    average 300 words before they look). ``mean_of_metric`` measures the matrix of each word and averages the numbers;
+    intervals belong to it. Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as the
+    mean over words and 0.83 of the mean. Which order Chen et al. (2023) took is not known.
 
     The metrics accept the result itself: ``symmetry(result)`` is the metric of the mean.
 
     Attributes:
         attention: mean over words of the attention (layer, head, n, n), rows sum to 1.
-        per_word: locality, symmetry and relative asymmetry of each word's own matrix, each (word, layer,
-            head).
+        per_word: locality, symmetry and relative asymmetry of each word's own matrix, each (word, layer, head).
         layers: the layers of the model that the first axis stands for.
         source: what produced it.
     """
