@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 
 import pytest
 import torch
@@ -83,6 +84,33 @@ def test_an_interrupt_leaves_every_family_as_it_was(name):
         positional_attention(model, length=N, words=WORDS, batch_size=1)
     assert same(before, state(model))
     handle.remove()
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
+def test_a_probed_model_can_still_be_pickled(name):
+    """transformers hangs hooks on a model that is asked for attentions, and those cannot be pickled."""
+    model = tiny(name)
+    positional_attention(model, length=N, words=WORDS)
+    pickle.dumps(model)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_hooks_of_the_user_and_attentions_on_request_survive_a_probe():
+    model = tiny("bert")
+    base_calls = []
+    model.encoder.layer[0].register_forward_hook(lambda *_: base_calls.append(1))
+    model.config._attn_implementation = "eager"
+    before = model(tokens(1, N), output_attentions=True).attentions  # hangs transformers' own hooks
+    positional_attention(model, length=N, words=WORDS)
+    calls = len(base_calls)
+    after = model(tokens(1, N), output_attentions=True).attentions
+    assert len(base_calls) == calls + 1
+    assert len(after) == 3
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    fresh = tiny("bert")
+    positional_attention(fresh, length=N, words=WORDS)
+    fresh.config._attn_implementation = "eager"
+    assert len(fresh(tokens(1, N), output_attentions=True).attentions) == 3
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", None])

@@ -88,24 +88,41 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
         (True, 'sdpa')
     """
     training = [(module, module.training) for module in model.modules()]
-    configs = _configs(model)
-    # _attn_implementation is the attribute transformers itself documents; its public setter only warns on old
-    # families
-    implementations = [(config, config._attn_implementation) for config in configs]
+    # the attribute that transformers documents; its public setter only warns on families off the interface
+    implementations = [(config, config._attn_implementation) for config in _configs(model)]
     try:
-        for config in configs:
+        for config, _ in implementations:
             config._attn_implementation = "eager"
         model.eval()
-        with torch.no_grad():
+        with _without_lasting_hooks(model), torch.no_grad():
             yield
     finally:
-        for (
-            config,
-            implementation,
-        ) in implementations:  # outer ones first: setting one also sets those inside it
+        for config, implementation in implementations:  # outer ones first: setting one also sets those inside it
             config._attn_implementation = implementation
         for module, flag in training:
             module.training = flag
+
+
+@contextmanager
+def _without_lasting_hooks(model: nn.Module) -> Iterator[None]:
+    """Take off the hooks that transformers leaves on a model at its first ``output_attentions=True``.
+
+    They do nothing between calls, but a model that wears them can no longer be pickled.
+    """
+    mark = "_output_capturing_hooks_installed"
+    bare = [module for module in model.modules() if mark not in module.__dict__]
+    before = {id(module): set(module._forward_hooks) for module in model.modules()}
+    try:
+        yield
+    finally:
+        newly_marked = [module for module in bare if mark in module.__dict__]
+        for module in newly_marked:
+            delattr(module, mark)
+        if newly_marked:
+            for module in model.modules():
+                for key in set(module._forward_hooks) - before.get(id(module), set()):
+                    if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
+                        del module._forward_hooks[key]
 
 
 def run(base: Any, **inputs: Any) -> Any:
@@ -127,7 +144,11 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
     assert tokens is not None
     batch, n = tokens.shape[:2]
-    maps = getattr(run(base, **inputs), "attentions", None)
+    try:
+        outputs = run(base, **inputs)
+    except IndexError as error:  # a table that ends before its configuration says
+        raise ValueError(f"{name} failed on {n} tokens, probably for want of positions: {error}") from error
+    maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         raise ValueError(
             f"{name} cannot be probed: it returned no attention weights when asked for them; if it picked "
