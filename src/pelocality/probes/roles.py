@@ -1,0 +1,314 @@
+"""Exchanged semantic roles: who did it to whom, the other way round."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Literal
+
+import datasets
+
+from pelocality.probes.build import Item, Row, SetAside, build, check_seed, generator_for
+from pelocality.probes.clauses import Clause, Slot, constituent_clauses, dependency_clauses
+from pelocality.probes.english import SYMMETRIC_VERBS
+from pelocality.probes.rows import check_choice, check_labels, name_of, pair_features, pair_row, span
+from pelocality.probes.stretches import Spans
+from pelocality.probes.swapping import Agreement, Candidate, Filler, Replacement, exchange
+from pelocality.trees import Dropped, Pair, Records, Sentence
+
+LabelPolicy = str | Callable[[str], str | None]
+RoleSpans = Mapping[str, tuple[int, int]]
+Source = Literal["frames", "dependencies", "constituents"] | Callable[[Sentence], Iterable[RoleSpans]]
+_SOURCES = ("frames", "dependencies", "constituents")
+_LABELS = ("contradiction", "neutral", "not entailment")
+
+
+def semantic_role_swap(
+    pairs_or_sentences: Iterable[Item] | Records[Item],
+    roles: tuple[str, str] = ("ARG0", "ARG1"),
+    source: Source = "frames",
+    label_policy: LabelPolicy | None = None,
+    *,
+    side: Literal["premise", "hypothesis"] = "hypothesis",
+    spans: Spans = "one",
+    agreement: Agreement = "skip",
+    symmetric_verbs: Collection[str] = SYMMETRIC_VERBS,
+    labels: Collection[str] | None = None,
+    seed: int = 0,
+    num_proc: int | None = None,
+    progress: bool = False,
+) -> datasets.Dataset:
+    """Exchange the fillers of two semantic roles: *the dog bit a man* becomes *a man bit the dog*.
+
+    Shuffle-SR of Chen et al. (2023, section 5.4); how they found roles is not known. A swap is made only
+    where it is one and leaves a sentence: copulas, symmetric verbs (*meet*, *marry*), reflexives and
+    reciprocals, fillers that overlap, that are not plain noun phrases, or whose case endings would give the
+    swap away are set aside and counted by reason in ``probe_info``. In English, pronouns change case (*he*,
+    *him*), capitals follow the start of the sentence, and in a passive the *by* stays where it is.
+
+    Args:
+        pairs_or_sentences: A corpus, or any iterable of pairs or of sentences.
+        roles: The two roles to exchange.
+        source: Where the fillers come from. ``"frames"``: the sentence's frames, kept where a tree, if
+            there is one, shows both fillers as places of the verb's own clause. ``"dependencies"``: subject
+            and object, or passive subject and agent, of Universal Dependencies, in any order and language.
+            ``"constituents"``: the same by a rule over English phrase structure (``docs/probes.md`` states
+            it). Or a function from a sentence to ``{role: (start, end)}`` mappings over its words, ``"V"``
+            for the verb where it is known.
+        label_policy: The label of an edited pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
+            or a function from the old label to the new, None to leave the pair out. Published sets
+            disagree, so there is no default where pairs have labels. Only a swap in an entailed hypothesis
+            surely changes the label: ``labels=("entailment",)`` keeps those.
+        side: Which side of a pair is edited. A sentence becomes a pair itself: premise the sentence,
+            hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
+        spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
+        agreement: Where the verb would not agree with its new subject: ``"skip"`` sets the swap aside,
+            ``"reinflect"`` changes the verb (English; needs lemminflect), ``"ignore"`` lets it stand.
+        symmetric_verbs: Base forms of verbs whose swap means the same.
+        labels: Keep only pairs with these gold labels; None keeps all.
+        seed: Seeds the choice of the predicate, together with uid and text and nothing else.
+        num_proc: How many processes share the work.
+        progress: Whether to show progress bars.
+
+    Returns:
+        A dataset with the columns of ``constituency_shuffling`` over pairs; ``category`` is the voice, the
+        category of a span its role (``"agreement"`` for a re-inflected verb), ``size`` the words of both
+        fillers.
+
+    Raises:
+        TypeError: Where an argument is of the wrong kind.
+        ValueError: Where an argument makes no sense, or labelled pairs come without ``label_policy``.
+
+    >>> from pelocality.trees import Argument, Frame, Sentence
+    >>> frame = Frame("bite.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 4)), "made up")
+    >>> words = ("A", "dog", "bit", "him", ".")
+    >>> probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
+    >>> probe[0]["premise"], probe[0]["hypothesis"]
+    ('A dog bit him.', 'He bit a dog.')
+    """
+    if not callable(source):
+        check_choice("source", source, _SOURCES)
+    check_choice("side", side, ("premise", "hypothesis"))
+    check_choice("spans", spans, ("one", "all"))
+    check_choice("agreement", agreement, ("skip", "reinflect", "ignore"))
+    check_seed(seed)
+    if isinstance(roles, str) or len(roles) != 2 or roles[0] == roles[1]:
+        raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {roles!r}")
+    if source in ("dependencies", "constituents") and set(roles) != {"ARG0", "ARG1"}:
+        raise ValueError(f"the rule over {source} knows ARG0 and ARG1 only, got {roles!r}; use source='frames'")
+    if label_policy is not None and not callable(label_policy):
+        check_choice("label_policy", label_policy, _LABELS)
+    if isinstance(symmetric_verbs, str):
+        raise TypeError(f"symmetric_verbs must be a collection of verbs, got the string {symmetric_verbs!r}")
+    kept = check_labels(labels)
+    edit = functools.partial(
+        _swap,
+        roles=(roles[0], roles[1]),
+        source=source,
+        label_policy=label_policy,
+        side=side,
+        spans=spans,
+        agreement=agreement,
+        symmetric=frozenset(symmetric_verbs),
+        labels=kept,
+        seed=int(seed),
+    )
+    settings = {
+        "roles": list(roles),
+        "source": source if isinstance(source, str) else getattr(source, "__name__", repr(source)),
+        "label_policy": _named(label_policy),
+        "side": side,
+        "spans": spans,
+        "agreement": agreement,
+        "symmetric_verbs": sorted(symmetric_verbs),
+        "labels": kept,
+        "seed": int(seed),
+    }
+    features = {Pair: pair_features(), Sentence: pair_features()}
+    return build("semantic_role_swap", pairs_or_sentences, edit, features, settings, num_proc, progress)
+
+
+def _named(policy: LabelPolicy | None) -> str | None:
+    return policy if policy is None or isinstance(policy, str) else getattr(policy, "__name__", repr(policy))
+
+
+def _swap(
+    item: Item,
+    roles: tuple[str, str],
+    source: Source,
+    label_policy: LabelPolicy | None,
+    side: str,
+    spans: Spans,
+    agreement: Agreement,
+    symmetric: frozenset[str],
+    labels: tuple[str, ...] | None,
+    seed: int,
+) -> Iterator[Row | Dropped | SetAside]:
+    """Edit one item: find what may change places, draw, and write the rows."""
+    if isinstance(item, Sentence):
+        item = Pair(item, item, "entailment" if label_policy is not None else None, name_of(item))
+        side = "hypothesis"
+    elif item.label is not None and label_policy is None:
+        raise ValueError(
+            "label_policy must say what becomes of the labels of edited pairs: 'contradiction', 'neutral', "
+            "'not entailment' or a function from the old label to the new"
+        )
+    if labels is not None and item.label not in labels:
+        yield Dropped("label not asked for")
+        return
+    label = label_policy(item.label or "") if callable(label_policy) else label_policy
+    if callable(label_policy) and label is None:
+        yield Dropped("label policy gave no label")
+        return
+    sentence: Sentence = getattr(item, side)
+    usable: list[tuple[Candidate, list[Replacement]]] = []
+    for candidate in _candidates(sentence, roles, source):
+        swapped = exchange(sentence, candidate, agreement, symmetric) if isinstance(candidate, Candidate) else candidate
+        if isinstance(candidate, Candidate) and not isinstance(swapped, SetAside | Dropped):
+            usable.append((candidate, swapped))
+        elif isinstance(swapped, SetAside | Dropped):
+            yield swapped
+    if spans == "one" and usable:
+        rng = generator_for(seed, item.uid, side, sentence.text, "choose")
+        usable = [usable[rng.integers(len(usable))]]
+    for candidate, replacements in usable:
+        yield _row(item, side, sentence, candidate, replacements, label, seed, source)
+
+
+def _row(
+    item: Pair,
+    side: str,
+    sentence: Sentence,
+    candidate: Candidate,
+    replacements: list[Replacement],
+    label: str | None,
+    seed: int,
+    source: Source,
+) -> Row:
+    edited = sentence.replaced([(start, end, text) for start, end, text, _ in replacements])
+    described = [span(sentence, side, role, start, end, text) for start, end, text, role in replacements]
+    size = sum(
+        any(f.start <= start and end <= f.end for f in candidate.fillers) for start, end in sentence.written_words
+    )
+    row = pair_row(
+        item,
+        {side: edited},
+        label,
+        described,
+        size=size,
+        category=candidate.voice,
+        seed=seed,
+        uid=name_of(item),
+    )
+    if source in ("dependencies", "constituents"):
+        row["provenance"] += f"; roles: rule over {source}"
+    elif callable(source):
+        row["provenance"] += f"; roles: {getattr(source, '__name__', 'given by the caller')}"
+    return row
+
+
+def _candidates(sentence: Sentence, roles: tuple[str, str], source: Source) -> Iterator[Candidate | SetAside | Dropped]:
+    if callable(source):
+        yield from _given(sentence, roles, source)
+    elif source == "frames":
+        yield from _framed(sentence, roles)
+    else:
+        layer = sentence.dependencies if source == "dependencies" else sentence.constituents
+        if layer is None:
+            yield Dropped(f"no {source}")
+            return
+        clauses = dependency_clauses(sentence) if source == "dependencies" else constituent_clauses(sentence)
+        yield from _by_rule(sentence, clauses)
+
+
+def _given(
+    sentence: Sentence, roles: tuple[str, str], find: Callable[[Sentence], Iterable[RoleSpans]]
+) -> Iterator[Candidate | SetAside]:
+    for found in find(sentence):
+        if not set(roles) <= set(found):
+            yield SetAside("a role has no filler")
+            continue
+        for role in roles:
+            start, end = found[role]
+            if not 0 <= start < end <= len(sentence.words):
+                raise ValueError(
+                    f"source must give spans within the {len(sentence.words)} words of {sentence.uid!r}, "
+                    f"gave {role} = [{start}, {end})"
+                )
+        first, second = (Filler(role, *found[role]) for role in roles)
+        verb = found["V"][0] if "V" in found else None
+        yield Candidate((first, second), verb, None, (0, len(sentence.words)), "unknown")
+
+
+def _framed(sentence: Sentence, roles: tuple[str, str]) -> Iterator[Candidate | SetAside | Dropped]:
+    """Match frames with the clauses of a tree, which knows which filler is the subject and where a by stays out."""
+    if sentence.frames is None:
+        yield Dropped("no frames")
+        return
+    has_tree = sentence.dependencies is not None or sentence.constituents is not None
+    read = dependency_clauses if sentence.dependencies is not None else constituent_clauses
+    clauses = list(read(sentence))
+    for frame in sentence.frames:
+        found = {role: [a for a in frame.arguments if a.role == role] for role in roles}
+        if any(len(arguments) != 1 for arguments in found.values()):
+            yield SetAside("a role has no filler, or several")
+            continue
+        if any(a.role in {f"{kind}-{role}" for kind in "CR" for role in roles} for a in frame.arguments):
+            yield SetAside("a filler is in pieces, or taken up by a relative pronoun")
+            continue
+        lemma = frame.roleset.split(".")[0]
+        spans = [(found[role][0].start, found[role][0].end) for role in roles]
+        if not has_tree:
+            first, second = (Filler(role, *where) for role, where in zip(roles, spans, strict=True))
+            extent = (0, len(sentence.words))
+            yield Candidate((first, second), frame.verb[0], None, extent, "unknown", lemma)
+            continue
+        clause = next((c for c in clauses if frame.verb[0] <= c.verb < frame.verb[1]), None)
+        if clause is None:
+            yield SetAside("the predicate is no verb with a subject of its own")
+            continue
+        slots = [_slot_at(clause, where) for where in spans]
+        if slots[0] is None or slots[1] is None:
+            yield SetAside("a filler is no place of the verb's own clause")
+            continue
+        yield _candidate(clause, roles, (slots[0], slots[1]), lemma)
+
+
+def _slot_at(clause: Clause, where: tuple[int, int]) -> Slot | None:
+    return next((slot for slot in clause.slots if where in ((slot.start, slot.end), slot.outer)), None)
+
+
+def _candidate(clause: Clause, roles: tuple[str, str], slots: tuple[Slot, Slot], lemma: str) -> Candidate:
+    first, second = (
+        Filler(role, slot.start, slot.end, slot.function == "subject", "object" in slot.function)
+        for role, slot in zip(roles, slots, strict=True)
+    )
+    voice = "passive" if clause.passive else "active"
+    return Candidate(
+        (first, second), clause.verb, clause.finite, clause.extent, voice, lemma, clause.shared, checked=True
+    )
+
+
+def _by_rule(sentence: Sentence, clauses: Iterable[Clause]) -> Iterator[Candidate | SetAside]:
+    """Take subject and object for ARG0 and ARG1; in a passive, the agent and the subject."""
+    for clause in clauses:
+        subject = clause.slot("subject")
+        if clause.passive:
+            agents = [slot for slot in clause.slots if slot.function == "oblique" and _is_agent(sentence, slot)]
+            agent, patient = (agents[0] if len(agents) == 1 else None), subject
+        else:
+            agent, patient = subject, clause.slot("object")
+        if agent is None or patient is None:
+            yield SetAside("a role has no filler, or several")
+        else:
+            yield _candidate(clause, ("ARG0", "ARG1"), (agent, patient), "")
+
+
+def _is_agent(sentence: Sentence, slot: Slot) -> bool:
+    layer = sentence.dependencies
+    if layer is not None:
+        start, end = slot.outer
+        relations = {layer.relations[i] for i in range(start, end)}
+        if relations & {"obl:agent", "agent"}:
+            return True
+    return sentence.language == "en" and sentence.words[slot.outer[0]].lower() == "by"

@@ -1,0 +1,358 @@
+"""The exchange of two fillers: what forbids it, and what else must change with it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pelocality.probes import english
+from pelocality.probes.build import SetAside
+from pelocality.probes.capitals import capital, starts_sentence, uncapitalised
+from pelocality.trees import Sentence, is_punctuation
+
+Agreement = Literal["skip", "reinflect", "ignore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """The filler of a role: its words, and whether it is a subject (None where nobody knows)."""
+
+    role: str
+    start: int
+    end: int
+    subject: bool | None = None
+    object: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Two fillers that may change places, and what is known of their clause.
+
+    ``verb`` and ``finite`` are words, None where unknown or absent; ``checked`` says that the clause was
+    found in a tree, so that an absent finite verb means a clause without one.
+    """
+
+    fillers: tuple[Filler, Filler]
+    verb: int | None
+    finite: int | None
+    extent: tuple[int, int]
+    voice: str
+    lemma: str = ""
+    shared: bool = False
+    checked: bool = False
+
+
+Replacement = tuple[int, int, str, str]  # start, end, text, and the role or "agreement"
+
+
+def exchange(
+    sentence: Sentence, candidate: Candidate, agreement: Agreement, symmetric: frozenset[str]
+) -> list[Replacement] | SetAside:
+    """Exchange two fillers, with what follows from it for case, capitals and agreement.
+
+    Args:
+        sentence: The sentence.
+        candidate: The fillers and their clause.
+        agreement: What to do where the verb would no longer agree with its subject.
+        symmetric: Base forms of verbs whose roles mean the same exchanged.
+
+    Returns:
+        What to write where, in order, or the reason why the fillers stay.
+    """
+    for check in (_check_spans, _check_words, _check_case):
+        reason = check(sentence, candidate)
+        if reason:
+            return SetAside(reason)
+    if sentence.language == "en":
+        reason = _check_english(sentence, candidate, symmetric)
+        if reason:
+            return SetAside(reason)
+    replacements: list[Replacement] = []
+    first, second = candidate.fillers
+    for here, other in ((first, second), (second, first)):
+        text = _placed(sentence, candidate, here, other)
+        if isinstance(text, SetAside):
+            return text
+        replacements.append((here.start, here.end, text, here.role))
+    if agreement != "ignore":
+        verb = _agreement(sentence, candidate, agreement)
+        if isinstance(verb, SetAside):
+            return verb
+        replacements += verb
+    replacements.sort()
+    return replacements
+
+
+def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
+    a, b = sorted((f.start, f.end) for f in candidate.fillers)
+    if a[1] > b[0]:
+        return "the fillers overlap"
+    if candidate.verb is not None and any(s <= candidate.verb < e for s, e in (a, b)):
+        return "the fillers overlap with the verb"
+    starts = {start for start, _ in sentence.written_words}
+    ends = {end for _, end in sentence.written_words}
+    for start, end in (a, b):
+        if start not in starts or end not in ends:
+            return "a filler cuts a written word"
+        if any(is_punctuation(w) and w not in ("-", "'", "’") for w in sentence.words[start:end]):
+            return "a filler carries punctuation"
+    if sentence.written(*a).casefold() == sentence.written(*b).casefold():
+        return "the fillers are the same"
+    return None
+
+
+def _check_words(sentence: Sentence, candidate: Candidate) -> str | None:
+    """Look for reflexives and reciprocals, by feature in any language and by word in English."""
+    layer = sentence.dependencies
+    features = layer.features if layer and layer.features else None
+    start, end = candidate.extent
+    lower = [word.lower() for word in sentence.words]
+    for i in range(start, end):
+        known = features[i] if features else {}
+        if known.get("Reflex") == "Yes" or known.get("PronType") == "Rcp":
+            return "a reflexive or reciprocal in the clause"
+        if sentence.language == "en" and (
+            lower[i] in english.REFLEXIVES or tuple(lower[i : i + 2]) in english.RECIPROCALS
+        ):
+            return "a reflexive or reciprocal in the clause"
+    if features:
+        for filler in candidate.fillers:
+            if any("Int" in features[i].get("PronType", "") or "Rel" in features[i].get("PronType", "")
+                   for i in (filler.start,)):  # fmt: skip
+                return "a filler is interrogative or relative"
+    return None
+
+
+def _check_case(sentence: Sentence, candidate: Candidate) -> str | None:
+    """Compare the cases the fillers bear; English keeps case for pronouns alone, which are re-written."""
+    layer = sentence.dependencies
+    if sentence.language == "en" or layer is None or layer.features is None:
+        return None
+    cases = [_cases(layer.heads, layer.relations, layer.features, filler) for filler in candidate.fillers]
+    if cases[0] != cases[1]:
+        return "the fillers bear different cases"
+    marks = any(
+        "Case" in features and upos in ("NOUN", "PROPN")
+        for features, upos in zip(layer.features, layer.upos or (), strict=False)
+    )
+    return "the case of the fillers is not known" if marks and not cases[0] else None
+
+
+# what bears the case of its noun, in some language: articles, adjectives, the further parts of a name
+_CONCORD = frozenset({"det", "amod", "nummod", "flat", "compound", "appos", "conj", "fixed"})
+
+
+def _cases(
+    heads: Sequence[int], relations: Sequence[str], features: Sequence[Mapping[str, str]], filler: Filler
+) -> set[str]:
+    head = _head(heads, filler)
+    found, waiting = {head}, [head]
+    while waiting:
+        above = waiting.pop()
+        for i in range(filler.start, filler.end):
+            if heads[i] == above + 1 and i not in found and relations[i].split(":")[0] in _CONCORD:
+                found.add(i)
+                waiting.append(i)
+    return {features[i]["Case"] for i in found if "Case" in features[i]}
+
+
+def _head(heads: Sequence[int], filler: Filler) -> int:
+    outside = [i for i in range(filler.start, filler.end) if not filler.start < heads[i] <= filler.end]
+    return outside[0] if outside else filler.end - 1
+
+
+def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
+    tags = english.tags_of(sentence)
+    lower = [word.lower() for word in sentence.words]
+    verb = lower[candidate.verb] if candidate.verb is not None else ""
+    if verb in english.COPULAS or candidate.lemma in ("be", "become", "seem", "remain"):
+        return "the verb is a copula"
+    if verb in english.verb_forms(symmetric) or candidate.lemma in symmetric:
+        return "the verb is symmetric"
+    if verb in english.MEASURE_VERBS:
+        return "the verb takes a measure"
+    if verb in english.QUOTING_VERBS:
+        return "the verb takes words"
+    reason = _check_verb_phrase(sentence, candidate, lower, tags)
+    if reason:
+        return reason
+    for filler, other in (candidate.fillers, candidate.fillers[::-1]):
+        words = lower[filler.start : filler.end]
+        own = tags[filler.start : filler.end] if tags is not None else None
+        reason = _check_noun_phrase(words, own)
+        if reason:
+            return reason
+        their = lower[other.start : other.end]
+        owner = (english.POSSESSIVES | english.THIRD_PERSON) & set(words if len(words) > 1 else ())
+        if owner and not (
+            len(their) == 1 and their[0] in english.PRONOUN_NUMBER and their[0] not in english.THIRD_PERSON
+        ):
+            return "a pronoun in one filler may mean the other"
+    start, end = candidate.extent
+    if candidate.verb is not None and any(
+        word in english.FLOATING and not any(f.start <= i < f.end for f in candidate.fillers)
+        for i, word in enumerate(lower[start:end], start)
+        if i < candidate.verb
+    ):
+        return "a quantifier floats off its filler"
+    return None
+
+
+def _check_verb_phrase(
+    sentence: Sentence, candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None
+) -> str | None:
+    """Look at the words around the verb: likeness, *have on*, and what a parser may have misread."""
+    if candidate.verb is None:
+        return None
+    after = lower[candidate.verb + 1 : candidate.verb + 2]
+    if lower[candidate.verb] in english.SENSE_VERBS and after == ["like"]:
+        return "the verb is symmetric"
+    last = max(filler.end for filler in candidate.fillers)
+    if lower[candidate.verb] in ("have", "has", "had", "having") and lower[last : last + 1] == ["on"]:
+        return "the verb is 'have on'"
+    if not sentence.automatic or tags is None:
+        return None
+    if (
+        after
+        and after[0] in english.PREPOSITIONAL_PARTICLES
+        and any(filler.start == candidate.verb + 2 for filler in candidate.fillers)
+    ):
+        return "a particle may be a preposition"
+    for filler in candidate.fillers:
+        if _may_go_on(filler, candidate.verb, lower, tags):
+            return "a filler may not end where the parser ends it"
+    if tags[candidate.verb] == "VB" and candidate.finite is None and "to" not in lower[: candidate.verb]:
+        return "whether the verb is finite is in doubt"
+    return None
+
+
+def _may_go_on(filler: Filler, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Look for what parsers cut off a noun phrase, or take into it, most often."""
+    following = words[filler.end : filler.end + 1]
+    if following in (["and"], ["or"]):
+        return True
+    if following == ["to"] and filler.end - filler.start == 1:  # "making something to eat"
+        return words[filler.start] in english.PRONOUN_NUMBER
+    if filler.end < verb:  # "a man with a hat on is ..."
+        return following == ["on"] or tags[filler.end] in ("IN", "RP")
+    # "holding a microphone singing": whoever sings
+    return "VBG" in tags[filler.start + 1 : filler.end] and bool(filler.object)
+
+
+def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None) -> str | None:
+    """Say why an English filler is not a plain noun phrase, if it is not."""
+    if set(words[:2]) & english.WH_WORDS or (tags and tags[0] in ("WDT", "WP", "WP$", "WRB")):
+        return "a filler is interrogative or relative"
+    if english.NEGATIVE_POLARITY & set(words):
+        return "a filler is bound to negation"
+    if len(words) > 1 and (words[0] in english.ACCUSATIVE or words[0] in english.NOMINATIVE.keys() - {"her"}):
+        return "a pronoun inside a longer filler"
+    if any(
+        w in ("and", "or") and words[k + 1] in {*english.ACCUSATIVE, *english.NOMINATIVE}
+        for k, w in enumerate(words[:-1])
+    ):
+        return "a pronoun inside a longer filler"
+    if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
+        return "a filler is not headed by a noun"
+    if tags is None:
+        return None
+    if tags[0] in ("IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
+        return "a filler is not a noun phrase"
+    head = english.head_of(words, tags)
+    if head is None:
+        return "a filler is not headed by a noun"
+    if ("TO", "VB") in itertools.pairwise(tags):
+        return "a filler carries an infinitive"  # "a role to play": its subject is the other filler
+    if any(m == words[head] or m + "s" == words[head] for m in english.MEASURES):
+        return "a filler is a measure"
+    bare = tags[head] == "NN" and words[head] not in english.PRONOUN_NUMBER
+    if bare and not any(t in ("DT", "PRP$", "POS", "CD", "PDT", "NNP", "NNPS") for t in tags[:head]):
+        return "a filler is a bare singular noun"
+    return None
+
+
+def _placed(sentence: Sentence, candidate: Candidate, here: Filler, other: Filler) -> str | SetAside:
+    """Write the other filler as it must stand here: pronoun case, and capitals of a sentence's first word."""
+    text = uncapitalised(sentence, other.start, other.end)
+    if isinstance(text, SetAside):
+        return text
+    if sentence.language == "en" and other.end - other.start == 1:
+        pronoun = text.lower()
+        if pronoun in english.ACCUSATIVE or pronoun in english.NOMINATIVE:
+            nominative = _wants_nominative(sentence, candidate, here)
+            if nominative is None:
+                return SetAside("which case a pronoun must take is unknown")
+            text = (english.NOMINATIVE if nominative else english.ACCUSATIVE).get(pronoun, text)
+        if (pronoun in english.PRONOUN_NUMBER and len(pronoun) < 5 and here.object
+                and candidate.verb is not None and here.start != candidate.verb + 1):  # fmt: skip
+            return SetAside("a pronoun would stand apart from its verb")
+    if starts_sentence(sentence, here.start) and sentence.words[here.start][0].isupper():
+        text = capital(text[0], sentence.language) + text[1:]
+    return text
+
+
+def _wants_nominative(sentence: Sentence, candidate: Candidate, here: Filler) -> bool | None:
+    if here.subject is not None:
+        return here.subject and (candidate.finite is not None or not candidate.checked)
+    word = sentence.words[here.start].lower()
+    if here.end - here.start == 1 and (word in english.ACCUSATIVE or word in english.NOMINATIVE):
+        return word in english.ACCUSATIVE
+    return None if candidate.verb is None else here.end <= candidate.verb
+
+
+def _agreement(sentence: Sentence, candidate: Candidate, agreement: Agreement) -> list[Replacement] | SetAside:
+    """Check that the finite verb fits its new subject, and re-inflect it where that is asked for."""
+    subject = next((f for f in candidate.fillers if f.subject), None)
+    if candidate.checked and (candidate.finite is None or subject is None):
+        return []
+    if sentence.language != "en":
+        return _foreign_agreement(sentence, candidate, subject)
+    if subject is None:  # spans given by the caller: in English the filler before the verb is the subject
+        subject = min(candidate.fillers, key=lambda f: f.start)
+    other = next(f for f in candidate.fillers if f is not subject)
+    tags = english.tags_of(sentence)
+    old, new = (
+        english.number_of(sentence.words[f.start : f.end], tags[f.start : f.end] if tags is not None else None)
+        for f in (subject, other)
+    )
+    finite = candidate.finite if candidate.finite is not None else candidate.verb
+    if finite is None:
+        return [] if old is not None and old == new else SetAside("the verb may not agree with its new subject")
+    word, tag = sentence.words[finite], tags[finite] if tags is not None else None
+    if old is not None and tag is not None and not english.agrees(word, tag, old, old):
+        return SetAside("the verb does not agree with the subject it has")
+    if english.agrees(word, tag, old, new):
+        return []
+    if agreement == "skip":
+        return SetAside("the verb would not agree with its new subject")
+    if new is None:
+        return SetAside("the number of the new subject is in doubt")
+    if candidate.shared:
+        return SetAside("several verbs would have to be re-inflected")
+    form = english.inflect(word, tag, new)
+    place = next((place for place in sentence.written_words if place[0] == finite), None)
+    if form is None or place is None:
+        return SetAside("the verb cannot be re-inflected")
+    rest = sentence.written(finite + 1, place[1])  # the n't of "doesn't"
+    if form == "am" and rest:
+        return SetAside("the verb cannot be re-inflected")
+    return [(*place, form + rest, "agreement")]
+
+
+def _foreign_agreement(
+    sentence: Sentence, candidate: Candidate, subject: Filler | None
+) -> list[Replacement] | SetAside:
+    """Outside English, compare what the verb marks with what the heads of the fillers bear."""
+    layer = sentence.dependencies
+    if layer is None or layer.features is None or candidate.finite is None or subject is None:
+        return []
+    other = next(f for f in candidate.fillers if f is not subject)
+    old, new = (layer.features[_head(layer.heads, f)] for f in (subject, other))
+    marked = layer.features[candidate.finite]
+    default = {"Person": "3"}
+    for feature in ("Number", "Person", "Gender"):
+        if feature in marked and old.get(feature, default.get(feature)) != new.get(feature, default.get(feature)):
+            return SetAside("the verb would not agree with its new subject")
+    return []
