@@ -132,3 +132,39 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Return random token ids that are neither padding nor special in any family above."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(6, VOCABULARY, (batch, length), generator=generator)
+
+
+def small(config_class: Any, **more: Any) -> Any:
+    """Build the configuration of a tiny model."""
+    small = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return config_class(**small | {"intermediate_size": 16} | more)
+
+
+# Families without a record.
+UNKNOWN: dict[str, Callable[[], Any]] = {
+    "megatron-bert": lambda: hf.MegatronBertModel(small(hf.MegatronBertConfig)),
+    "rembert": lambda: hf.RemBertModel(small(hf.RemBertConfig, input_embedding_size=8)),
+    "gpt_neox": lambda: hf.GPTNeoXModel(small(hf.GPTNeoXConfig)),
+    "roformer": lambda: hf.RoFormerModel(small(hf.RoFormerConfig)),
+}
+
+
+def state(model):
+    """Everything a user could see changed."""
+    return (
+        {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        {name: module.training for name, module in model.named_modules()},
+        model.config.to_dict(),
+        [module.config._attn_implementation for module in model.modules() if isinstance(module, hf.PreTrainedModel)],
+        [parameter.requires_grad for parameter in model.parameters()],
+        torch.get_rng_state().tolist(),
+    )
+
+
+def same(before, after):
+    weights_before, weights_after = before[0], after[0]
+    return (
+        before[1:] == after[1:]
+        and weights_before.keys() == weights_after.keys()
+        and all(torch.equal(weights_before[name], weights_after[name]) for name in weights_before)
+    )

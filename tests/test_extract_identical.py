@@ -13,7 +13,7 @@ import pelocality.extract.identical as identical
 from pelocality.architectures import architecture
 from pelocality.extract import positional_attention
 from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
-from tests.families import EVERY, tiny, tokens
+from tests.families import EVERY, same, state, tiny, tokens
 
 N = 12
 WORDS = [7, 9, 30, 55]
@@ -28,27 +28,6 @@ def slow_probe(model, words, n):
         for word in words:
             total = total + torch.cat(base(torch.full((1, n), word), output_attentions=True).attentions)
     return total / len(words)
-
-
-def state(model):
-    """Everything a user could see changed."""
-    return (
-        {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        {name: module.training for name, module in model.named_modules()},
-        model.config.to_dict(),
-        [module.config._attn_implementation for module in model.modules() if isinstance(module, hf.PreTrainedModel)],
-        [parameter.requires_grad for parameter in model.parameters()],
-        torch.get_rng_state().tolist(),
-    )
-
-
-def same(before, after):
-    weights_before, weights_after = before[0], after[0]
-    return (
-        before[1:] == after[1:]
-        and weights_before.keys() == weights_after.keys()
-        and all(torch.equal(weights_before[name], weights_after[name]) for name in weights_before)
-    )
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -227,76 +206,6 @@ def test_one_position_is_enough():
     assert (result.attention == 1).all()
     assert result.mean_of_metric.symmetry.isnan().all()
     assert not result.source.causal
-
-
-def _config(config_class, **more):
-    small = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return config_class(**small | {"intermediate_size": 16} | more)
-
-
-UNKNOWN = {
-    "megatron-bert": lambda: hf.MegatronBertModel(_config(hf.MegatronBertConfig)),
-    "rembert": lambda: hf.RemBertModel(_config(hf.RemBertConfig, input_embedding_size=8)),
-    "gpt_neox": lambda: hf.GPTNeoXModel(_config(hf.GPTNeoXConfig)),
-    "roformer": lambda: hf.RoFormerModel(_config(hf.RoFormerConfig)),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_families_without_a_record_are_probed_too(name):
-    model = UNKNOWN[name]().eval()
-    with pytest.raises(ValueError, match="not supported"):
-        architecture(model)
-    result = positional_attention(model, length=N, words=WORDS)
-    model.config._attn_implementation = "eager"
-    with torch.no_grad():
-        one = model(torch.full((1, N), WORDS[0]), output_attentions=True).attentions
-    torch.testing.assert_close(positional_attention(model, length=N, words=WORDS[:1]).attention, torch.cat(one))
-    assert result.attention.shape == (2, 2, N, N)
-
-
-REFUSED = {
-    "mamba": (lambda: hf.MambaModel(hf.MambaConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1)), "state space"),
-    "fnet": (lambda: hf.FNetModel(hf.FNetConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1)), "Fourier"),
-    "longformer": (lambda: hf.LongformerModel(_config(hf.LongformerConfig, attention_window=4)), "window"),
-    "big_bird": (lambda: hf.BigBirdModel(_config(hf.BigBirdConfig, attention_type="block_sparse")), "original_full"),
-    "bart": (
-        lambda: hf.BartModel(
-            hf.BartConfig(vocab_size=99, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8,
-                          decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2)
-        ),
-        r"model.get_encoder\(\)",
-    ),
-    "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
-    "deberta": (lambda: hf.DebertaModel(_config(hf.DebertaConfig, talking_head=True)), "do not sum to 1"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_cannot_be_probed_are_refused_by_name(name):
-    make, reason = REFUSED[name]
-    with pytest.raises(ValueError, match=rf"model type '{name}'(.|\n)*{reason}"):
-        positional_attention(make(), length=N, words=WORDS)
-
-
-def test_either_half_of_an_encoder_decoder_model_can_be_named():
-    model = REFUSED["bart"][0]()
-    assert not positional_attention(model.get_encoder(), length=N, words=WORDS).source.causal
-    assert positional_attention(model.get_decoder(), length=N, words=WORDS).source.causal
-
-
-def test_bigbird_with_full_attention_is_probed():
-    model = hf.BigBirdModel(_config(hf.BigBirdConfig, attention_type="original_full"))
-    assert positional_attention(model, length=N, words=WORDS).attention.shape == (2, 2, N, N)
-
-
-def test_a_model_that_returns_no_weights_is_refused():
-    class Silent(hf.BertModel):
-        def forward(self, input_ids=None, **_):
-            return hf.modeling_outputs.BaseModelOutput(last_hidden_state=torch.zeros(*input_ids.shape, 16))
-
-    with pytest.raises(ValueError, match=r"returned no attention weights.*attn_implementation='eager'"):
-        positional_attention(Silent(tiny("bert").config), length=N, words=WORDS)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from torch import nn
 from pelocality.architectures import architecture
 from pelocality.extract import position_share, positional_attention
 from pelocality.extract.share import _Sums
-from tests.families import FAMILIES, tiny, tokens
-from tests.test_extract_identical import UNKNOWN, same, state
+from tests.families import FAMILIES, UNKNOWN, same, state, tiny, tokens
 from tests.test_extract_words import byte_level, wordpiece
 
 N = 9

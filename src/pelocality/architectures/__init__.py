@@ -1,8 +1,8 @@
 """Where each model family keeps attention and positions: one record a family, and the way to find it.
 
-``architecture(model)`` is the door. The records themselves stand in files by kind: ``absolute`` (BERT,
-RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama,
-ModernBERT) and ``disentangled`` (DeBERTa, DeBERTa-v2).
+``architecture(model)`` is the door. The records themselves stand in files by kind: ``absolute`` (BERT, RoBERTa,
+ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT) and
+``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
 from typing import Any

@@ -34,18 +34,18 @@ class AbsoluteInput:
 class Architecture(ABC):
     r"""Where one model family keeps its attention, its queries and keys, and its sense of position.
 
-    A record holds facts, never state: it answers about a base model that is handed to it. Before the mask
-    and the softmax, the logits of every family here are
+    A record holds facts, never state: it answers about a base model that is handed to it. Before the mask and the
+    softmax, the logits of every family here are
 
     $$s \left( q_i^{\top} k_j + u^{\top} k_j + q_i^{\top} R_{j-i} + S_{j-i}^{\top} k_j \right) + b_{j-i}$$
 
-    with $s$ = ``scaling``, $u$ = ``content_bias``, $R$ = ``relative_keys``, $S$ = ``relative_queries`` and
-    $b$ = ``relative_bias``, each absent (None) unless the family has it, and with $q$ and $k$ turned by
-    ``rotation`` first where the family has rotary embeddings. Vectors over distances run from $k = j - i =
-    -(n-1)$ to $n-1$, so that index $n-1$ is the diagonal.
+    with $s$ = ``scaling``, $u$ = ``content_bias``, $R$ = ``relative_keys``, $S$ = ``relative_queries`` and $b$ =
+    ``relative_bias``, each absent (None) unless the family has it, and with $q$ and $k$ turned by ``rotation`` first
+    where the family has rotary embeddings. Vectors over distances run from $k = j - i = -(n-1)$ to $n-1$, so that
+    index $n-1$ is the diagonal.
 
-    A new family is one subclass in one of the files of this folder, an entry in that file's ``RECORDS`` and
-    one tiny configuration in the contract test.
+    A new family is one subclass in one of the files of this folder, an entry in that file's ``RECORDS`` and one tiny
+    configuration in the contract test.
     """
 
     model_types: ClassVar[tuple[str, ...]]

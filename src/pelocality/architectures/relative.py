@@ -28,6 +28,9 @@ class T5(Architecture):
         size = module.key_value_proj_dim
         return heads(module.q(hidden), size), heads(module.k(hidden), size)
 
+    def scaling(self, module: Any) -> float:
+        return 1.0
+
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         first: Any = self.attentions(base)[0]
         return by_distance(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
@@ -66,8 +69,7 @@ class MpNet(Architecture):
 class Bloom(Architecture):
     """BLOOM (BigScience, 2022): causal, with ALiBi's slopes (Press et al., 2022) on the distance.
 
-    transformers adds slope * j, which differs from slope * (j - i) by a constant per row: no softmax can
-    tell.
+    transformers adds slope * j, which differs from slope * (j - i) by a constant per row: no softmax can tell.
     """
 
     model_types = ("bloom",)
@@ -98,8 +100,8 @@ class Bloom(Architecture):
 class XlNet(Architecture):
     """XLNet (Yang et al., 2019) with the relative attention of Transformer-XL (Dai et al., 2019).
 
-    Its logits are (q + r_w_bias) . k + (q + r_r_bias) . (r R): r_w_bias is the content bias u, and r_r_bias
-    . (r R) the purely positional term.
+    Its logits are (q + r_w_bias) . k + (q + r_r_bias) . (r R): r_w_bias is the content bias u, and r_r_bias . (r R)
+    the purely positional term.
     """
 
     model_types = ("xlnet",)

@@ -146,8 +146,10 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     batch, n = tokens.shape[:2]
     try:
         outputs = run(base, **inputs)
-    except IndexError as error:  # a table that ends before its configuration says
-        raise ValueError(f"{name} failed on {n} tokens, probably for want of positions: {error}") from error
+    except IndexError as error:
+        if "index out of range in self" not in str(error):  # what torch says of a lookup beyond a table
+            raise
+        raise ValueError(f"{name} has no row for every id or position of {n} tokens; ask for fewer tokens") from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         raise ValueError(
