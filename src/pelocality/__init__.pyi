@@ -1,4 +1,18 @@
-from . import accumulate as accumulate, metrics as metrics, streaming as streaming, tables as tables
+from . import (
+    accumulate as accumulate,
+    extract as extract,
+    metrics as metrics,
+    plots as plots,
+    streaming as streaming,
+    tables as tables,
+)
+from .extract import (
+    PositionalAttention as PositionalAttention,
+    decompose as decompose,
+    position_share as position_share,
+    positional_attention as positional_attention,
+    positional_logits as positional_logits,
+)
 from .metrics import (
     Measurement as Measurement,
     adjusted_locality as adjusted_locality,

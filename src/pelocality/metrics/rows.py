@@ -290,27 +290,31 @@ class _PairedBlock:
         left, right = (self.only_pairs(w).amax(-1) for w in (self.left.flip(-1), self.right.clone()))
         return spread <= torch.clamp(rtol * torch.maximum(left, right), min=ABSOLUTE_FLOOR)
 
-    def add_gradient(self, grad: Tensor, weights: Sequence[Tensor], rtol: float) -> None:
+    def add_gradient(self, grad: Tensor, c: Tensor, weights: Sequence[Tensor]) -> None:
         """Add to the same rows of the gradient what comes through the three comparisons, given theirs.
 
         With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest
-        -c/R, split over ties; nothing where the row counts as constant.
+        -c/R, split over ties; nothing where the row counts as constant. Elsewhere c is at least 1.
         """
         to_irregularity, to_difference, to_paired = weights
-        low, high, _, _ = self.compare()
-        constant = self.is_constant(high - low, rtol)
+        signed = self.only_pairs(self.left.flip(-1).sub_(self.right))
+        d = signed.abs()
+        high = d.amax(-1)
+        d[..., self.fewest :].add_(self.lift)
+        low = d.amin(-1)
+        is_low, is_high = d == low[..., None], d == high[..., None]
+        constant = c == 0
         slope = torch.where(constant, 0, to_irregularity / torch.where(constant, 1, high - low))  # upstream / R
-        c = self.irregularity(low, high, rtol)
-        d = self.differences()
-        is_low, is_high = (self.only_pairs((d == end[..., None]).to(d.dtype)) for end in (low, high))
-        pairs = self.fewest + self.own.sum(-1)
-        at_low = slope * (c - pairs) / is_low.sum(-1)
+        m = self.fewest + self.own.sum(-1)
+        at_low = slope * (c - m) / is_low.sum(-1)
         at_high = -slope * c / is_high.sum(-1)
-        to_d = (slope + to_difference)[..., None] + at_low[..., None] * is_low + at_high[..., None] * is_high
-        to_d *= torch.sign(self.left.flip(-1) - self.right)
+        to_d = (slope + to_difference)[..., None] + torch.where(is_low, at_low[..., None], 0)
+        to_d += torch.where(is_high, at_high[..., None], 0)
+        to_d *= signed.sign_()  # 0 beyond a row's own pairs
         left, right = self.windows(grad)
-        left += self.only_pairs(to_paired[..., None] + to_d).flip(-1)
-        right += self.only_pairs(to_paired[..., None] - to_d)
+        paired = self.only_pairs(to_paired[..., None].expand(to_d.shape).clone())
+        right += paired - to_d
+        left += paired.add_(to_d).flip(-1)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -318,28 +322,26 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, pairs: bool, rtol: float) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(flat)
-        ctx.pairs, ctx.rtol = pairs, rtol
         s = _in_blocks(flat.detach(), pairs, rtol)
         fields = (s.total, s.locality, s.irregularity, s.difference, s.paired)
+        ctx.save_for_backward(flat, s.irregularity)
         return tuple(field for field in fields if field is not None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
-        (flat,) = ctx.saved_tensors
+        flat, irregularity = ctx.saved_tensors
         n = flat.shape[-1]
         shared = _Constants(flat)
         to_total, to_locality, *to_compared = (
             flat.new_zeros(flat.shape[:-1], dtype=shared.dtype) if g is None else g for g in grads
         )
         grad = to_total[..., None].expand(flat.shape).contiguous()
-        for matrices, first, stop in row_blocks(len(flat), flat.shape[-1], flat.device):
+        for matrices, first, stop in row_blocks(len(flat), n, flat.device):
+            here, rows = (matrices, slice(first, stop)), covering(first, stop, n)
             decay, band = shared.decay_band(first, stop, n)
-            grad[matrices, first:stop, band] += to_locality[matrices, first:stop, None] * decay
-            if ctx.pairs and 0 < first < n - 1:
-                rows = covering(first, stop, n)
-                to_block = [upstream[matrices, first:stop] for upstream in to_compared]
+            grad[matrices, first:stop, band] += to_locality[here][..., None] * decay
+            if irregularity is not None and 0 < first < n - 1:
                 block = _PairedBlock(flat[matrices, rows], first, stop, shared)
-                block.add_gradient(grad[matrices, rows], to_block, ctx.rtol)
+                block.add_gradient(grad[matrices, rows], irregularity[here], [to[here] for to in to_compared])
         return grad.to(flat.dtype), None, None

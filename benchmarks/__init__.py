@@ -1,0 +1,1 @@
+"""Speed and memory against peers and physical limits, as ratios within one run."""

@@ -1,0 +1,86 @@
+"""Paired timings and peak memory, shared by the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from pelocality.metrics import rows
+
+
+def arguments(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--repeats", type=int, default=15, help="pairs of runs; the medians are reported")
+    return parser.parse_args()
+
+
+def seconds(function: Callable[[], object]) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def paired(function: Callable[[], object], baseline: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Median seconds of the function and median of its ratio to the baseline, run in turn."""
+    function(), baseline()
+    pairs = [(seconds(function), seconds(baseline)) for _ in range(repeats)]
+    return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)
+
+
+def extra_mebibytes(function: Callable[[], object]) -> float:
+    """Peak resident memory while the function runs, beyond what was resident before (Linux), or on the GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    clear = Path("/proc/self/clear_refs")
+    if not clear.exists():
+        return float("nan")
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or the function would be served from pages that are resident already
+    clear.write_text("5")  # forget the peak so far
+    before = _status("VmRSS")
+    function()
+    return max(0.0, _status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+@contextlib.contextmanager
+def compiled(wanted: bool) -> Iterator[None]:
+    """Run the metrics with numba or in plain torch."""
+    installed = rows._numba_is_installed
+    rows._numba_is_installed = lambda: wanted
+    try:
+        yield
+    finally:
+        rows._numba_is_installed = installed
+
+
+def machine() -> str:
+    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{names[0] if names else platform.machine()}{gpu}, torch {torch.__version__}, one thread"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
