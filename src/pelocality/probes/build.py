@@ -182,12 +182,12 @@ def _open(source: Iterable[Item] | Records[Item]) -> tuple[Records[Item], Item |
     if isinstance(source, Records):
         parsed = (source.parse(record) for record in source.records())
         return source, next((item for item in parsed if not isinstance(item, Dropped)), None)
+    if isinstance(source, Pair | Sentence):
+        raise TypeError(f"pairs must be a corpus or a list, got one {type(source).__name__}; put it in a list")
     if isinstance(source, str | Path) or not isinstance(source, Iterable):
         raise TypeError(
             f"pairs must be read first, got {type(source).__name__}; see read_snli, read_pairs, read_frames"
         )
-    if isinstance(source, Pair | Sentence):
-        raise TypeError(f"pairs must be a corpus or a list, got one {type(source).__name__}; put it in a list")
     if isinstance(source, Iterator):
         first = next(source, None)
         source = itertools.chain([] if first is None else [first], source)

@@ -30,7 +30,19 @@ _QUOTES = {
     '"': ('"', "“", "”", "''", "``"),
 }
 # scripts written without spaces between words: there, no space says nothing about word boundaries
-_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
+_UNSPACED = (
+    "CJK",
+    "HIRAGANA",
+    "KATAKANA",
+    "THAI",
+    "LAO",
+    "KHMER",
+    "MYANMAR",
+    "BOPOMOFO",
+    "TIBETAN",
+    "IDEOGRAPHIC",
+    "FULLWIDTH",
+)
 
 
 def unescape(token: str) -> str:

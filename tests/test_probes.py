@@ -1,0 +1,308 @@
+"""Shuffles: what they permute, what they leave alone, and that they are the same everywhere."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from pelocality.corpora import read_conllu, read_pairs, read_snli
+from pelocality.probes import (
+    constituency_shuffling,
+    minimal_pairs,
+    probe_info,
+    random_shuffling,
+    semantic_role_swap,
+    window_shuffling,
+)
+from pelocality.trees import Dependencies, Pair, Sentence, parse_bracketed
+
+DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason="PELOCALITY_DATA names no folder of corpora")
+
+TREE = (
+    "(ROOT (S (NP (DT The) (JJ old) (NN sailor)) (VP (VBD told) (NP (PRP$ his) (JJ young) (NN niece))"
+    " (NP (DT a) (JJ long) (, ,) (JJ sad) (NN story) (PP (IN about) (NP (NNS whales))))) (. .)))"
+)
+SHORT = "(ROOT (S (NP (DT The) (NN sailor)) (VP (VBD wept)) (. .)))"
+
+
+def sentence(bracketed, uid="s", **layers):
+    words, constituents = parse_bracketed(bracketed, "made up")
+    return Sentence(words, uid=uid, language="en", constituents=constituents, **layers)
+
+
+def pair(uid="p", label="entailment", premise=TREE, hypothesis=SHORT):
+    return Pair(sentence(premise, f"{uid}/1"), sentence(hypothesis, f"{uid}/2"), label, uid)
+
+
+PAIRS = [pair(f"p{k}", label) for k, label in enumerate(["entailment", "neutral", "contradiction"] * 3)]
+SHUFFLES = {
+    "constituency": lambda items, **kw: constituency_shuffling(items, range(2, 6), **kw),
+    "window": lambda items, **kw: window_shuffling(items, range(2, 6), **kw),
+    "random": random_shuffling,
+}
+
+
+def bag(text):
+    return Counter(re.findall(r"[\w']+", text))
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+@given(seed=st.integers(0, 2**40), side=st.sampled_from(["premise", "hypothesis", "both"]))
+@settings(max_examples=15, deadline=None)
+def test_a_shuffle_keeps_the_words_and_touches_nothing_outside_its_spans(name, seed, side):
+    for row in SHUFFLES[name](PAIRS[:2], seed=seed, side=side):
+        for half in ("premise", "hypothesis"):
+            original, edited = row[f"original_{half}"], row[half]
+            spans = [span for span in row["spans"] if span["side"] == half]
+            assert bag(edited) == bag(original)
+            assert (edited != original) == bool(spans)
+            rebuilt = original
+            for span in spans:
+                assert span["original"] != span["edited"]
+                rebuilt = rebuilt.replace(span["original"], span["edited"], 1)
+            assert rebuilt == edited
+        assert row["label"] == row["original_label"]
+        assert row["seed"] == seed
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_a_bag_of_words_loses_nothing_and_an_oracle_of_order_everything(name):
+    probe = SHUFFLES[name](PAIRS)
+
+    def classify(premise, hypothesis):  # any function of the two bags: three arbitrary classes
+        return hash((frozenset(bag(premise).items()), frozenset(bag(hypothesis).items()))) % 3
+
+    known = {(row["original_premise"], row["original_hypothesis"]) for row in probe}
+    assert len(probe) > 0
+    for row in probe:
+        original = row["original_premise"], row["original_hypothesis"]
+        edited = row["premise"], row["hypothesis"]
+        assert classify(*original) == classify(*edited)
+        assert original in known
+        assert edited not in known
+
+
+def test_constituents_have_the_size_asked_for_without_counting_punctuation():
+    row = constituency_shuffling([sentence(TREE)], 6)[0]
+    [span] = row["spans"]
+    assert (row["size"], row["category"], span["original"]) == (6, "NP", "a long, sad story about whales")
+    assert span["edited"][-1] != ","
+    assert span["edited"].split()[1].endswith(",")  # the comma keeps its place, after the second word
+
+
+def test_all_disjoint_constituents_are_taken_longest_first():
+    [row] = constituency_shuffling([sentence(TREE)], range(2, 7), spans="all")
+    assert [(s["start"], s["end"]) for s in row["spans"]] == [(0, 3), (4, 7), (7, 14)]
+    assert row["size"] == 6
+
+
+def test_categories_restrict_the_constituents():
+    for seed in range(5):
+        [row] = constituency_shuffling([sentence(TREE)], range(2, 6), categories={"PP"}, seed=seed)
+        assert row["sentence"].endswith("story whales about.")
+
+
+def test_a_constituent_that_is_the_whole_sentence_is_set_aside():
+    probe = constituency_shuffling([sentence(SHORT)], 3)
+    assert len(probe) == 0
+    assert probe_info(probe).set_aside == {"the constituent is the whole sentence": 1}
+    assert probe_info(probe).dropped == {"no constituent of that size": 1}
+
+
+def test_a_constituent_of_like_words_cannot_be_shuffled():
+    probe = constituency_shuffling([sentence("(S (NP (NN no) (NN no)) (VP (VBD said)))")], 2)
+    assert probe_info(probe).set_aside == {"the words of the constituent are all alike": 1}
+
+
+def test_a_constituent_that_cuts_a_written_word_is_set_aside():
+    cut = "(S (NP (PRP He)) (VP (VBZ 's) (VP (VBG counting) (NP (NNS whales)))))"
+    probe = constituency_shuffling([sentence(cut)], 2, categories={"VP"}, seed=1)
+    assert probe[0]["sentence"] == "He's whales counting"
+    assert probe_info(constituency_shuffling([sentence(cut)], 3, categories={"VP"})).set_aside == {
+        "the constituent cuts a written word": 1
+    }
+
+
+def test_windows_match_the_constituents_in_number_and_size_and_are_none_themselves():
+    items = [sentence(TREE, f"s{k}") for k in range(40)]
+    constituents = {(0, 3), (4, 7), (7, 14), (12, 14), (3, 14), (0, 15)}
+    for spans in ("one", "all"):
+        first = constituency_shuffling(items, 3, spans=spans, seed=5)
+        control = window_shuffling(items, 3, spans=spans, seed=5)
+        assert first["uid"] == control["uid"]
+        assert first["size"] == control["size"]
+        for row, other in zip(first, control, strict=True):
+            assert len(row["spans"]) == len(other["spans"])
+            assert not {(s["start"], s["end"]) for s in other["spans"]} & constituents
+            assert {(s["start"], s["end"]) for s in row["spans"]} <= constituents
+    assert len({str(row["spans"]) for row in control}) > 3  # places are drawn, not fixed
+
+
+def test_dependency_subtrees_serve_where_there_are_no_constituents():
+    layer = Dependencies((2, 3, 0, 6, 6, 3), ("det", "nsubj", "root", "det", "amod", "obj"), "gold")
+    item = Sentence(("the", "cat", "saw", "a", "big", "dog"), uid="d", dependencies=layer)
+    [row] = constituency_shuffling([item], 3)
+    assert (row["category"], row["spans"][0]["start"]) == ("obj", 3)
+    assert [c["category"] for c in constituency_shuffling([item], 2)[0]["spans"]] == ["nsubj"]
+
+
+def test_random_shuffling_needs_no_trees():
+    probe = random_shuffling(read_pairs([{"premise": "one two three", "hypothesis": "one", "label": "neutral"}]))
+    assert sorted(probe[0]["premise"].split()) == ["one", "three", "two"]
+    assert probe[0]["hypothesis"] == "one"
+
+
+def test_labels_choose_pairs_and_the_others_are_counted():
+    probe = random_shuffling(PAIRS, labels=("neutral",))
+    assert set(probe["label"]) == {"neutral"}
+    assert probe_info(probe).dropped == {"label not asked for": 6}
+
+
+def test_every_item_is_a_row_or_counted_and_one_log_line_says_so(caplog):
+    items = [*PAIRS, pair("q", premise=SHORT)]
+    with caplog.at_level(logging.INFO, logger="pelocality"):
+        probe = constituency_shuffling(items, 6)
+    info = probe_info(probe)
+    assert (info.items, info.rows, sum(info.dropped.values())) == (10, 9, 1)
+    assert [r.getMessage() for r in caplog.records if "rows" in r.getMessage()] == [
+        "constituency_shuffling: 9 rows of 10 items; items dropped: no constituent of that size: 1; "
+        "candidates set aside: none"
+    ]
+    assert (info.settings["sizes"], info.settings["seed"]) == ([6], 0)
+
+
+def test_info_survives_saving(tmp_path):
+    probe = random_shuffling(PAIRS)
+    probe.save_to_disk(tmp_path / "probe")
+    assert probe_info(datasets.load_from_disk(tmp_path / "probe")) == probe_info(probe)
+    with pytest.raises(ValueError, match=r"made by pelocality\.probes"):
+        probe_info(datasets.Dataset.from_dict({"a": [1]}))
+
+
+def test_the_number_of_processes_and_other_rows_change_nothing():
+    one = constituency_shuffling(PAIRS, 3, seed=3)
+    assert constituency_shuffling(PAIRS, 3, seed=3, num_proc=2)[:] == one[:]
+    assert constituency_shuffling(PAIRS, 3, seed=3, num_proc=2).info.description == one.info.description
+    assert constituency_shuffling(PAIRS[4:], 3, seed=3)[:] == one.select(range(4, 9))[:]
+    assert constituency_shuffling(PAIRS, 3, seed=4)[:] != one[:]
+
+
+def test_a_process_that_finds_no_row_does_no_harm():
+    items = [*PAIRS[:3], *(pair(f"q{k}", premise=SHORT) for k in range(3))]
+    assert len(constituency_shuffling(items, 6, num_proc=2)) == 3
+
+
+def test_a_fresh_interpreter_with_another_hash_seed_makes_the_same_rows():
+    program = (
+        "from tests.test_probes import *; import json;"
+        "print(json.dumps([p[:] for p in (constituency_shuffling(PAIRS, 3, seed=9), random_shuffling(PAIRS, seed=9))]))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    root = Path(__file__).parents[1]
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root, env=environment
+    )
+    here = [constituency_shuffling(PAIRS, 3, seed=9)[:], random_shuffling(PAIRS, seed=9)[:]]
+    assert json.loads(out.stdout) == json.loads(json.dumps(here))
+
+
+def test_a_changed_file_is_read_again_and_the_cache_of_datasets_stays_empty(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / "a.jsonl"
+    row = {"premise": "one two three", "hypothesis": "x", "label": "neutral"}
+    path.write_text(json.dumps(row))
+    corpus = read_pairs(path)
+    before = random_shuffling(corpus)
+    path.write_text(json.dumps(row | {"premise": "four five six"}))
+    assert random_shuffling(corpus)[0]["original_premise"] == "four five six"
+    assert before[0]["original_premise"] == "one two three"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_generator_is_read_once_and_not_by_several_processes():
+    assert len(random_shuffling(p for p in PAIRS)) == 9
+    with pytest.raises(ValueError, match="make a list of the generator"):
+        random_shuffling((p for p in PAIRS), num_proc=2)
+
+
+@pytest.mark.parametrize("num_proc", [None, 2])
+def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
+    row = json.dumps({"premise": "one two", "hypothesis": "x", "label": "neutral"})
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{row}\n{row}\n{row}\n{{broken")
+    with pytest.raises(ValueError, match=r"a\.jsonl:4: "):
+        random_shuffling(read_pairs(path), num_proc=num_proc)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: constituency_shuffling(PAIRS, 1), ValueError, "size must be at least 2"),
+        (lambda: constituency_shuffling(PAIRS, range(0)), ValueError, "size must be at least 2"),
+        (lambda: constituency_shuffling(PAIRS, (3, 6)), TypeError, r"range\(3, 7\)"),
+        (lambda: constituency_shuffling(PAIRS, 3, side="left"), ValueError, "side must be one of 'premise'"),
+        (lambda: constituency_shuffling(PAIRS, 3, spans="some"), ValueError, "spans must be one of"),
+        (lambda: constituency_shuffling(PAIRS, 3, categories="NP"), TypeError, "categories must be a collection"),
+        (lambda: random_shuffling(PAIRS, labels="neutral"), TypeError, "labels must be a collection"),
+        (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must not be negative"),
+        (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed must be an integer"),
+        (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc must be at least 1"),
+        (lambda: random_shuffling("a.jsonl"), TypeError, "must be read first.*read_snli"),
+        (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
+        (lambda: random_shuffling([{"premise": "a"}]), TypeError, "read_pairs makes pairs of rows"),
+        (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_an_empty_source_gives_an_empty_probe():
+    assert len(random_shuffling([])) == 0
+    assert probe_info(random_shuffling([])).items == 0
+
+
+def test_minimal_pairs_set_originals_beside_edits_and_never_alike():
+    both = minimal_pairs(random_shuffling(PAIRS, side="both"))
+    assert len(both) == 18
+    assert set(both["side"]) == {"premise", "hypothesis"}
+    assert both["pairID"] == [str(k) for k in range(18)]
+    assert set(both["UID"]) == {"random_shuffling"}
+    assert all(row["sentence_good"] != row["sentence_bad"] for row in both)
+    assert both[0]["sentence_good"] == PAIRS[0].premise.text
+    single = minimal_pairs(random_shuffling([sentence(TREE)]))
+    assert single[0]["sentence_good"] == sentence(TREE).text
+    bite = "(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (PRP him))) (. .))"
+    [swap] = minimal_pairs(semantic_role_swap([sentence(bite)], source="constituents"))
+    assert (swap["sentence_good"], swap["sentence_bad"]) == ("A dog bit him.", "He bit a dog.")
+
+
+@real_data
+def test_shuffles_of_real_pairs_keep_every_character():
+    corpus = read_snli(DATA / "snli_parsed" / "snli_dev_subset.jsonl")
+    for probe in (constituency_shuffling(corpus, range(3, 7), spans="all", side="both"), random_shuffling(corpus)):
+        assert len(probe) > 1200
+        for row in probe:
+            assert Counter(row["premise"]) == Counter(row["original_premise"])
+            assert row["premise"] != row["original_premise"] or row["hypothesis"] != row["original_hypothesis"]
+
+
+@real_data
+@pytest.mark.parametrize("language", ["de", "zh"])
+def test_shuffles_of_real_treebanks_keep_every_character_but_spaces(language):
+    corpus = read_conllu(DATA / "ud_pud" / f"{language}_pud-slim.conllu")
+    probe = constituency_shuffling(corpus, range(3, 7), spans="all")
+    assert len(probe) > 900
+    for row in probe:
+        left, right = (Counter(row[name].replace(" ", "")) for name in ("sentence", "original_sentence"))
+        assert left == right

@@ -1,0 +1,169 @@
+"""One data model: words, spacing, phrases, dependencies."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pelocality.trees import (
+    Argument,
+    Constituent,
+    Constituents,
+    Dependencies,
+    Frame,
+    Pair,
+    Sentence,
+    align,
+    category,
+    dependency_constituents,
+    is_punctuation,
+    join,
+    parse_bracketed,
+    phrases,
+    spaces_by_rule,
+    unescape,
+)
+
+WORDS = st.lists(st.text("abcdefgh", min_size=1, max_size=5), min_size=1, max_size=9)
+
+
+@given(WORDS, st.data())
+def test_text_cut_into_tokens_comes_back_with_its_own_spaces(words, data):
+    spaces = [data.draw(st.sampled_from(["", " ", "  "])) for _ in words[:-1]] + [""]
+    text = "".join(w + s for w, s in zip(words, spaces, strict=True))
+    found = align(words, text)
+    assert found is not None
+    assert Sentence(found[0], found[1]).text == text
+
+
+def test_align_undoes_treebank_escapes_and_quotes():
+    assert align(["``", "Go", "-LRB-", "1\\/2", "-RRB-", "''"], "“Go (1/2)”") == (
+        ("“", "Go", "(", "1/2", ")", "”"),
+        ("", " ", "", "", "", ""),
+    )
+    assert align(["a", "b"], "a c") is None
+    assert align(["a"], "a b") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["I", "do", "n't", ",", "really", "."], "I don't, really."),
+        (["The", "boy", "'s", "dog", "(", "old", ")", "barks", "!"], "The boy's dog (old) barks!"),
+        (["他", "来", "了", "。"], "他来了。"),
+    ],
+)
+def test_rule_spacing_writes_as_people_do(words, text):
+    sentence = Sentence(tuple(words))
+    assert (sentence.text, sentence.spacing) == (text, "rule")
+
+
+def test_hyphens_tagged_as_such_are_written_without_spaces():
+    assert spaces_by_rule(["a", "well", "-", "known", "cat"], ["DT", "RB", "HYPH", "JJ", "NN"]) == (
+        " ", "", "", " ", "",
+    )  # fmt: skip
+
+
+def test_written_words_keep_contractions_whole_and_leave_punctuation_out():
+    sentence = Sentence(("(", "He", "ca", "n't", ",", "well", "-", "known", ")"),
+                        ("", " ", "", "", " ", "", "", "", ""))  # fmt: skip
+    assert [sentence.written(*place) for place in sentence.written_words] == ["He", "can't", "well-known"]
+
+
+def test_words_written_as_one_are_one_written_word_and_one_form_in_the_text():
+    sentence = Sentence(("zu", "dem", "See"), ("", " ", ""), contractions=((0, 2, "zum"),))
+    assert sentence.text == "zum See"
+    assert sentence.written_words == ((0, 2), (2, 3))
+
+
+def test_scripts_without_spaces_have_words_all_the_same():
+    sentence = Sentence(("他", "用", "iPhone", "15", "。"), ("", "", " ", "", ""))
+    assert len(sentence.written_words) == 4
+
+
+def test_join_puts_a_space_where_two_words_would_run_into_one():
+    assert join(["用", "iPhone", "15"], ["", "", ""]) == "用iPhone 15"
+    assert join(["don", "'t"], ["", ""]) == "don't"
+
+
+@pytest.mark.parametrize("token", [".", "...", "“", "-", "—", "«"])
+def test_marks_are_punctuation(token):
+    assert is_punctuation(token)
+
+
+@pytest.mark.parametrize("token", ["n't", "%", "&", "3", "€", "犬"])
+def test_what_is_read_aloud_is_not_punctuation(token):
+    assert not is_punctuation(token)
+
+
+def test_unescape_reaches_inside_tokens():
+    assert [unescape(t) for t in ("-LRB-", ":--RRB-", "1\\/2", "''", "well-known")] == [
+        "(", ":-)", "1/2", '"', "well-known",
+    ]  # fmt: skip
+
+
+def test_bracketed_trees_lose_traces_and_function_tags_and_keep_unary_chains():
+    words, found = parse_bracketed(
+        "( (S (NP-SBJ-1 (PRP She)) (VP (VBD tried) (S (NP-SBJ (-NONE- *-1)) (VP (TO to) (VP (VB go)))))) )", "x"
+    )
+    assert words == ("She", "tried", "to", "go")
+    assert found.tags == ("PRP", "VBD", "TO", "VB")
+    assert {(c.start, c.end): c.labels for c in found.spans} == {
+        (0, 4): ("S",), (0, 1): ("NP",), (1, 4): ("VP",), (2, 4): ("S", "VP"), (3, 4): ("VP",),
+    }  # fmt: skip
+    assert found.tree is not None
+    assert found.tree.leaves() == ["She", "tried", "*-1", "to", "go"]
+
+
+@pytest.mark.parametrize("broken", ["(S (NP (DT a))", "S (NP)", ""])
+def test_broken_brackets_are_an_error(broken):
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_bracketed(broken, "x")
+
+
+def test_categories_are_labels_without_functions():
+    assert [category(x) for x in ("NP-TMP", "NP=2", "-RRB-", "VP")] == ["NP", "NP", "-RRB-", "VP"]
+
+
+def test_only_subtrees_in_one_piece_are_phrases():
+    # word 2 hangs from word 4 over its head's other child: 2-4 is not in one piece with 3 outside
+    crossing = Dependencies((0, 4, 1, 1), ("root", "a", "b", "c"), "gold")
+    assert [(c.start, c.end) for c in dependency_constituents(crossing).spans] == [(0, 4)]
+
+
+def test_a_cycle_in_dependencies_does_not_hang():
+    assert dependency_constituents(Dependencies((2, 1), ("a", "b"), "broken")).spans is not None
+
+
+def test_phrases_prefer_a_sentences_own_and_say_when_they_are_a_rule():
+    layer = Dependencies((2, 0), ("det", "root"), "gold")
+    own = Constituents((Constituent(0, 2, ("NP",)),), "tree")
+    assert phrases(Sentence(("a", "cat"), dependencies=layer, constituents=own)) is own
+    found = phrases(Sentence(("a", "cat"), dependencies=layer))
+    assert found is not None
+    assert found.source == "dependency subtrees of gold"
+    assert phrases(Sentence(("a", "cat"))) is None
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"spaces": (" ",)},
+        {"dependencies": Dependencies((3, 0), ("a", "b"), "x")},
+        {"dependencies": Dependencies((0,), ("a",), "x")},
+        {"constituents": Constituents((Constituent(1, 3, ("NP",)),), "x")},
+        {"frames": (Frame("go.01", (0, 1), (Argument("ARG0", 1, 1),), "x"),)},
+    ],
+)
+def test_layers_that_do_not_fit_the_words_are_refused(layers):
+    with pytest.raises(ValueError, match="must"):
+        Sentence(("a", "cat"), uid="7", **layers)
+
+
+def test_a_pair_of_strings_is_refused_with_the_way_out():
+    with pytest.raises(TypeError, match=r"premise must be .*Sentence, got str.*read_pairs"):
+        Pair("A cat.", "A dog.")  # type: ignore[arg-type]
+
+
+def test_replacing_spans_leaves_the_rest_as_it_stands():
+    sentence = Sentence(("A", "cat", ",", "too", "."), (" ", "", "  ", "", ""))
+    assert sentence.replaced([(1, 2, "dog"), (3, 4, "also")]) == "A dog,  also."
+    assert sentence.replaced([]) == sentence.text
