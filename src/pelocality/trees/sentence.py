@@ -187,16 +187,17 @@ class Sentence:
         Returns:
             The words with the spaces between them, contractions written as one.
         """
-        pieces, gaps, i = [], [], start
         forms = {first: (last, form) for first, last, form in self.contractions if start <= first and last <= end}
+        pieces, i = [], start
         while i < end:
-            after, form = forms.get(i, (i + 1, self.words[i]))
+            after, form = forms[i] if i in forms else (i + 1, self.words[i])
             pieces.append(form)
-            gaps.append(self.spaces[after - 1] if after < end else "")
+            if after < end:
+                pieces.append(self.spaces[after - 1])
             i = after
-        return "".join(piece + gap for piece, gap in zip(pieces, gaps, strict=True))
+        return "".join(pieces)
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         """The sentence as people write it."""
         return self.written(0, len(self.words))

@@ -1,0 +1,151 @@
+"""Speed of readers and builders beside nltk's bare parsing of the same trees, and memory as pairs grow.
+
+    python benchmarks/probes.py                              # made-up pairs
+    python benchmarks/probes.py --snli snli_1.0_dev.jsonl    # real ones
+    python benchmarks/probes.py --memory 1000 1000000        # peak memory of two builders at each size
+
+Speeds are sentences per second in one process, the best of three; a ratio below 1 is slower than bare parsing.
+"""
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nltk import Tree
+
+from pelocality.corpora import read_snli, read_trees
+from pelocality.probes import (
+    constituency_shuffling,
+    minimal_pairs,
+    random_shuffling,
+    semantic_role_swap,
+    window_shuffling,
+)
+from pelocality.trees import Pair, Sentence, parse_bracketed
+
+NOUNS = ["sailor", "nun", "judge", "owl", "fox", "clerk", "poet", "baker"]
+VERBS = ["saw", "chased", "helped", "blamed", "painted"]
+
+
+def made_up_tree(rng: random.Random) -> str:
+    """One clause of nine words and a full stop, never the same for long."""
+    subject, patient, place = rng.sample(NOUNS, 3)
+    return (
+        f"(ROOT (S (NP (DT The) (JJ old) (NN {subject})) (VP (VBD {rng.choice(VERBS)}) (NP (NP (DT a) (NN {patient}))"
+        f" (PP (IN behind) (NP (DT the) (NN {place}))))) (. .)))"
+    )
+
+
+def made_up_file(path: Path, count: int) -> Path:
+    rng = random.Random(0)
+    with path.open("w") as lines:
+        for k in range(count):
+            trees = [made_up_tree(rng) for _ in range(2)]
+            texts = [" ".join(Tree.fromstring(tree).leaves()[:-1]) + "." for tree in trees]
+            row = {"gold_label": "neutral", "pairID": str(k)}
+            for side, (tree, text) in enumerate(zip(trees, texts, strict=True), 1):
+                row |= {f"sentence{side}": text, f"sentence{side}_parse": tree}
+            lines.write(json.dumps(row) + "\n")
+    return path
+
+
+def best_of_three(call: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def speeds(path: Path) -> None:
+    trees = [
+        row[f"sentence{side}_parse"]
+        for row in map(json.loads, path.read_text().splitlines())
+        for side in (1, 2)
+        if row["gold_label"] != "-"
+    ]
+    bare = len(trees) / best_of_three(lambda: [Tree.fromstring(tree) for tree in trees])
+    with tempfile.TemporaryDirectory() as folder:
+        bracketed = Path(folder, "trees.mrg")
+        bracketed.write_text("\n".join(trees))
+        pairs = list(read_snli(path))
+        probe = random_shuffling(pairs)
+        jobs = {
+            "nltk Tree.fromstring": lambda: [Tree.fromstring(tree) for tree in trees],
+            "read_trees": lambda: list(read_trees(bracketed)),
+            "read_snli": lambda: list(read_snli(path)),
+            "random_shuffling": lambda: random_shuffling(pairs, "both"),
+            "constituency_shuffling": lambda: constituency_shuffling(pairs, range(3, 7), "both", "all"),
+            "window_shuffling": lambda: window_shuffling(pairs, range(3, 7), "both", "all"),
+            "semantic_role_swap": lambda: semantic_role_swap(pairs, source="constituents", label_policy="neutral"),
+            "minimal_pairs": lambda: minimal_pairs(probe),
+            "read_snli + constituency_shuffling": lambda: constituency_shuffling(
+                read_snli(path), range(3, 7), "both", "all"
+            ),
+        }
+        print(f"{len(trees)} sentences\n{'':36}{'sentences/s':>12}{'to nltk':>9}")
+        for name, job in jobs.items():
+            one_side = name in ("semantic_role_swap", "minimal_pairs")
+            rate = len(trees) / (2 if one_side else 1) / best_of_three(job)
+            print(f"{name:36}{rate:12,.0f}{rate / bare:9.2f}")
+
+
+class MadeUpPairs:
+    """As many pairs as asked for, one at a time, with trees where they are wanted."""
+
+    def __init__(self, count: int, with_trees: bool) -> None:
+        self.name = "made up"
+        self.count = count
+        self.with_trees = with_trees
+
+    def records(self) -> Iterator[int]:
+        """Number the pairs."""
+        return iter(range(self.count))
+
+    def parse(self, record: int) -> Pair:
+        """Make up one pair, the same each time."""
+        rng = random.Random(record)
+        sides = []
+        for _ in range(2):
+            words, constituents = parse_bracketed(made_up_tree(rng), "made up")
+            spaces = (*[" "] * (len(words) - 2), "", "")
+            sides.append(Sentence(words, spaces, constituents=constituents if self.with_trees else None))
+        return Pair(sides[0], sides[1], "neutral", str(record))
+
+
+def peak(builder: str, count: int) -> None:
+    """Build one probe and print the peak memory of this process, and how long it took."""
+    start = time.perf_counter()
+    if builder == "random_shuffling":
+        probe = random_shuffling(MadeUpPairs(count, with_trees=False))
+    else:
+        probe = constituency_shuffling(MadeUpPairs(count, with_trees=True), 3)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{builder:28}{len(probe):10,} rows{megabytes:9.0f} MiB{time.perf_counter() - start:9.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--snli", type=Path, help="SNLI or MultiNLI JSON lines with parses")
+    parser.add_argument("--memory", type=int, nargs="+", help="numbers of pairs")
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        peak(arguments.peak[0], int(arguments.peak[1]))
+    elif arguments.memory:
+        for builder in ("random_shuffling", "constituency_shuffling"):
+            for count in arguments.memory:  # each in a process of its own, or the peaks would add up
+                subprocess.run([sys.executable, __file__, "--peak", builder, str(count)], check=True)
+    elif arguments.snli:
+        speeds(arguments.snli)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            speeds(made_up_file(Path(folder, "pairs.jsonl"), 2000))
