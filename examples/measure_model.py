@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
 
-from pelocality import PositionalAttention, plots, positional_attention
+from pelocality import PositionalAttention, crop, measure, plots, positional_attention, sink_rate
 
 
 def packaged_model() -> str:
@@ -30,7 +30,7 @@ def packaged_model() -> str:
 
 def per_layer(result: PositionalAttention) -> pd.DataFrame:
     """One row a layer: the mean over heads and words with its interval, and the symmetry of the mean matrix."""
-    frame = result.to_frame("layer")
+    frame = result.to_frame("layer").astype(float)
     frame.loc["mean"] = frame.mean()
     shown = pd.DataFrame({"layer": [*result.layers, "mean"]})
     for metric in ("locality", "symmetry", "relative_asymmetry"):
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="positions n")
     parser.add_argument("--words", type=int, default=64, help="identical words to average over")
     parser.add_argument("--seed", type=int, default=0, help="seed of the words and of the untrained weights")
+    parser.add_argument("--special-tokens", action="store_true", help="frame the words with [CLS] and [SEP]")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for the figure and the results")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -75,7 +76,12 @@ def main() -> None:
     }
     results = {
         name: positional_attention(
-            model, tokenizer, length=arguments.length, words=arguments.words, seed=arguments.seed
+            model,
+            tokenizer,
+            length=arguments.length,
+            words=arguments.words,
+            seed=arguments.seed,
+            special_tokens=arguments.special_tokens,
         )
         for name, model in models.items()
     }
@@ -83,6 +89,12 @@ def main() -> None:
     print(f"{source}\nn = {arguments.length}, {arguments.words} words; mean over heads [95 % interval over words]")
     for name, result in results.items():
         print(f"\n{name}\n{per_layer(result).to_string(index=False)}")
+        beside = measure(crop(result, 1))
+        print(
+            f"the first token draws {sink_rate(result).mean():.1%}; without it, of mean: locality "
+            f"{beside.locality.mean():.3f}, symmetry {beside.symmetry.mean():.3f}, "
+            f"relative asymmetry {beside.relative_asymmetry.mean():.3f}"
+        )
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
         result.save(arguments.output / f"{name}.safetensors")

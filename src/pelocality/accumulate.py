@@ -30,7 +30,7 @@ class MeanOver(Metric):
     Note:
         Matrices whose value is NaN (fewer than three tokens have no symmetry) do not count.
 
-    Example:
+    Examples:
         >>> import torch
         >>> mean = MeanOver(metrics.relative_asymmetry, shape=(12,))
         >>> mean.update(torch.full((8, 12, 16, 16), 1 / 16))  # (batch, head, n, n)
@@ -85,7 +85,7 @@ class Locality(MeanOver):
         shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> locality = Locality()
         >>> locality.update(torch.eye(8))
@@ -111,7 +111,7 @@ class Symmetry(MeanOver):
         This is the mean of symmetries. The symmetry of the mean matrix is another, usually larger number: for that,
         accumulate a `MeanAttention` and measure what it computes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> symmetry = Symmetry(shape=(2,))
         >>> symmetry.update(torch.full((5, 2, 8, 8), 1 / 8))
@@ -136,7 +136,7 @@ class MeanAttention(Metric):
         shape: Axes to keep apart, such as (layers, heads); all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> mean = MeanAttention(length=8)
         >>> mean.update(torch.eye(8))

@@ -43,7 +43,7 @@ def heatmap(
         ImportError: matplotlib is missing.
         ValueError: More than one matrix, or an unknown scale.
 
-    Example:
+    Examples:
         >>> import torch
         >>> fig, ax = heatmap(torch.eye(8), title="attends to itself")
         >>> ax.get_xlabel()
@@ -91,7 +91,7 @@ def head_grid(
         ImportError: matplotlib is missing.
         ValueError: Not two axes.
 
-    Example:
+    Examples:
         >>> import torch
         >>> fig, ax = head_grid(torch.rand(6, 12), label="locality")
         >>> ax.get_ylabel()
@@ -136,7 +136,7 @@ def profiles(
         ImportError: matplotlib is missing.
         ValueError: As for `distance_profile`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> fig, ax = profiles({"itself": torch.eye(8), "uniform": torch.full((8, 8), 1 / 8)})
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
@@ -184,7 +184,7 @@ def comparison(
         ImportError: matplotlib is missing.
         ValueError: Neither one nor two axes, or nothing to draw.
 
-    Example:
+    Examples:
         >>> import torch
         >>> fig, ax = comparison({"random": torch.rand(6, 12), "trained": torch.rand(6, 12)}, label="locality")
         >>> ax.get_xlabel()
@@ -235,4 +235,7 @@ def _array(values: Any) -> np.ndarray:
 
 
 def _short(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2g}"
+    if np.isnan(value):
+        return ""
+    shown = f"{value:.2f}" if abs(value) < 1 else f"{value:.2g}"
+    return shown.replace("0.", ".", 1).replace("-.00", ".00")

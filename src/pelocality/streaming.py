@@ -42,7 +42,7 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     Note:
         A causal bias has published symmetry, which means nothing; its relative asymmetry is 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> n = 131_072
         >>> k = torch.arange(-(n - 1), n, dtype=torch.float64)
@@ -145,7 +145,7 @@ def measure_absolute(
         In float32 a table that is symmetric on paper (sinusoidal, say) is symmetric only to rounding, and the
         published symmetry may read that noise: use float64, or `measure_relative` on its exact bias.
 
-    Example:
+    Examples:
         >>> import torch
         >>> table = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
         >>> measure_absolute(table).symmetry.shape

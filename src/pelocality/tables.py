@@ -45,7 +45,7 @@ def position_weights(
         With the temperature of 1, a cosine can never prefer one key to another by more than e^2, so even a strongly
         local table gives nearly uniform weights at large n. Dot products keep the scale the model learned.
 
-    Example:
+    Examples:
         >>> import torch
         >>> position = torch.arange(4.0)[:, None]
         >>> table = torch.cat([position.cos(), position.sin()], -1)

@@ -28,7 +28,7 @@ def known_families() -> tuple[str, ...]:
     Returns:
         The ``config.model_type`` values, sorted.
 
-    Example:
+    Examples:
         >>> known_families()[:4]
         ('albert', 'bert', 'bloom', 'camembert')
     """
@@ -47,7 +47,7 @@ def pretrained(model: nn.Module) -> Any:
     Raises:
         TypeError: if there is none.
 
-    Example:
+    Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
         >>> pretrained(nn.Sequential(tiny)) is tiny
@@ -76,7 +76,7 @@ def architecture(model: nn.Module) -> Architecture:
         TypeError: if there is no transformers model.
         ValueError: if the family has no record; the message lists those that have.
 
-    Example:
+    Examples:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
         >>> record = architecture(gpt2)

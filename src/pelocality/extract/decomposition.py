@@ -106,7 +106,7 @@ def decompose(
         ValueError: for an unknown family, a text longer than its positions, padding on the left, or a layer that
             cannot be split.
 
-    Example:
+    Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> tiny = DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=9)
         >>> parts = decompose(DistilBertModel(tiny), [3, 1, 4, 1, 5])

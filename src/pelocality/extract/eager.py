@@ -77,7 +77,7 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
     Yields:
         Nothing; the model itself is changed for the while.
 
-    Example:
+    Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> tiny = DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9)
         >>> model = DistilBertModel(tiny).train()

@@ -77,7 +77,7 @@ def positional_attention(
         ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
 
-    Example:
+    Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> _ = torch.manual_seed(0)
         >>> tiny = DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=16, vocab_size=99)

@@ -111,7 +111,7 @@ def positional_logits(
         ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, or content
             that a repeated word does not keep constant (DeBERTa-v2 with a convolution).
 
-    Example:
+    Examples:
         >>> from transformers import T5Config, T5EncoderModel
         >>> t5 = T5EncoderModel(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2))
         >>> delta = positional_logits(t5, 16)

@@ -111,7 +111,7 @@ def position_share(
         ValueError: for a model that cannot be probed, text longer than its positions, special tokens that nothing
             tells apart, padding without a mask, or fewer than two sentences.
 
-    Example:
+    Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> _ = torch.manual_seed(0)
         >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=99))

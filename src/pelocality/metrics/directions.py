@@ -34,7 +34,7 @@ def relative_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None
         Only positions with a mirror image count, as in the published symmetry. What the first token sees far to its
         right has none.
 
-    Example:
+    Examples:
         >>> import torch
         >>> position = torch.arange(16.0)
         >>> distance = position - position[:, None]
@@ -72,7 +72,7 @@ def direction_balance(attention: Attention, *, mask: Tensor | np.ndarray | None 
         All positions count, also those without a mirror image, so the first rows lean right and the last ones left
         even under uniform attention; over the whole matrix that cancels.
 
-    Example:
+    Examples:
         >>> import torch
         >>> direction_balance(torch.ones(8, 8).tril() / torch.arange(1.0, 9.0)[:, None])
         tensor(-1.)

@@ -37,7 +37,7 @@ def adjusted_locality(
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> adjusted_locality(torch.full((512, 512), 1 / 512)).abs() < 1e-6
         tensor(True)
@@ -83,7 +83,7 @@ def past_locality(attention: Attention, *, mask: Tensor | np.ndarray | None = No
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> previous_token = torch.eye(8).roll(-1, -1)
         >>> previous_token[0] = torch.eye(8)[0]
@@ -118,7 +118,7 @@ def distance_profile(attention: Attention, *, mask: Tensor | np.ndarray | None =
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> distance_profile(torch.eye(3).roll(-1, -1))
         tensor([0., 1., 0., 0., 1.])
@@ -150,7 +150,7 @@ def profile_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None 
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> profile_asymmetry(torch.ones(4, 4).tril() / torch.arange(1.0, 5.0)[:, None])
         tensor([-1., -1., -1.])
@@ -189,7 +189,7 @@ def mean_distance(attention: Attention, *, mask: Tensor | np.ndarray | None = No
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> mean_distance(torch.eye(4).flip(-1))
         tensor(2.)
@@ -227,7 +227,7 @@ def window(
         TypeError: As for `locality`.
         ValueError: As for `locality`, or a share outside (0, 1].
 
-    Example:
+    Examples:
         >>> import torch
         >>> window(torch.full((101, 101), 1 / 101), 0.5, rows=True)[50]
         tensor(25.)
@@ -281,7 +281,7 @@ def half_life(
         The softmax's normalisation differs between rows near the ends, so a bias of slope m gives ln 2 / m only
         for n well beyond it.
 
-    Example:
+    Examples:
         >>> import torch
         >>> position = torch.arange(256.0)
         >>> slope = 0.25

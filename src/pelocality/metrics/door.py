@@ -141,7 +141,7 @@ def crop(attention: Tensor | np.ndarray | HasAttention, start: int = 0, stop: in
     Raises:
         ValueError: Nothing is left, or a kept row has all of its weight on tokens that are left out.
 
-    Example:
+    Examples:
         >>> import torch
         >>> A = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]])
         >>> crop(A, 1)

