@@ -156,16 +156,16 @@ class _Constants:
         row = torch.arange(_MAX_HEIGHT, device=flat.device)
         column = torch.arange(-self.reach, _MAX_HEIGHT + self.reach, device=flat.device)
         self.decay = torch.exp2(-(row[:, None] - column).abs().to(self.dtype))
-        self.row = row
+        # 1 where a pair past the fewest of a block is still the row's own, as (rows, columns); rows gain pairs in the
+        # upper half of a matrix and lose them in the lower
+        own = (row[1:] <= row[:, None]).to(self.dtype)
+        self.own = {True: own, False: own.flip(0)}
+        self.lift = {upper: 4 * (1 - own) for upper, own in self.own.items()}  # elsewhere: more than any d
 
-    @cache  # noqa: B019
     def triangle(self, height: int, upper: bool) -> tuple[Tensor, Tensor]:
-        """Of the pairs past the fewest of a block, as (rows, columns): 1 where they are the row's own, else 0; and
-        0 where they are, else more than any d. Rows gain pairs in the upper half and lose them in the lower.
-        """
-        row = self.row[:height]
-        own = (row[1:] <= (row if upper else row.flip(0))[:, None]).to(self.dtype)
-        return own, 4 * (1 - own)
+        """Own and lift for a block of some height."""
+        rows = slice(0, height) if upper else slice(_MAX_HEIGHT - height, _MAX_HEIGHT)
+        return self.own[upper][rows, : height - 1], self.lift[upper][rows, : height - 1]
 
     def decay_band(self, first: int, stop: int, n: int) -> tuple[Tensor, slice]:
         """2^-|i-j| for the rows first..stop-1 within reach, and the columns it covers."""
@@ -184,7 +184,7 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
     n = flat.shape[-1]
     shared = _Constants(flat)
     least = 0.0
-    blocks = list(row_blocks(len(flat), flat.shape[-1], flat.device))
+    blocks = list(row_blocks(len(flat), n, flat.device))
     gathered: list[tuple[Tensor, ...]] = []
     for matrices, first, stop in blocks:
         rows = flat[matrices, first:stop].to(shared.dtype)
@@ -199,7 +199,7 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
         elif pairs:
             values += (torch.zeros_like(values[0]),) * 4
         gathered.append(values)
-    total, locality, *compared = (_assemble(part, blocks, n) for part in zip(*gathered, strict=True))
+    total, locality, *compared = (_assemble(part, blocks) for part in zip(*gathered, strict=True))
     if not pairs:
         return RowStatistics(total, least, locality)
     low, high, difference, paired = compared
@@ -218,7 +218,7 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
     return RowStatistics(total, least, locality, irregularity, difference, paired)
 
 
-def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]], n: int) -> Tensor:
+def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]]) -> Tensor:
     """Join what the blocks gave, (matrices, rows) each, to (batch, n)."""
     per_chunk = sum(1 for _ in itertools.takewhile(lambda block: block[0] == blocks[0][0], blocks))
     chunks = [torch.cat(parts[i : i + per_chunk], -1) for i in range(0, len(parts), per_chunk)]

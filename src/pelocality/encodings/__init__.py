@@ -1,0 +1,28 @@
+"""Positional encodings as additive biases, all keeping one small protocol.
+
+``encoding(n)`` is the bias (heads, n, n) that attention adds to its logits, ``encoding.weights(n)`` the attention it
+stands for, ``encoding.relative(n)`` its value at every distance. `AttenuatedEncoding` is the paper's instrument,
+`DistanceTable` the free form that is learned, and the rest are baselines with published formulas. For one of your own,
+write `RelativeEncoding.at`.
+"""
+
+from pelocality.encodings.alibi import ALiBi
+from pelocality.encodings.attenuated import AttenuatedEncoding
+from pelocality.encodings.buckets import T5Buckets
+from pelocality.encodings.kerple import KERPLE
+from pelocality.encodings.protocol import Encoding, RelativeEncoding
+from pelocality.encodings.simple import FixedWindow, NoEncoding, SinusoidalEncoding
+from pelocality.encodings.table import DistanceTable
+
+__all__ = [
+    "KERPLE",
+    "ALiBi",
+    "AttenuatedEncoding",
+    "DistanceTable",
+    "Encoding",
+    "FixedWindow",
+    "NoEncoding",
+    "RelativeEncoding",
+    "SinusoidalEncoding",
+    "T5Buckets",
+]

@@ -1,0 +1,59 @@
+"""ALiBi: attention with linear biases."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pelocality.encodings.checks import PerHead, per_head
+from pelocality.encodings.protocol import RelativeEncoding
+
+
+class ALiBi(RelativeEncoding):
+    """A penalty that grows linearly with distance, at a slope of its own for each head.
+
+        bias_ij = -m_h |i - j|,  m_h = 2^(-8 h / H),  h = 1..H
+
+    Press, Smith and Lewis (ICLR 2022), theirs with ``causal=True``; without it both sides fall alike, as encoders use
+    it. Where H is no power of two, the slopes of the next smaller one come first, then every other slope of twice that,
+    as in the authors' code and in BLOOM.
+
+    Args:
+        heads: H.
+        slopes: m, a number or one per head, above 0; None: those above.
+        causal: Whether the future gets -inf.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: Not one slope per head, or one not above 0.
+
+    Note:
+        BLOOM adds m_h j instead of -m_h (i - j). A softmax does not see the difference.
+
+    Examples:
+        >>> ALiBi(heads=4).slopes
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+
+    def __init__(self, heads: int, slopes: PerHead | None = None, causal: bool = False) -> None:
+        super().__init__(heads, causal)
+        numbers = _published_slopes(heads) if slopes is None else slopes
+        self.register_buffer("fixed_slopes", per_head("slopes", numbers, heads).to(self.working_dtype))
+
+    @property
+    def slopes(self) -> Tensor:
+        """The slope m of every head, (heads,)."""
+        return self.get_buffer("fixed_slopes").expand(self.heads)
+
+    def at(self, distance: Tensor) -> Tensor:  # noqa: D102
+        slopes = self.get_buffer("fixed_slopes").to(self.working_dtype)
+        return -slopes.view(-1, *(1,) * distance.ndim) * distance.abs()
+
+
+def _published_slopes(heads: int) -> Tensor:
+    smaller = 2 ** math.floor(math.log2(heads))
+    first = torch.arange(1, smaller + 1, dtype=torch.float64) / smaller
+    between = (torch.arange(heads - smaller, dtype=torch.float64) + 0.5) / smaller
+    return torch.exp2(-8 * torch.cat([first, between]))

@@ -1,0 +1,274 @@
+"""The paper's instrument: locality and symmetry turned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.encodings.checks import PerHead, per_head
+from pelocality.encodings.protocol import RelativeEncoding, ScoreModification, masked_softmax
+from pelocality.encodings.toeplitz import toeplitz
+
+Form = Literal["weights", "logits"]
+
+
+class AttenuatedEncoding(RelativeEncoding):
+    """Attention that falls off with the square of distance, as fast and as evenly as you say.
+
+        e_ij = exp(-w (i - j)^2)    j <  i
+        e_ij = exp(-s w (i - j)^2)  j >= i
+        delta_ij = e_ij / sum_j e_ij,  over the keys that i sees
+
+    the Attenuated Encoding of Chen, Varoquaux and Suchanek (Findings of EMNLP 2023); `weights` is delta. Padding takes
+    no share, which in the authors' code it does.
+
+    Two forms of it can be added to the logits. ``"weights"``, the published one, adds delta itself: a number between
+    0 and 1, and so a weak bias. ``"logits"``, ours, adds log e, whose softmax is delta. What they make of attention
+    whose content says nothing, at n = 512, w = 0.5, s = 1:
+
+    | | locality | largest weight over smallest, of the token in the middle |
+    |---|---|---|
+    | no bias | 0.0058 | 1 |
+    | ``form="weights"`` | 0.0074 | 1.49 |
+    | ``form="weights", scale=10`` | 0.1146 | 54 |
+    | ``form="logits"`` | 0.6695 | beyond float64 |
+
+    Args:
+        heads: H. One encoding of one head serves a layer of many.
+        decay: The paper's w, above 0, a number or one per head: larger is more local.
+        symmetry: The paper's s, above 0, a number or one per head: 1 is symmetric, below 1 leans right (to the
+            future), above 1 leans left.
+        form: What is added to the logits.
+        learnable: True: decay and symmetry, each one per head. Or the names of what is learned, of ``"decay"``,
+            ``"symmetry"`` and ``"scale"``. The first two are learned as logarithms (``log_decay``, ``log_symmetry``),
+            so they stay positive.
+        scale: What the bias is multiplied by, a number or one per head. In the logits form that is decay by another
+            name.
+        causal: Whether the future gets -inf, and delta is shared out over the past alone.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: Decay or symmetry not above 0, not one number per head, an unknown form or name; or, with
+            ``causal``, a symmetry: there is no right side that it could change.
+
+    Note:
+        The published symmetry is not monotone in s: read it beside `direction_balance`, and use `from_targets` to get
+        the locality and balance you want. In an optimiser, leave ``log_decay`` and ``log_symmetry`` out of weight
+        decay, which would pull both to 1.
+
+    Examples:
+        >>> AttenuatedEncoding(decay=0.5, symmetry=0.2).weights(3)
+        tensor([[[0.3883, 0.3514, 0.2603],
+                 [0.2415, 0.3982, 0.3603],
+                 [0.0777, 0.3482, 0.5741]]])
+    """
+
+    def __init__(
+        self,
+        heads: int = 1,
+        decay: PerHead = 0.5,
+        symmetry: PerHead = 1.0,
+        form: Form = "weights",
+        learnable: bool | Sequence[str] = False,
+        scale: PerHead = 1.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(heads, causal)
+        if form not in ("weights", "logits"):
+            raise ValueError(f"form must be 'weights' or 'logits', got {form!r}")
+        self.form = form
+        self.learnable = learnable if isinstance(learnable, bool) else _names(learnable)
+        learned = (
+            ({"decay"} if causal else {"decay", "symmetry"})
+            if learnable is True
+            else set(self.learnable if isinstance(self.learnable, tuple) else ())
+        )
+        leaning = per_head("symmetry", symmetry, heads)
+        if causal and (bool((leaning != 1).any()) or "symmetry" in learned):
+            raise ValueError("a causal encoding has no right side: leave symmetry at 1 and do not learn it")
+        self._hold("decay", per_head("decay", decay, heads), "decay" in learned)
+        self._hold("symmetry", leaning, "symmetry" in learned)
+        scale = per_head("scale", scale, heads, positive=False)
+        if "scale" in learned:
+            self.free_scale = nn.Parameter(scale.expand(heads).to(self.working_dtype, copy=True))
+        else:
+            self.register_buffer("fixed_scale", scale.to(self.working_dtype))
+
+    def _hold(self, name: str, value: Tensor, learned: bool) -> None:
+        if learned:
+            logarithm = value.log().expand(self.heads).to(self.working_dtype, copy=True)
+            self.register_parameter(f"log_{name}", nn.Parameter(logarithm))
+        else:
+            self.register_buffer(f"fixed_{name}", value.to(self.working_dtype))
+
+    @property
+    def decay(self) -> Tensor:
+        """The paper's w, (heads,)."""
+        return self._positive("decay").expand(self.heads)
+
+    @property
+    def symmetry(self) -> Tensor:
+        """The paper's s, (heads,)."""
+        return self._positive("symmetry").expand(self.heads)
+
+    @property
+    def scale(self) -> Tensor:
+        """What the bias is multiplied by, (heads,)."""
+        return self._scale().expand(self.heads)
+
+    def _positive(self, name: str) -> Tensor:
+        logarithm = self._parameters.get(f"log_{name}")
+        if logarithm is not None:
+            return logarithm.to(self.working_dtype).exp()
+        return self.get_buffer(f"fixed_{name}").to(self.working_dtype)
+
+    def _scale(self) -> Tensor:
+        free = self._parameters.get("free_scale")
+        return (self.get_buffer("fixed_scale") if free is None else free).to(self.working_dtype)
+
+    def at(self, distance: Tensor) -> Tensor:
+        """Return log e at signed distances; in the logits form times the scale.
+
+        Args:
+            distance: k = j - i, any shape.
+
+        Returns:
+            (heads or 1, *shape of the distances), of which delta is the softmax.
+        """
+        trailing = (-1, *(1,) * distance.ndim)
+        w, s = self._positive("decay").view(trailing), self._positive("symmetry").view(trailing)
+        kernel = -torch.where(distance < 0, w, s * w) * distance.square()
+        return self._scale().view(trailing) * kernel if self.form == "logits" else kernel
+
+    def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
+        kernel = self._kernel(query_length, key_length, mask)
+        if self.form == "logits":
+            return kernel
+        delta = kernel.softmax(-1) if mask is None else masked_softmax(kernel, mask)
+        bias = self._scale().view(-1, 1, 1) * delta
+        return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
+
+    def _kernel(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
+        return toeplitz(self._line(query_length, key_length), query_length)
+
+    def relative(self, n: int) -> Tensor:
+        """Return log e at every distance, of which delta, `weights`, is the softmax; in the logits form times scale.
+
+        Args:
+            n: How many positions.
+
+        Returns:
+            b[k] for k = -(n-1)..n-1, the past first, (heads, 2n - 1); -inf in the future of a causal encoding. In the
+            weights form this is not what is added to the logits: see `profile`.
+
+        Raises:
+            TypeError: n is no integer.
+            ValueError: n is below 1.
+        """
+        return super().relative(n)
+
+    def profile(self, n: int) -> Tensor:  # noqa: D102
+        kernel = self.relative(n)
+        if self.form == "logits":
+            return kernel
+        bias = self._scale()[:, None] * kernel.softmax(-1)
+        return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
+
+    def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:  # noqa: D102
+        added = super().score_modification(query_length, key_length)
+        if self.form == "logits":
+            return added
+        keys = query_length if key_length is None else key_length
+        line = self._line(query_length, keys)
+        shares = _log_normaliser(line, query_length, keys)
+        scale, shared, many = self._scale(), len(line) == 1, len(self._scale()) > 1
+
+        def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = head * 0 if shared else head
+            log_weight = line[row, key - query + query_length - 1] - shares[row, query]
+            bias = scale[head if many else head * 0] * log_weight.exp()
+            if self.causal:
+                bias = torch.where(log_weight == -torch.inf, -torch.inf, bias)
+            return score + bias.to(score.dtype)
+
+        return modify
+
+    @classmethod
+    def from_targets(
+        cls,
+        *,
+        locality: float | Sequence[float],
+        direction_balance: float | Sequence[float] = 0.0,
+        length: int,
+        heads: int | None = None,
+        form: Form = "weights",
+        learnable: bool | Sequence[str] = False,
+        scale: float = 1.0,
+        causal: bool = False,
+    ) -> Self:
+        """Find the decay and symmetry that give a wanted locality and direction balance.
+
+            Loc(delta) = locality,  balance(delta) = direction_balance,  delta of `length` positions
+
+        Two numbers for two: for each lean there is one decay that gives the locality. The published symmetry is no
+        target, because it is not monotone in s and one value of it belongs to several encodings.
+
+        Args:
+            locality: What `locality` shall read off ``weights(length)``, a number or one per head.
+            direction_balance: What `direction_balance` shall read: 0 symmetric, below 0 leans left, above 0 right;
+                a number or one per head. A causal encoding has none to choose.
+            length: At how many positions. Another length gives other numbers.
+            heads: H; None: as many as targets.
+            form: As for the class; the targets are those of delta in both.
+            learnable: As for the class.
+            scale: As for the class; in the logits form the decay is divided by it.
+            causal: As for the class.
+
+        Returns:
+            The encoding, found with scipy and measured with `measure_relative` before it is given out.
+
+        Raises:
+            TypeError: A target that is no number.
+            ValueError: Targets that no decay and symmetry reach, with the range that can be reached.
+
+        Examples:
+            >>> from pelocality.metrics import locality, direction_balance
+            >>> encoding = AttenuatedEncoding.from_targets(locality=0.4, direction_balance=-0.3, length=128)
+            >>> encoding.decay, encoding.symmetry
+            (tensor([0.0543]), tensor([2.8668]))
+            >>> locality(encoding.weights(128)), direction_balance(encoding.weights(128))
+            (tensor([0.4000]), tensor([-0.3000]))
+        """
+        from pelocality.encodings.targets import solve  # scipy is slow to import, and only this needs it
+
+        if form == "logits" and not scale > 0:
+            raise ValueError(f"scale must be above 0 for the logits form to have targets, got {scale}")
+        decay, symmetry = solve(locality, direction_balance, length, causal)
+        return cls(
+            heads=max(len(decay), 1 if heads is None else heads),
+            decay=[w / scale for w in decay] if form == "logits" else decay,
+            symmetry=symmetry,
+            form=form,
+            learnable=learnable,
+            scale=scale,
+            causal=causal,
+        )
+
+
+def _names(learnable: Sequence[str]) -> tuple[str, ...]:
+    names = (learnable,) if isinstance(learnable, str) else tuple(learnable)
+    unknown = [name for name in names if name not in ("decay", "symmetry", "scale")]
+    if unknown:
+        raise ValueError(f"learnable must be True, False or names of 'decay', 'symmetry', 'scale', got {unknown[0]!r}")
+    return names
+
+
+def _log_normaliser(line: Tensor, query_length: int, key_length: int) -> Tensor:
+    """Return log sum_j e_ij of every query, (heads or 1, query), from running sums outward from distance 0."""
+    past = line[:, :key_length].flip(-1).logcumsumexp(-1)  # index m: distances -m..0
+    future = torch.nn.functional.pad(line[:, key_length:], (1, 0), value=-torch.inf).logcumsumexp(-1)  # 1..m
+    position = torch.arange(key_length - query_length, key_length, device=line.device)
+    return torch.logaddexp(past[:, position], future[:, key_length - 1 - position])

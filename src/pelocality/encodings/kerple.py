@@ -1,0 +1,80 @@
+"""KERPLE: learned kernels of distance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.encodings.checks import PerHead, per_head
+from pelocality.encodings.protocol import RelativeEncoding
+
+
+class KERPLE(RelativeEncoding):
+    """A learned penalty that grows with distance, logarithmically or as a power.
+
+        log:    bias_ij = -r_1 ln(1 + r_2 |i - j|),  r_1, r_2 > 0
+        power:  bias_ij = -r_1 |i - j|^r_2,          r_1 > 0, 0 < r_2 < 2
+
+    Chi, Fan, Ramadge and Rudnicky (NeurIPS 2022), theirs with ``causal=True``. The bounds make the kernel conditionally
+    positive definite; they are kept by construction: ln r_1, ln r_2 and, for power, ln(r_2 / (2 - r_2)) are learned
+    (the authors clamp).
+
+    Args:
+        heads: H.
+        kernel: ``"log"`` or ``"power"``.
+        strength: r_1 at first, a number or one per head.
+        curvature: r_2 at first, a number or one per head. The authors draw both at random.
+        causal: Whether the future gets -inf.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: An unknown kernel, or a number outside its bounds.
+
+    Note:
+        The power kernel with r_2 = 1 is ALiBi with learned slopes.
+
+    Examples:
+        >>> KERPLE(heads=1, kernel="power", strength=0.5).relative(3).detach()
+        tensor([[-1.0000, -0.5000, -0.0000, -0.5000, -1.0000]])
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        kernel: Literal["log", "power"] = "log",
+        strength: PerHead = 1.0,
+        curvature: PerHead = 1.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(heads, causal)
+        if kernel not in ("log", "power"):
+            raise ValueError(f"kernel must be 'log' or 'power', got {kernel!r}")
+        self.kernel = kernel
+        r_1, r_2 = per_head("strength", strength, heads), per_head("curvature", curvature, heads)
+        if kernel == "power" and bool((r_2 >= 2).any()):
+            raise ValueError(f"curvature of the power kernel must be below 2, got {curvature!r}")
+        bounded = r_2.log() if kernel == "log" else (r_2 / 2).logit()
+        self.log_strength = nn.Parameter(r_1.log().expand(heads).to(self.working_dtype, copy=True))
+        self.free_curvature = nn.Parameter(bounded.expand(heads).to(self.working_dtype, copy=True))
+
+    @property
+    def strength(self) -> Tensor:
+        """r_1 of every head, (heads,)."""
+        return self.log_strength.to(self.working_dtype).exp()
+
+    @property
+    def curvature(self) -> Tensor:
+        """r_2 of every head, (heads,)."""
+        free = self.free_curvature.to(self.working_dtype)
+        return free.exp() if self.kernel == "log" else 2 * free.sigmoid()
+
+    def at(self, distance: Tensor) -> Tensor:  # noqa: D102
+        away = distance.abs()
+        r_1, r_2 = (r.view(-1, *(1,) * distance.ndim) for r in (self.strength, self.curvature))
+        if self.kernel == "log":
+            return -r_1 * torch.log1p(r_2 * away)
+        # the power of 0 is 0, but its slope in the exponent is not a number
+        power = torch.where(away == 0, 1, away) ** r_2
+        return -r_1 * torch.where(away == 0, 0, power)

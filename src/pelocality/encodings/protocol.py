@@ -1,0 +1,369 @@
+"""The protocol that every encoding keeps, so that metrics, layers and models take any of them."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.encodings.cache import BiasCache
+from pelocality.encodings.checks import count, plain
+from pelocality.encodings.toeplitz import toeplitz
+
+ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Encoding(nn.Module, ABC):
+    """What every encoding is: a module whose call gives the bias that attention adds to its logits.
+
+        attention = softmax(q k^T / sqrt(d) + bias)
+
+    A subclass says what the bias is in `bias`; this class does the rest. A bias without parameters is built once per
+    length, dtype and device and then reused; with parameters it is built at every call, with gradients. Positions and
+    numbers are float32 at least, whatever the model's precision, and only the finished bias is cast.
+
+    Args:
+        heads: H. An encoding of one head serves a layer of many: all of them share it.
+        causal: Whether a query sees no key after its own: those get -inf.
+
+    Note:
+        A subclass keeps each argument of its constructor as an attribute of the same name, as scikit-learn's
+        estimators do; `configuration` reads them.
+    """
+
+    def __init__(self, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False, got {causal!r}")
+        self.heads = count("heads", heads)
+        self.causal = causal
+        self.cache = BiasCache()
+        self._identity: tuple[Hashable, Hashable] | None = None
+        self._like: Tensor
+        # holds nothing but the dtype and device that the module was moved to
+        self.register_buffer("_like", torch.empty(0), persistent=False)
+
+    @abstractmethod
+    def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
+        """Return the additive bias, in `working_dtype`.
+
+        Args:
+            query_length: q.
+            key_length: k >= q; query i stands at position k - q + i.
+            mask: (batch or 1, heads or 1, query or 1, key), True where a query sees a key. For encodings that share
+                something out among the keys; where the bias does not depend on who else is there, ignore it.
+
+        Returns:
+            (heads or 1, query, key), or (batch, heads or 1, query, key) where the mask changes it. -inf where no
+            attention may go.
+        """
+
+    def forward(
+        self,
+        query_length: int,
+        key_length: int | None = None,
+        *,
+        mask: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return the bias that attention adds to its logits, after they were divided by sqrt(d).
+
+        Args:
+            query_length: How many queries, q.
+            key_length: How many keys, k >= q; None: as many as queries. The last query stands at the last key, so with
+                k - q cached keys the biases are the last q rows of the square ones.
+            mask: Which keys are there, nonzero where one is: (batch, key) as a tokenizer's ``attention_mask``, or
+                (batch, query, key), or (batch, heads, query, key) where it differs. Padding does not get -inf here
+                (masking is attention's work), it only takes no share of what is shared out.
+            dtype: Of the answer; None: the module's own.
+
+        Returns:
+            (heads, query, key), or (batch, heads, query, key) where the mask changes it; on the module's device. Do
+            not write into it: equal encodings share it.
+
+        Raises:
+            TypeError: A length that is no integer.
+            ValueError: A length below 1, more queries than keys, or a mask that does not fit.
+        """
+        bias = self.distinct(query_length, key_length, mask=mask, dtype=dtype)
+        return bias.expand(*bias.shape[:-3], self.heads, -1, -1)
+
+    def weights(self, n: int, *, mask: Tensor | None = None) -> Tensor:
+        """Return the attention that the encoding stands for: what its bias gives where content says nothing.
+
+            A = softmax(bias)
+
+        Args:
+            n: How many positions.
+            mask: As for `forward`; keys that are not there get 0, and the rows are shared out among the others.
+
+        Returns:
+            (heads, n, n), or (batch, heads, n, n) with a mask; float32 at least; each row sums to 1, or is 0 where a
+            query sees nothing.
+
+        Raises:
+            TypeError: A length that is no integer.
+            ValueError: A length below 1, or a mask that does not fit.
+        """
+        visible = _visible(mask, count("n", n), n)
+        weights = masked_softmax(self._kernel(n, n, visible), visible)
+        return weights.expand(*weights.shape[:-3], self.heads, -1, -1)
+
+    def relative(self, n: int) -> Tensor:
+        """Return the bias at every distance, of which `weights` are the softmax, where distance alone decides.
+
+            A_ij = softmax_j b[j - i],  j = 0..n-1
+
+        Args:
+            n: How many positions.
+
+        Returns:
+            b[k] for k = -(n-1)..n-1, the past first, (heads, 2n - 1), as `measure_relative` takes it; -inf where a
+            distance is masked; float32 at least.
+
+        Raises:
+            TypeError: The encoding depends on more than distance.
+        """
+        raise TypeError(f"{type(self).__name__} depends on more than distance; measure its weights(n)")
+
+    def configuration(self) -> dict[str, Any]:
+        """Return what `from_configuration` makes an equal encoding of, as JSON can hold it.
+
+        Returns:
+            ``{"type": ..., argument: value, ...}``. Numbers that were learned are in the ``state_dict`` (and, rounded
+            to their precision, here where they are arguments).
+        """
+        names = inspect.signature(type(self)).parameters
+        return {"type": type(self).__name__, **{name: plain(getattr(self, name)) for name in names}}
+
+    @classmethod
+    def from_configuration(cls, configuration: dict[str, Any]) -> Self:
+        """Make an encoding from its configuration.
+
+        Args:
+            configuration: What `configuration` returned. An encoding of your own is found once its class is imported.
+
+        Returns:
+            The encoding.
+
+        Raises:
+            ValueError: No such type.
+        """
+        arguments = dict(configuration)
+        name = arguments.pop("type", None)
+        known = {kind.__name__: kind for kind in (cls, *_descendants(cls)) if not inspect.isabstract(kind)}
+        if name not in known:
+            raise ValueError(f"encoding type {name!r} is not known; known: {', '.join(sorted(known))}")
+        found: type[Self] = known[name]  # type: ignore[assignment]  # one of its subclasses
+        return found(**arguments)
+
+    @property
+    def working_dtype(self) -> torch.dtype:
+        """The precision biases are built in: float32, or float64 after ``.double()``."""
+        return torch.promote_types(self._like.dtype, torch.float32)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        named = {name: value for name, value in self.configuration().items() if name != "type"}
+        return ", ".join(f"{name}={value!r}" for name, value in named.items())
+
+    def _kernel(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
+        """Logits whose softmax over the visible keys is `weights`, (heads or 1, query, key)."""
+        return self.bias(query_length, key_length, mask)
+
+    def distinct(
+        self,
+        query_length: int,
+        key_length: int | None = None,
+        *,
+        mask: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return what `forward` does, with one head where all heads are alike, so that a mask is added to it once.
+
+        Args:
+            query_length: As for `forward`, and so the rest.
+            key_length: See there.
+            mask: See there.
+            dtype: See there.
+
+        Returns:
+            (heads or 1, query, key), or (batch, heads or 1, query, key) where the mask changes it.
+
+        Raises:
+            TypeError: As for `forward`.
+            ValueError: As for `forward`.
+        """
+        queries = count("query_length", query_length)
+        keys = queries if key_length is None else count("key_length", key_length)
+        if keys < queries:
+            raise ValueError(f"key_length must be at least query_length, got {keys} keys for {queries} queries")
+        dtype = self._like.dtype if dtype is None else dtype
+        visible = _visible(mask, queries, keys)
+        # a mask may change from call to call; parameters may be written to without a trace; a compiler folds it itself
+        if visible is not None or torch.compiler.is_compiling() or next(self.parameters(), None) is not None:
+            return _cast(self.bias(queries, keys, visible), dtype)
+        key = (self._fingerprint(), queries, keys, dtype, self._like.device)
+        return self.cache.get(key, lambda: _cast(self.bias(queries, keys, None), dtype))
+
+    def _fingerprint(self) -> Hashable:
+        """Everything but length, dtype and device that a bias without parameters depends on."""
+        versions = tuple((id(buffer), 0 if buffer.is_inference() else buffer._version) for buffer in self.buffers())
+        if self._identity is None or self._identity[0] != versions:
+            values = tuple(buffer.detach().cpu().numpy().tobytes() for name, buffer in self._numbers())
+            self._identity = (versions, (type(self), repr(self.configuration()), self.working_dtype, values))
+        return self._identity[1]
+
+    def _numbers(self) -> list[tuple[str, Tensor]]:
+        return [(name, buffer) for name, buffer in self._buffers.items() if name != "_like" and buffer is not None]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "_identity":
+            self.__dict__["_identity"] = None
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        exact = self._numbers()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in exact:
+            after = self._buffers[name]
+            if after is not None and after.dtype in _HALF:  # numbers keep their precision, the finished bias is cast
+                self._buffers[name] = before.to(after.device)
+        self._identity = None
+        self.cache.clear()
+        return self
+
+
+class RelativeEncoding(Encoding):
+    """An encoding whose bias is a function of the signed distance alone.
+
+    A subclass says which function in `at`. Everything else follows, also what needs no n x n matrix: `relative` for
+    `measure_relative`, and `score_modification` for FlexAttention.
+
+    Examples:
+        >>> import torch
+        >>> class Linear(RelativeEncoding):
+        ...     def __init__(self, heads=1, slope=1.0, causal=False):
+        ...         super().__init__(heads, causal)
+        ...         self.slope = slope
+        ...     def at(self, distance):
+        ...         return -self.slope * distance.abs()[None]
+        >>> Linear(slope=0.5, causal=True)(3)
+        tensor([[[-0.0000,    -inf,    -inf],
+                 [-0.5000, -0.0000,    -inf],
+                 [-1.0000, -0.5000, -0.0000]]])
+    """
+
+    @abstractmethod
+    def at(self, distance: Tensor) -> Tensor:
+        """Return the bias at signed distances, before causality.
+
+        Args:
+            distance: k = j - i, position of the key minus that of the query: negative in the past. Any shape,
+                in `working_dtype`, on the module's device.
+
+        Returns:
+            (heads or 1, *shape of the distances).
+        """
+
+    def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
+        return toeplitz(self._line(query_length, key_length), query_length)
+
+    def relative(self, n: int) -> Tensor:  # noqa: D102
+        return self._line(count("n", n), n).expand(self.heads, -1)
+
+    def profile(self, n: int) -> Tensor:
+        """Return what a query far from both ends has added to its logits at every distance.
+
+        Args:
+            n: How many positions it sees to each side, itself included.
+
+        Returns:
+            (heads, 2n - 1), the past first; float32 at least. The same as `relative`, but for an encoding whose bias
+            shares something out among the keys.
+
+        Raises:
+            TypeError: n is no integer.
+            ValueError: n is below 1.
+        """
+        return self.relative(n)
+
+    def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:
+        """Return the bias as FlexAttention adds it: score by score, without an n x n tensor.
+
+        Args:
+            query_length: How many queries.
+            key_length: How many keys; None: as many.
+
+        Returns:
+            ``score_mod(score, batch, head, query, key)``. Padding and causality are faster as a block mask, which
+            leaves blocks out; a causal encoding is causal without one.
+
+        Raises:
+            TypeError: A length that is no integer.
+            ValueError: A length below 1, or more queries than keys.
+        """
+        keys = query_length if key_length is None else key_length
+        if count("key_length", keys) < count("query_length", query_length):
+            raise ValueError(f"key_length must be at least query_length, got {keys} keys for {query_length} queries")
+        line = self._line(query_length, keys)
+        shared = len(line) == 1
+
+        def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + line[head * 0 if shared else head, key - query + query_length - 1].to(score.dtype)
+
+        return modify
+
+    def _line(self, query_length: int, key_length: int) -> Tensor:
+        """The bias at k = -(key_length - 1)..query_length - 1, all distances the two have, (heads or 1, q + k - 1)."""
+        distance = torch.arange(1 - key_length, query_length, device=self._like.device).to(self.working_dtype)
+        line = self.at(distance)
+        return torch.where(distance > 0, -torch.inf, line) if self.causal else line
+
+
+def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Share attention out among the keys that are there; a query that sees none gets zeros, never NaN.
+
+    Args:
+        logits: (..., query, key).
+        visible: Broadcastable to it, True where a query sees a key; None: it sees all.
+
+    Returns:
+        (..., query, key).
+    """
+    if visible is not None:
+        logits = torch.where(visible, logits, -torch.inf)
+    blind = logits.detach().amax(-1, keepdim=True) == -torch.inf
+    return torch.where(blind, 0, torch.where(blind, 0, logits).softmax(-1))
+
+
+def _visible(mask: Tensor | None, queries: int, keys: int) -> Tensor | None:
+    """The user's mask as (batch or 1, heads or 1, query or 1, key) of booleans."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.is_floating_point():
+        kind = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a tensor of booleans or integers, nonzero where a key is there, got {kind}")
+    shapes = {2: (slice(None), None, None), 3: (slice(None), None)}
+    if mask.ndim not in (2, 3, 4) or mask.shape[-1] != keys or (mask.ndim > 2 and mask.shape[-2] not in (1, queries)):
+        raise ValueError(
+            f"mask must be (batch, key), (batch, query, key) or (batch, heads, query, key) with {queries} queries and "
+            f"{keys} keys, got shape {tuple(mask.shape)}"
+        )
+    return mask[shapes.get(mask.ndim, ())] != 0
+
+
+def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float16:  # far keys share the smallest number it has; -inf would say they are masked
+        low = torch.finfo(dtype).min
+        bias = torch.where((bias < low) & (bias != -torch.inf), low, bias)
+    return bias.to(dtype)
+
+
+def _descendants(kind: type[Encoding]) -> list[type[Encoding]]:
+    return [found for child in kind.__subclasses__() for found in (child, *_descendants(child))]

@@ -1,0 +1,134 @@
+"""The encodings to compare with that have nothing to tune: none at all, a window, and sine waves."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pelocality.encodings.checks import count
+from pelocality.encodings.protocol import RelativeEncoding
+
+
+class NoEncoding(RelativeEncoding):
+    """No positional signal: a bias of zero.
+
+        bias_ij = 0
+
+    The control of every comparison. With ``causal=True`` it is the encoder-free decoder of Haviv et al. (2022), which
+    still learns positions, from how many keys there are.
+
+    Args:
+        heads: H.
+        causal: Whether the future gets -inf.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: A number of heads below 1.
+
+    Examples:
+        >>> NoEncoding().weights(2)
+        tensor([[[0.5000, 0.5000],
+                 [0.5000, 0.5000]]])
+    """
+
+    def __init__(self, heads: int = 1, causal: bool = False) -> None:
+        super().__init__(heads, causal)
+
+    def at(self, distance: Tensor) -> Tensor:  # noqa: D102
+        return torch.zeros_like(distance)[None]
+
+
+class FixedWindow(RelativeEncoding):
+    """Attention to near keys only, all of them alike.
+
+        bias_ij = 0 where |i - j| <= width, else -inf
+
+    The sliding window of Beltagy et al. (Longformer, 2020), without its global tokens.
+
+    Args:
+        heads: H.
+        width: How many tokens each side of the query; 0 is the token itself.
+        causal: Whether the future gets -inf too.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: A width below 0.
+
+    Note:
+        A query all of whose window is padding sees nothing; attention gives it zeros.
+
+    Examples:
+        >>> FixedWindow(width=1).weights(4)[0, 1]
+        tensor([0.3333, 0.3333, 0.3333, 0.0000])
+    """
+
+    def __init__(self, heads: int = 1, width: int = 3, causal: bool = False) -> None:
+        super().__init__(heads, causal)
+        self.width = count("width", width, least=0)
+
+    def at(self, distance: Tensor) -> Tensor:  # noqa: D102
+        return torch.where(distance.abs() <= self.width, 0.0, -torch.inf).to(distance.dtype)[None]
+
+
+class SinusoidalEncoding(RelativeEncoding):
+    """The sine waves of the first Transformer, as a table to add to embeddings and as the bias it amounts to.
+
+        P[i, 2f] = sin(i w_f),  P[i, 2f+1] = cos(i w_f),  w_f = base^(-2f/d)
+        bias_ij = p_i p_j^T / sqrt(d) = sum_f cos((i - j) w_f) / sqrt(d)
+
+    Vaswani et al. (2017). The product of two rows depends on their distance alone, and on it symmetrically: this is
+    the positional correlation before any W_q and W_k has been learned.
+
+    Args:
+        heads: H, all alike.
+        width: d, the width of the table, even.
+        base: The longest wave is 2 pi base tokens.
+        causal: Whether the future gets -inf.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: An odd width, or a base not above 0.
+
+    Note:
+        The bias does not fall monotonically with distance, and hardly at all beyond a few hundred tokens.
+
+    Examples:
+        >>> SinusoidalEncoding(width=4).table(2)
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+
+    def __init__(self, heads: int = 1, width: int = 64, base: float = 10000.0, causal: bool = False) -> None:
+        super().__init__(heads, causal)
+        if count("width", width, least=2) % 2:
+            raise ValueError(f"width must be even, a sine and a cosine for each wave, got {width}")
+        if not 0 < base < math.inf:
+            raise ValueError(f"base must be above 0 and finite, got {base}")
+        self.width, self.base = width, float(base)
+
+    def table(self, n: int) -> Tensor:
+        """Return the embeddings to add to the input.
+
+        Args:
+            n: How many positions.
+
+        Returns:
+            (n, width), between -1 and 1, sines and cosines in turn; float32 at least, on the module's device.
+
+        Raises:
+            TypeError: n is no integer.
+            ValueError: n is below 1.
+        """
+        angle = torch.arange(count("n", n), device=self._like.device, dtype=torch.float64)[:, None] * self._waves()
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(self.working_dtype)
+
+    def at(self, distance: Tensor) -> Tensor:  # noqa: D102
+        angle = distance.to(torch.float64)[..., None] * self._waves()
+        return (angle.cos().sum(-1) / math.sqrt(self.width)).to(distance.dtype)[None]
+
+    def _waves(self) -> Tensor:
+        # float32 angles would be off by whole thousandths at n = 10^5
+        f = torch.arange(0, self.width, 2, device=self._like.device, dtype=torch.float64)
+        return self.base ** (-f / self.width)

@@ -1,0 +1,385 @@
+"""The protocol, kept by every encoding; and equal encodings sharing what they build."""
+
+import copy
+import gc
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from pelocality import metrics
+from pelocality.encodings import (
+    KERPLE,
+    ALiBi,
+    AttenuatedEncoding,
+    DistanceTable,
+    Encoding,
+    FixedWindow,
+    NoEncoding,
+    RelativeEncoding,
+    SinusoidalEncoding,
+    T5Buckets,
+)
+from pelocality.encodings.cache import BiasCache
+from pelocality.encodings.toeplitz import toeplitz
+from pelocality.streaming import measure_relative
+
+
+def filled(encoding):
+    """The encoding with numbers in its tables, where they start at zero."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in encoding.parameters():
+        if not parameter.detach().any():
+            torch.nn.init.normal_(parameter, generator=generator)
+    return encoding
+
+
+FIXED = [
+    lambda causal: AttenuatedEncoding(heads=3, causal=causal),
+    lambda causal: AttenuatedEncoding(
+        3, [0.1, 0.5, 2.0], 1.0 if causal else [0.3, 1, 3], scale=[1, 2, 3], causal=causal
+    ),
+    lambda causal: AttenuatedEncoding(heads=3, decay=0.05, form="logits", causal=causal),
+    lambda causal: ALiBi(heads=3, causal=causal),
+    lambda causal: FixedWindow(heads=3, width=2, causal=causal),
+    lambda causal: SinusoidalEncoding(heads=3, causal=causal),
+    lambda causal: NoEncoding(heads=3, causal=causal),
+    lambda causal: DistanceTable(heads=3, length=4, learnable=False, causal=causal),
+]
+LEARNED = [
+    lambda causal: AttenuatedEncoding(heads=3, decay=0.2, learnable=True, causal=causal),
+    lambda causal: AttenuatedEncoding(
+        heads=3, decay=0.2, form="logits", learnable=("decay", "scale"), scale=0.7, causal=causal
+    ),
+    lambda causal: filled(DistanceTable(heads=3, length=4, causal=causal)),
+    lambda causal: filled(DistanceTable(heads=3, length=30, signed=True, shared=True, causal=causal)),
+    lambda causal: filled(T5Buckets(heads=3, buckets=8, max_distance=16, causal=causal)),
+    lambda causal: KERPLE(heads=3, strength=[0.5, 1, 2], causal=causal),
+    lambda causal: KERPLE(heads=3, kernel="power", curvature=0.5, causal=causal),
+]
+EVERY = pytest.mark.parametrize("make", FIXED + LEARNED)
+CAUSAL = pytest.mark.parametrize("causal", [False, True])
+
+
+@CAUSAL
+@EVERY
+def test_the_bias_has_a_matrix_per_head_in_the_modules_precision(make, causal):
+    encoding = make(causal)
+    assert encoding(5).shape == (3, 5, 5)
+    assert encoding(2, 5).shape == (3, 2, 5)
+    assert encoding(5).dtype == torch.float32
+    assert encoding(5, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert encoding.bfloat16()(5).dtype == torch.bfloat16
+    assert encoding.weights(5).dtype == encoding.relative(5).dtype == torch.float32
+    assert encoding.double()(5).dtype == encoding.relative(5).dtype == torch.float64
+
+
+@CAUSAL
+@EVERY
+def test_weights_are_the_softmax_of_relative_and_their_rows_sum_to_one(make, causal):
+    encoding = make(causal).double()
+    b, n = encoding.relative(9), 9
+    assert b.shape == (3, 17)
+    dense = torch.stack([b[:, n - 1 - i : 2 * n - 1 - i] for i in range(n)], 1).softmax(-1)
+    torch.testing.assert_close(encoding.weights(n), dense)
+    torch.testing.assert_close(encoding.weights(n).sum(-1), torch.ones(3, n, dtype=torch.float64))
+
+
+@EVERY
+def test_a_relative_encoding_streams_to_what_its_matrix_measures(make):
+    encoding = make(False).double()
+    one, other = measure_relative(encoding.relative(40)), metrics.measure(encoding.weights(40))
+    torch.testing.assert_close(one.locality, other.locality)
+    torch.testing.assert_close(one.relative_asymmetry, other.relative_asymmetry, atol=1e-10, rtol=0)
+
+
+@EVERY
+def test_the_bias_is_aligned_at_the_lower_right_so_that_cached_keys_work(make):
+    encoding = make(True)
+    whole = encoding(12)
+    for queries in (1, 5):
+        torch.testing.assert_close(encoding(queries, 12), whole[:, -queries:])
+
+
+@EVERY
+def test_a_bias_without_normalisation_is_aligned_at_the_lower_right_without_causality_too(make):
+    encoding = make(False)
+    torch.testing.assert_close(encoding(5, 12), encoding(12)[:, -5:])
+
+
+@EVERY
+def test_a_causal_bias_hides_the_future_and_only_the_future(make):
+    finite = torch.isfinite(make(True)(6))
+    assert not finite.triu(1).any()
+    if not isinstance(make(True), FixedWindow):
+        assert torch.equal(finite, torch.ones_like(finite).tril())
+
+
+@CAUSAL
+@EVERY
+def test_a_score_modification_adds_the_bias(make, causal):
+    encoding = make(causal).double()
+    for queries, keys in ((7, 7), (3, 7)):
+        modify = encoding.score_modification(queries, keys)
+        score = torch.arange(queries * keys, dtype=torch.float64).reshape(1, queries, keys)
+        head, query, key = torch.arange(3)[:, None, None], torch.arange(queries)[:, None], torch.arange(keys)
+        torch.testing.assert_close(modify(score, torch.tensor(0), head, query, key), score + encoding(queries, keys))
+
+
+@pytest.mark.parametrize("make", FIXED[:3] + LEARNED[:3])
+def test_flex_attention_with_the_score_modification_is_attention_with_the_bias(make):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    encoding = make(False)
+    q, k, v = torch.randn(3, 2, 3, 16, 8, generator=torch.Generator().manual_seed(0))
+    flexible = flex_attention(q, k, v, score_mod=encoding.score_modification(16))
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=encoding(16)[None])
+    torch.testing.assert_close(flexible, dense, atol=1e-5, rtol=1e-5)
+
+
+@EVERY
+def test_padding_takes_no_share_of_the_weights(make):
+    encoding = make(False)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
+    weights = encoding.weights(7, mask=mask)
+    assert weights.shape == (2, 3, 7, 7)
+    torch.testing.assert_close(weights[0, :, :5, :5], encoding.weights(5))
+    torch.testing.assert_close(weights[1, :, 2:, 2:], encoding.weights(5))
+    assert not weights[0, ..., 5:].any()
+
+
+@EVERY
+def test_what_is_added_for_real_tokens_does_not_depend_on_padding(make):
+    encoding = make(False)
+    mask = torch.tensor([[True] * 5 + [False] * 2])
+    padded = encoding(7, mask=mask)
+    torch.testing.assert_close(padded.expand(1, 3, 7, 7)[0, :, :5, :5], encoding(5))
+
+
+def test_a_query_that_sees_nothing_has_no_weights():
+    weights = NoEncoding().weights(3, mask=torch.tensor([[0, 0, 0], [1, 0, 0]]))
+    assert torch.equal(weights[:, 0, 1], torch.tensor([[0.0, 0, 0], [1, 0, 0]]))
+
+
+def test_a_mask_may_differ_between_queries_and_heads():
+    encoding = AttenuatedEncoding(heads=2, decay=0.1)
+    causal = AttenuatedEncoding(heads=2, decay=0.1, causal=True).weights(5)
+    past = torch.ones(5, 5, dtype=torch.bool).tril()
+    torch.testing.assert_close(encoding.weights(5, mask=past[None])[0], causal)
+    torch.testing.assert_close(encoding.weights(5, mask=past.expand(1, 2, 5, 5))[0], causal)
+
+
+@CAUSAL
+@EVERY
+def test_an_encoding_survives_copying_pickling_and_its_state_dict(make, causal):
+    encoding = make(causal)
+    bias = encoding(6)
+    for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert torch.equal(twin(6), bias)
+    described = json.loads(json.dumps(encoding.configuration()))
+    twin = Encoding.from_configuration(described)
+    assert type(twin) is type(encoding)
+    twin.load_state_dict(encoding.state_dict())
+    assert torch.equal(twin(6), bias)
+    assert twin.configuration() == described
+
+
+@EVERY
+def test_an_encoding_compiles_whole(make):
+    encoding = make(False)
+    torch._dynamo.reset()
+    compiled = torch.compile(encoding, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(6), encoding(6))
+
+
+@pytest.mark.parametrize("make", LEARNED)
+def test_every_parameter_has_the_gradient_of_finite_differences(make):
+    encoding = make(False).double()
+    names, values = zip(*encoding.named_parameters(), strict=True)
+
+    def bias(*parameters):
+        return torch.func.functional_call(encoding, dict(zip(names, parameters, strict=True)), (5,))
+
+    assert torch.autograd.gradcheck(bias, values)
+    assert all(gradient.any() for gradient in torch.autograd.grad(encoding(5).square().sum(), values))
+
+
+@pytest.mark.parametrize("make", LEARNED)
+def test_a_learned_bias_is_built_anew_at_every_call(make):
+    encoding = make(False)
+    before = encoding(6)
+    for parameter in encoding.parameters():
+        parameter.data.add_(0.1)  # leaves no trace that a cache could see
+    assert before.requires_grad
+    assert not torch.equal(encoding(6), before)
+
+
+def test_fixed_numbers_keep_their_precision_when_a_model_is_cast():
+    encoding = AttenuatedEncoding(decay=0.3, form="logits")
+    exact = encoding(400).bfloat16()
+    assert torch.equal(encoding.bfloat16()(400), exact)
+    assert encoding.configuration()["decay"] == 0.3
+    assert torch.equal(encoding.float().decay, torch.tensor([0.3]))
+
+
+def test_a_bias_too_steep_for_float16_masks_nothing():
+    assert torch.isfinite(AttenuatedEncoding(decay=5.0, form="logits").half()(512)).all()
+
+
+# ---- what is kept
+
+
+@pytest.mark.parametrize("make", FIXED)
+def test_a_fixed_bias_is_built_once_per_length_dtype_and_device(make):
+    encoding = make(False)
+    assert encoding(6).data_ptr() == encoding(6).data_ptr()
+    assert encoding(6).data_ptr() != encoding(6, 7)[:, :, :6].data_ptr()
+    assert encoding(6, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert len(encoding.cache) == 3
+
+
+def test_equal_encodings_share_their_bias_and_others_do_not():
+    one = ALiBi(heads=3)
+    layers = [copy.deepcopy(one) for _ in range(3)]
+    assert len({layer(6).data_ptr() for layer in (one, *layers)}) == 1
+    assert ALiBi(heads=3, causal=True)(6).data_ptr() != one(6).data_ptr()
+    assert ALiBi(heads=3, slopes=1.0)(6).data_ptr() != one(6).data_ptr()
+
+
+def test_the_kept_biases_are_bounded_and_the_newest_stays():
+    encoding = ALiBi(heads=1)
+    encoding.cache = BiasCache(limit=4 * 100 * 100)
+    for n in range(90, 101):
+        encoding(n)
+        assert len(encoding.cache) == 1
+    encoding(300)
+    assert len(encoding.cache) == 1
+    assert encoding(300).data_ptr() == encoding(300).data_ptr()
+
+
+def test_what_no_encoding_holds_any_more_is_let_go():
+    from pelocality.encodings.cache import _SHARED
+
+    gc.collect()
+    before = len(_SHARED)
+    encoding = ALiBi(heads=3, slopes=0.123)
+    encoding(6)
+    assert len(_SHARED) == before + 1
+    del encoding
+    gc.collect()
+    assert len(_SHARED) == before
+
+
+def test_writing_into_a_bias_does_not_reach_the_next_user():
+    encoding = ALiBi(heads=3)
+    right = encoding(6).clone()
+    encoding(6)[0, 0, 0] = 7.0
+    assert torch.equal(encoding(6), right)
+
+
+@pytest.mark.parametrize("change", ["load", "attribute", "buffer", "move"])
+def test_a_changed_encoding_has_a_changed_bias(change):
+    encoding = FixedWindow(width=1) if change == "attribute" else AttenuatedEncoding(decay=0.5)
+    before = encoding(6).clone()
+    if change == "load":
+        encoding.load_state_dict(AttenuatedEncoding(decay=0.1).state_dict())
+    elif change == "attribute":
+        encoding.width = 2
+    elif change == "buffer":
+        encoding.fixed_decay.mul_(0.5)
+    else:
+        encoding.double()
+    after = encoding(6)
+    assert after.dtype == torch.float64 if change == "move" else not torch.equal(after, before)
+
+
+def test_a_bias_first_needed_in_inference_mode_serves_training():
+    encoding = ALiBi(heads=2, slopes=0.77)
+    with torch.inference_mode():
+        encoding(6)
+    q = torch.randn(1, 2, 6, 4, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=encoding(6)[None]).sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+# ---- laying distances out
+
+
+@settings(max_examples=30, deadline=None)
+@given(queries=st.integers(1, 12), extra=st.integers(0, 12), heads=st.integers(1, 3))
+def test_toeplitz_lays_out_diagonals_and_its_gradient_sums_them(queries, extra, heads):
+    keys = queries + extra
+    line = torch.randn(heads, queries + keys - 1, dtype=torch.float64, requires_grad=True)
+    matrix = toeplitz(line, queries)
+    for i in range(queries):
+        for j in range(keys):
+            assert torch.equal(matrix[:, i, j], line[:, j - i + queries - 1])
+    assert torch.autograd.gradcheck(lambda x: toeplitz(x, queries), line)
+
+
+# ---- refusals
+
+
+class Constant(Encoding):
+    """An encoding of a user's own that is not a function of distance."""
+
+    def __init__(self, heads=1, table=((0.0, 1.0), (2.0, 3.0))):
+        super().__init__(heads)
+        self.table = table
+
+    def bias(self, query_length, key_length, mask):
+        return torch.tensor(self.table)[None, -query_length:]
+
+
+class Linear(RelativeEncoding):
+    """A relative encoding of a user's own."""
+
+    def __init__(self, heads=1, slope=1.0, causal=False):
+        super().__init__(heads, causal)
+        self.slope = slope
+
+    def at(self, distance):
+        return -self.slope * distance.abs()[None]
+
+
+def test_an_encoding_of_ones_own_needs_only_its_formula():
+    assert torch.equal(Linear(slope=0.25)(4), ALiBi(heads=1, slopes=0.25)(4))
+    twin = Encoding.from_configuration(Linear(slope=0.25, causal=True).configuration())
+    assert isinstance(twin, Linear)
+    assert torch.equal(twin(4), ALiBi(heads=1, slopes=0.25, causal=True)(4))
+    assert torch.equal(Constant(heads=2)(2), torch.tensor([[0.0, 1], [2, 3]]).expand(2, 2, 2))
+    with pytest.raises(TypeError, match="more than distance"):
+        Constant().relative(2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: ALiBi(heads=0), ValueError, "heads must be at least 1"),
+        (lambda: ALiBi(heads=2.0), TypeError, "heads must be an integer"),
+        (lambda: ALiBi(heads=2, causal=1), TypeError, "causal"),
+        (lambda: ALiBi(heads=2, slopes=[1.0, 2.0, 3.0]), ValueError, "each of 2 heads"),
+        (lambda: ALiBi(heads=2, slopes=-1.0), ValueError, "above 0"),
+        (lambda: ALiBi(heads=2)(3, 2), ValueError, "at least query_length"),
+        (lambda: ALiBi(heads=2)(0), ValueError, "query_length must be at least 1"),
+        (lambda: ALiBi(heads=2)(2.5), TypeError, "query_length must be an integer"),
+        (lambda: ALiBi(heads=2).relative(0), ValueError, "n must be at least 1"),
+        (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 4, dtype=torch.bool)), ValueError, "mask must be"),
+        (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 3)), TypeError, "booleans or integers"),
+        (lambda: ALiBi(heads=2).score_modification(3, 2), ValueError, "at least query_length"),
+        (lambda: FixedWindow(width=-1), ValueError, "width"),
+        (lambda: SinusoidalEncoding(width=5), ValueError, "even"),
+        (lambda: SinusoidalEncoding(base=math.inf), ValueError, "base"),
+        (lambda: T5Buckets(heads=1, buckets=2), ValueError, "buckets"),
+        (lambda: T5Buckets(heads=1, max_distance=8), ValueError, "max_distance"),
+        (lambda: KERPLE(heads=1, kernel="gauss"), ValueError, "kernel"),
+        (lambda: KERPLE(heads=1, kernel="power", curvature=2.0), ValueError, "below 2"),
+        (lambda: Encoding.from_configuration({"type": "Rotary"}), ValueError, "known: ALiBi"),
+    ],
+)
+def test_what_makes_no_encoding_is_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,265 @@
+"""The attenuated encoding against its equation, and the inverse problem against our own metrics."""
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from pelocality.encodings import AttenuatedEncoding
+from pelocality.metrics import direction_balance, locality, measure, relative_asymmetry, symmetry
+from pelocality.streaming import measure_relative
+
+
+def delta(n, w, s, *, visible=None, causal=False):
+    """The equation as a loop: e_ij to each side, shared out over the keys that are there."""
+    rows = []
+    for i in range(n):
+        e = []
+        for j in range(n):
+            seen = (visible is None or visible[j]) and not (causal and j > i)
+            rate = w if j < i else s * w
+            e.append(math.exp(-rate * (i - j) ** 2) if seen else 0.0)
+        rows.append([x / sum(e) for x in e])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    w=st.floats(1e-4, 3),
+    s=st.floats(0.05, 20),
+    padding=st.integers(0, 6),
+    form=st.sampled_from(["weights", "logits"]),
+)
+def test_weights_are_the_papers_delta_whatever_the_padding(n, w, s, padding, form):
+    encoding = AttenuatedEncoding(decay=w, symmetry=s, form=form).double()
+    w, s = encoding.decay.item(), encoding.symmetry.item()
+    torch.testing.assert_close(encoding.weights(n)[0], delta(n, w, s))
+    mask = torch.arange(n + padding)[None] < n
+    padded = encoding.weights(n + padding, mask=mask)[0, 0]
+    torch.testing.assert_close(padded[:n, :n], delta(n, w, s))
+    torch.testing.assert_close(padded[:n], delta(n + padding, w, s, visible=mask[0])[:n])
+
+
+@pytest.mark.parametrize("form", ["weights", "logits"])
+def test_a_causal_encoding_is_shared_out_over_the_past(form):
+    encoding = AttenuatedEncoding(decay=0.25, form=form, causal=True).double()
+    expected = delta(9, 0.25, 1.0, causal=True)
+    torch.testing.assert_close(encoding.weights(9)[0], expected)
+    bias = encoding(9)[0]
+    assert (bias.triu(1)[torch.ones(9, 9).triu(1) > 0] == -torch.inf).all()
+    if form == "weights":
+        torch.testing.assert_close(bias.tril(), expected)
+
+
+def test_the_weights_form_adds_delta_and_the_logits_form_what_has_delta_as_softmax():
+    expected = delta(8, 0.5, 2.0)
+    torch.testing.assert_close(AttenuatedEncoding(decay=0.5, symmetry=2).double()(8)[0], expected)
+    torch.testing.assert_close(AttenuatedEncoding(decay=0.5, symmetry=2, scale=3).double()(8)[0], 3 * expected)
+    logits = AttenuatedEncoding(decay=0.5, symmetry=2, form="logits").double()(8)[0]
+    torch.testing.assert_close(logits.softmax(-1), expected)
+
+
+def test_in_the_logits_form_scale_is_decay_by_another_name():
+    one = AttenuatedEncoding(decay=0.5, scale=0.25, form="logits")
+    other = AttenuatedEncoding(decay=0.125, form="logits")
+    torch.testing.assert_close(one(16), other(16))
+    torch.testing.assert_close(one.weights(16), other.weights(16))
+
+
+def test_the_profile_is_the_bias_of_a_query_far_from_both_ends():
+    for options in ({}, {"form": "logits"}, {"causal": True}, {"scale": 4.0, "symmetry": 2.0}):
+        encoding = AttenuatedEncoding(heads=2, decay=[0.05, 0.5], **options).double()
+        torch.testing.assert_close(encoding.profile(20), encoding(39)[:, 19])
+
+
+@pytest.mark.parametrize(("s", "side"), [(0.3, 1), (1.0, 0), (3.0, -1)])
+def test_small_s_leans_right_and_large_s_leans_left(s, side):
+    balance = direction_balance(AttenuatedEncoding(decay=0.1, symmetry=s).weights(64))
+    assert balance.sign().item() == side
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(3, 200), w=st.floats(1e-6, 100))
+def test_s_of_one_is_symmetric_to_the_bit_in_float32_too(n, w):
+    for learnable in (False, True):
+        weights = AttenuatedEncoding(decay=w, learnable=learnable).weights(n)
+        assert symmetry(weights) == 1
+        assert relative_asymmetry(weights) == 0
+
+
+def test_larger_decay_is_more_local():
+    weights = AttenuatedEncoding(heads=20, decay=torch.logspace(-5, 0.7, 20)).weights(64)
+    assert (locality(weights).diff() > 0).all()
+
+
+def test_what_the_docstring_says_of_512_tokens_is_so():
+    options = [{}, {"scale": 10.0}, {"form": "logits"}]
+    read = [AttenuatedEncoding(**one).double()(512).softmax(-1) for one in options]
+    assert [round(locality(A).item(), 4) for A in read] == [0.0074, 0.1146, 0.6695]
+    assert round((read[0][0, 256].max() / read[0][0, 256].min()).item(), 2) == 1.49
+    assert round((read[1][0, 256].max() / read[1][0, 256].min()).item()) == 54
+    assert round(locality(torch.full((512, 512), 1 / 512)).item(), 4) == 0.0058
+
+
+def test_published_symmetry_is_not_monotone_in_s_but_direction_balance_is():
+    s = torch.tensor([0.25, 0.5, 1, 1.5, 2, 4, 8])
+    weights = AttenuatedEncoding(heads=7, decay=0.05, symmetry=s).double().weights(64)
+    assert symmetry(weights).diff().sign().tolist() == [1, 1, -1, 1, 1, 1]  # the more lopsided, the "more symmetric"
+    assert (direction_balance(weights).diff() < 0).all()
+
+
+def test_it_streams_at_a_length_no_matrix_could_have():
+    measured = measure_relative(AttenuatedEncoding(heads=2, decay=[0.5, 0.01]).relative(100_000))
+    assert measured.locality.shape == (2,)
+    assert measured.locality[0].item() == pytest.approx(0.6695, abs=1e-3)
+    assert (measured.symmetry == 1).all()
+
+
+def test_learned_decay_and_symmetry_stay_positive_whatever_the_step():
+    encoding = AttenuatedEncoding(heads=2, learnable=True)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.sub_(50)
+    assert (encoding.decay > 0).all()
+    assert (encoding.symmetry > 0).all()
+    assert torch.isfinite(encoding(64)).all()
+
+
+def test_gradient_descent_finds_a_locality():
+    encoding = AttenuatedEncoding(decay=0.5, learnable=True).double()
+    optimizer = torch.optim.Adam(encoding.parameters(), lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (measure_relative(encoding.relative(64)).locality - 0.3).square().sum().backward()
+        optimizer.step()
+    assert locality(encoding.weights(64)).item() == pytest.approx(0.3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("learnable", "names"),
+    [
+        (True, {"log_decay", "log_symmetry"}),
+        (False, set()),
+        ("decay", {"log_decay"}),
+        (("symmetry", "scale"), {"log_symmetry", "free_scale"}),
+        (["decay"], {"log_decay"}),
+    ],
+)
+def test_what_is_learned_is_chosen_by_name(learnable, names):
+    assert set(dict(AttenuatedEncoding(learnable=learnable).named_parameters())) == names
+
+
+def test_a_learned_encoding_starts_where_it_was_told():
+    fixed = AttenuatedEncoding(heads=2, decay=[0.1, 0.7], symmetry=[0.5, 2.0], scale=[1.0, 3.0])
+    learned = AttenuatedEncoding(2, [0.1, 0.7], [0.5, 2.0], scale=[1.0, 3.0], learnable=("decay", "symmetry", "scale"))
+    torch.testing.assert_close(learned(20), fixed(20))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"decay": 0.0}, ValueError, "decay must be above 0"),
+        ({"decay": math.nan}, ValueError, "decay must be finite"),
+        ({"decay": [0.1, 0.2, 0.3]}, ValueError, "each of 2 heads"),
+        ({"decay": "big"}, TypeError, "decay must be a number"),
+        ({"symmetry": -1.0}, ValueError, "symmetry must be above 0"),
+        ({"scale": math.inf}, ValueError, "scale must be finite"),
+        ({"form": "bias"}, ValueError, "form must be"),
+        ({"learnable": "slope"}, ValueError, "learnable must be"),
+        ({"causal": True, "symmetry": 2.0}, ValueError, "no right side"),
+        ({"causal": True, "learnable": ["symmetry"]}, ValueError, "no right side"),
+    ],
+)
+def test_what_makes_no_attenuated_encoding_is_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        AttenuatedEncoding(heads=2, **arguments)
+
+
+# ---- the inverse problem
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(4, 300), near=st.floats(0.05, 0.95), lean=st.floats(-0.95, 0.95))
+def test_targets_are_met_or_refused_by_our_own_metrics(n, near, lean):
+    lower, refused = 0.0, False
+    try:
+        encoding = AttenuatedEncoding.from_targets(locality=near, direction_balance=lean, length=n)
+    except ValueError as refusal:
+        refused, lower = True, float(re.search(r"lies between ([\d.e-]+) and 1", str(refusal))[1])
+    if refused:  # what it names as the end of reach is just within reach, with a margin
+        assert near <= lower + 1e-6
+        near = lower + 1e-3
+        encoding = AttenuatedEncoding.from_targets(locality=near, direction_balance=lean, length=n)
+    weights = encoding.weights(n).double()
+    assert locality(weights).item() == pytest.approx(near, abs=1e-5)
+    assert direction_balance(weights).item() == pytest.approx(lean, abs=1e-4)
+
+
+@pytest.mark.parametrize("form", ["weights", "logits"])
+def test_targets_are_those_of_the_weights_in_every_form(form):
+    encoding = AttenuatedEncoding.from_targets(
+        locality=[0.3, 0.6], direction_balance=[-0.2, 0.5], length=64, form=form, scale=2.5, learnable=True
+    )
+    assert encoding.heads == 2
+    assert locality(encoding.weights(64)).tolist() == pytest.approx([0.3, 0.6], abs=1e-5)
+    assert direction_balance(encoding.weights(64)).tolist() == pytest.approx([-0.2, 0.5], abs=1e-5)
+    assert set(dict(encoding.named_parameters())) == {"log_decay", "log_symmetry"}
+
+
+def test_no_balance_asked_for_is_symmetric_to_the_bit():
+    encoding = AttenuatedEncoding.from_targets(locality=0.2, length=100, heads=4)
+    assert encoding.heads == 4
+    assert (measure(encoding.weights(100)).symmetry == 1).all()
+    assert locality(encoding.weights(100)).tolist() == pytest.approx([0.2] * 4, abs=1e-6)
+
+
+def test_the_paper_decay_is_found_back():
+    near = locality(AttenuatedEncoding(decay=0.5).double().weights(512)).item()
+    assert AttenuatedEncoding.from_targets(locality=near, length=512).decay.item() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_causal_encoding_has_locality_as_its_only_target():
+    encoding = AttenuatedEncoding.from_targets(locality=0.4, length=50, causal=True)
+    assert locality(encoding.weights(50)).item() == pytest.approx(0.4, abs=1e-5)
+    assert direction_balance(encoding.weights(50)) == -1
+
+
+def test_targets_at_a_long_length_need_no_matrix():
+    encoding = AttenuatedEncoding.from_targets(locality=0.3, direction_balance=-0.4, length=20_000)
+    assert measure_relative(encoding.relative(20_000)).locality.item() == pytest.approx(0.3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("targets", "error", "words"),
+    [
+        ({"locality": 1.0, "length": 64}, ValueError, r"between 0\.045898.* and 1, both excluded"),
+        ({"locality": 0.01, "length": 64}, ValueError, r"between 0\.045898"),
+        ({"locality": 0.06, "direction_balance": 0.9, "length": 64}, ValueError, r"balances within ±0\.127624 can"),
+        ({"locality": 0.4, "direction_balance": 1.0, "length": 64}, ValueError, "between -1 and 1"),
+        ({"locality": 0.4, "direction_balance": 0.5, "length": 64, "causal": True}, ValueError, "looks back only"),
+        ({"locality": 0.05, "length": 64, "causal": True}, ValueError, r"between 0\.126586"),
+        ({"locality": 0.4, "length": 1}, ValueError, "length must be at least 2"),
+        ({"locality": "much", "length": 64}, TypeError, "locality must be a number"),
+        ({"locality": [0.4, 0.5], "direction_balance": [0.1, 0.2, 0.3], "length": 64}, ValueError, "got 2 and 3"),
+        ({"locality": 0.4, "length": 64, "form": "logits", "scale": 0.0}, ValueError, "scale"),
+    ],
+)
+def test_targets_out_of_reach_are_refused_with_the_range(targets, error, words):
+    with pytest.raises(error, match=words):
+        AttenuatedEncoding.from_targets(**targets)
+
+
+def test_the_named_range_of_balance_is_where_reach_ends():
+    with pytest.raises(ValueError, match="balances within") as refusal:
+        AttenuatedEncoding.from_targets(locality=0.129, direction_balance=0.9, length=64)
+    near, far = (float(number) for number in re.findall(r"±([\d.]+)", str(refusal.value)))
+    for reached in (near - 1e-3, -near + 1e-3, far + 1e-3, -far - 1e-3):
+        encoding = AttenuatedEncoding.from_targets(locality=0.129, direction_balance=reached, length=64)
+        assert direction_balance(encoding.weights(64)).item() == pytest.approx(reached, abs=1e-4)
+        assert locality(encoding.weights(64)).item() == pytest.approx(0.129, abs=1e-5)
+    for beyond in (near + 1e-3, far - 1e-3):
+        with pytest.raises(ValueError, match="cannot be reached"):
+            AttenuatedEncoding.from_targets(locality=0.129, direction_balance=beyond, length=64)
