@@ -323,7 +323,7 @@ def test_number_of_noun_phrases(words, tags, number):
 
 def test_what_agrees_and_what_inflect_makes_is_consistent():
     forms = [("is", "VBZ", "3sg"), ("are", "VBP", "plural"), ("am", "VBP", "1sg"), ("was", "VBD", "3sg"),
-             ("goes", "VBZ", "3sg"), ("carry", "VBP", "plural"), ("has", "VBZ", "3sg"), ("focuses", "VBZ", "3sg")]  # fmt: skip
+             ("goes", "VBZ", "3sg"), ("carry", "VBP", "plural"), ("has", "VBZ", "3sg")]  # fmt: skip
     for (word, tag, old), new in itertools.product(forms, ("1sg", "3sg", "plural")):
         made = inflect(word, tag, new)
         tag_made = "VBD" if tag == "VBD" else "VBZ" if new == "3sg" else "VBP"

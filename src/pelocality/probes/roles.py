@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import datasets
@@ -49,7 +50,7 @@ def semantic_role_swap(
     Args:
         pairs_or_sentences: A corpus, or any iterable of pairs or of sentences.
         roles: The two roles to exchange.
-        source: Where the fillers come from. ``"frames"``: the sentence's frames, kept where a tree, if
+        source: ``"frames"``: the sentence's frames, kept where a tree, if
             there is one, shows both fillers as places of the verb's own clause. ``"dependencies"``: subject
             and object, or passive subject and agent, of Universal Dependencies, in any order and language.
             ``"constituents"``: the same by a rule over English phrase structure (``docs/probes.md`` states
@@ -86,93 +87,92 @@ def semantic_role_swap(
     >>> probe[0]["premise"], probe[0]["hypothesis"]
     ('A dog bit him.', 'He bit a dog.')
     """
-    if not callable(source):
-        check_choice("source", source, _SOURCES)
-    check_choice("side", side, ("premise", "hypothesis"))
-    check_choice("spans", spans, ("one", "all"))
-    check_choice("agreement", agreement, ("skip", "reinflect", "ignore"))
-    check_seed(seed)
-    if isinstance(roles, str) or len(roles) != 2 or roles[0] == roles[1]:
-        raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {roles!r}")
-    if source in ("dependencies", "constituents") and set(roles) != {"ARG0", "ARG1"}:
-        raise ValueError(f"the rule over {source} knows ARG0 and ARG1 only, got {roles!r}; use source='frames'")
-    if label_policy is not None and not callable(label_policy):
-        check_choice("label_policy", label_policy, _LABELS)
-    if isinstance(symmetric_verbs, str):
-        raise TypeError(f"symmetric_verbs must be a collection of verbs, got the string {symmetric_verbs!r}")
-    kept = check_labels(labels)
-    edit = functools.partial(
-        _swap,
-        roles=(roles[0], roles[1]),
-        source=source,
-        label_policy=label_policy,
-        side=side,
-        spans=spans,
-        agreement=agreement,
-        symmetric=frozenset(symmetric_verbs),
-        labels=kept,
-        seed=int(seed),
-    )
-    settings = {
-        "roles": list(roles),
-        "source": source if isinstance(source, str) else getattr(source, "__name__", repr(source)),
+    how = _How(roles, source, label_policy, side, spans, agreement, symmetric_verbs, labels, seed)
+    _check(how)
+    settings = vars(how) | {
+        "source": _named(source),
         "label_policy": _named(label_policy),
-        "side": side,
-        "spans": spans,
-        "agreement": agreement,
         "symmetric_verbs": sorted(symmetric_verbs),
-        "labels": kept,
+        "labels": check_labels(labels),
         "seed": int(seed),
     }
     features = {Pair: pair_features(), Sentence: pair_features()}
+    edit = functools.partial(_swap, how=how)
     return build("semantic_role_swap", pairs_or_sentences, edit, features, settings, num_proc, progress)
 
 
-def _named(policy: LabelPolicy | None) -> str | None:
-    return policy if policy is None or isinstance(policy, str) else getattr(policy, "__name__", repr(policy))
+@dataclass(frozen=True)
+class _How:
+    """The arguments of semantic_role_swap that say what is edited, and how."""
+
+    roles: tuple[str, str]
+    source: Source
+    label_policy: LabelPolicy | None
+    side: str
+    spans: Spans
+    agreement: Agreement
+    symmetric_verbs: Collection[str]
+    labels: Collection[str] | None
+    seed: int
 
 
-def _swap(
-    item: Item,
-    roles: tuple[str, str],
-    source: Source,
-    label_policy: LabelPolicy | None,
-    side: str,
-    spans: Spans,
-    agreement: Agreement,
-    symmetric: frozenset[str],
-    labels: tuple[str, ...] | None,
-    seed: int,
-) -> Iterator[Row | Dropped | SetAside]:
+def _check(how: _How) -> None:
+    """Refuse what makes no sense, before anything is read."""
+    if not callable(how.source):
+        check_choice("source", how.source, _SOURCES)
+    check_choice("side", how.side, ("premise", "hypothesis"))
+    check_choice("spans", how.spans, ("one", "all"))
+    check_choice("agreement", how.agreement, ("skip", "reinflect", "ignore"))
+    check_seed(how.seed)
+    check_labels(how.labels)
+    if isinstance(how.roles, str) or len(how.roles) != 2 or how.roles[0] == how.roles[1]:
+        raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {how.roles!r}")
+    if how.source in ("dependencies", "constituents") and set(how.roles) != {"ARG0", "ARG1"}:
+        raise ValueError(f"the rule over {how.source} knows ARG0 and ARG1 only, got {how.roles!r}; use source='frames'")
+    if how.label_policy is not None and not callable(how.label_policy):
+        check_choice("label_policy", how.label_policy, _LABELS)
+    if isinstance(how.symmetric_verbs, str):
+        raise TypeError(f"symmetric_verbs must be a collection of verbs, got {how.symmetric_verbs!r}")
+
+
+def _named(value: object) -> object:
+    return getattr(value, "__name__", repr(value)) if callable(value) else value
+
+
+def _swap(item: Item, how: _How) -> Iterator[Row | Dropped | SetAside]:
     """Edit one item: find what may change places, draw, and write the rows."""
+    side = how.side
     if isinstance(item, Sentence):
-        item = Pair(item, item, "entailment" if label_policy is not None else None, name_of(item))
+        item = Pair(item, item, "entailment" if how.label_policy is not None else None, name_of(item))
         side = "hypothesis"
-    elif item.label is not None and label_policy is None:
+    elif item.label is not None and how.label_policy is None:
         raise ValueError(
             "label_policy must say what becomes of the labels of edited pairs: 'contradiction', 'neutral', "
             "'not entailment' or a function from the old label to the new"
         )
-    if labels is not None and item.label not in labels:
+    if how.labels is not None and item.label not in how.labels:
         yield Dropped("label not asked for")
         return
-    label = label_policy(item.label or "") if callable(label_policy) else label_policy
-    if callable(label_policy) and label is None:
+    label = how.label_policy(item.label or "") if callable(how.label_policy) else how.label_policy
+    if callable(how.label_policy) and label is None:
         yield Dropped("label policy gave no label")
         return
     sentence: Sentence = getattr(item, side)
     usable: list[tuple[Candidate, list[Replacement]]] = []
-    for candidate in _candidates(sentence, roles, source):
-        swapped = exchange(sentence, candidate, agreement, symmetric) if isinstance(candidate, Candidate) else candidate
-        if isinstance(candidate, Candidate) and not isinstance(swapped, SetAside | Dropped):
-            usable.append((candidate, swapped))
-        elif isinstance(swapped, SetAside | Dropped):
+    for candidate in _candidates(sentence, how.roles, how.source):
+        if not isinstance(candidate, Candidate):
+            yield candidate
+            continue
+        swapped = exchange(sentence, candidate, how.agreement, frozenset(how.symmetric_verbs))
+        if isinstance(swapped, SetAside):
             yield swapped
-    if spans == "one" and usable:
-        rng = generator_for(seed, item.uid, side, sentence.text, "choose")
+        else:
+            usable.append((candidate, swapped))
+    if how.spans == "one" and usable:
+        rng = generator_for(int(how.seed), item.uid, side, sentence.text, "choose")
         usable = [usable[rng.integers(len(usable))]]
     for candidate, replacements in usable:
-        yield _row(item, side, sentence, candidate, replacements, label, seed, source)
+        yield _row(item, side, sentence, candidate, replacements, label, int(how.seed), how.source)
 
 
 def _row(
