@@ -1,4 +1,4 @@
-"""Pictures of positional matrices, heads, profiles and comparisons; each takes ``ax=`` and returns ``(fig, ax)``.
+"""Pictures of matrices, heads, profiles, comparisons and dependencies; each takes ``ax=`` and returns ``(fig, ax)``.
 
 Weights are greys and lines differ in dash and marker, so that a black and white print says the same. Nothing is shown
 or saved: that is the caller's. Needs matplotlib (the ``plot`` extra).
@@ -16,9 +16,11 @@ import torch
 from pelocality.metrics import distance_profile
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pelocality.dependencies import DependencyDistances, HeadKinds
     from pelocality.metrics.door import Attention
 
 COLOURS = "Greys"
@@ -214,6 +216,150 @@ def comparison(
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label, title=title)
     ax.set_xticks(range(max(len(_array(given)) for given in values.values())))
+    ax.legend(framealpha=0.85, edgecolor="none")
+    return fig, ax
+
+
+def head_kinds(
+    kinds: HeadKinds, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw the best positional and the best contextual head for each relation, the shortest relations on top.
+
+    Args:
+        kinds: From `compare_head_kinds`.
+        ax: Where to draw; a new figure if None.
+        direction: ``"dependent to head"`` or ``"head to dependent"``.
+        title: Above the picture.
+
+    Returns:
+        Figure and axes. Bars are the intervals, the short line is the best fixed offset; a relation is starred
+        where the two kinds differ with q < 0.05, and its mean distance in words stands in brackets.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: The table has no such direction.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from types import SimpleNamespace
+        >>> row = {"relation": "det", "direction": "dependent to head", "distance": 1.5, "q": 0.01, "baseline": 0.5}
+        >>> row |= {"positional": 0.8, "positional_low": 0.7, "positional_high": 0.9}
+        >>> row |= {"contextual": 0.4, "contextual_low": 0.3, "contextual_high": 0.5}
+        >>> fig, ax = head_kinds(SimpleNamespace(table=pd.DataFrame([row])))
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['det* (1.5)']
+    """
+    table = kinds.table[kinds.table["direction"] == direction]
+    if table.empty:
+        known = ", ".join(map(repr, kinds.table["direction"].unique()))
+        raise ValueError(f"direction must be one of {known}, got {direction!r}")
+    fig, ax = _figure(ax, (6.4, 1.2 + 0.24 * len(table)))
+    place = np.arange(len(table))
+    styles = {"positional": ("o", "black", "black", -0.14), "contextual": ("s", "white", "0.45", 0.14)}
+    for name, (marker, fill, line, shift) in styles.items():
+        value = table[name]
+        ends = [value - table[f"{name}_low"], table[f"{name}_high"] - value]
+        ax.errorbar(
+            value,
+            place + shift,
+            xerr=ends,
+            fmt=marker,
+            color=line,
+            markerfacecolor=fill,
+            markersize=5,
+            elinewidth=1,
+            label=f"best {name} head",
+        )
+    ax.scatter(table["baseline"], place, marker="|", s=110, color="0.3", label="best fixed offset", zorder=1)
+    cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
+    labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
+    ax.set_yticks(place, labels)
+    ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1), title=title)
+    ax.invert_yaxis()
+    ax.grid(axis="y", color="0.92")
+    ax.set_axisbelow(True)
+    ax.legend(framealpha=0.85, edgecolor="none")
+    return fig, ax
+
+
+def distances(
+    found: DependencyDistances, *, ax: Axes | None = None, relation: str = "all", reach: int = 12, title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw how often dependents and heads stand how many words apart, one line per language.
+
+    Args:
+        found: From `dependency_distances`.
+        ax: Where to draw; a new figure if None.
+        relation: A relation, or ``"all"``.
+        reach: Largest distance drawn, in words.
+        title: Above the picture.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: No language has the relation.
+
+    Examples:
+        >>> from pelocality.dependencies import dependency_distances
+        >>> from pelocality.trees import Dependencies, Sentence
+        >>> tree = Dependencies((2, 0, 2), ("nsubj", "root", "obj"), "made up")
+        >>> found = dependency_distances([Sentence(("Dogs", "chase", "cats"), language="en", dependencies=tree)])
+        >>> fig, ax = distances(found)
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['en']
+    """
+    shares = found.histogram(relation).head(reach)
+    fig, ax = _figure(ax, (6.0, 3.4))
+    for number, (language, (dash, marker)) in enumerate(zip(found.sentences, cycle(_LINES), strict=False)):
+        if language in shares:  # one without the relation still keeps its line's look for itself
+            share = shares[language]
+            ax.plot(share.index, share, dash, marker=marker, markersize=3.5, color=f"C{number}", label=language)
+    ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies", title=title)
+    ax.set_ylim(bottom=0)
+    ax.legend(framealpha=0.85, edgecolor="none")
+    return fig, ax
+
+
+def trajectory(
+    table: pd.DataFrame, metric: str = "locality", *, ax: Axes | None = None, title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw a metric per layer over training; over several seeds, their mean and the range they span.
+
+    Args:
+        table: A row per step and layer, as ``LocalityCallback.table`` gives; with a column ``seed``, per seed too.
+        metric: The column to draw.
+        ax: Where to draw; a new figure if None.
+        title: Above the picture.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: A column is missing.
+
+    Examples:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"step": [0, 10, 0, 10], "layer": [0, 0, 1, 1], "locality": [0.02, 0.1, 0.02, 0.07]})
+        >>> fig, ax = trajectory(table)
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['layer 0', 'layer 1']
+    """
+    missing = {"step", "layer", metric} - set(table.columns)
+    if missing:
+        raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
+    fig, ax = _figure(ax, (5.2, 3.4))
+    for (layer, rows), (dash, marker) in zip(table.groupby("layer"), cycle(_LINES), strict=False):
+        over_seeds = rows.groupby("step")[metric].agg(["mean", "min", "max"])
+        (line,) = ax.plot(
+            over_seeds.index, over_seeds["mean"], dash, marker=marker, markersize=3.5, label=f"layer {layer}"
+        )
+        ax.fill_between(
+            over_seeds.index, over_seeds["min"], over_seeds["max"], color=line.get_color(), alpha=0.2, linewidth=0
+        )
+    ax.set(xlabel="training step", ylabel=metric.replace("_", " "), title=title)
     ax.legend(framealpha=0.85, edgecolor="none")
     return fig, ax
 

@@ -1,0 +1,124 @@
+"""Do positional heads find short relations, and contextual heads long ones?
+
+    python examples/dependency_heads.py ../shared/data/ewt_srl_trees/ewt_dev.jsonl
+    python examples/dependency_heads.py en_ewt-ud-dev.conllu --model bert-base-uncased
+
+Reads sentences with dependencies (CoNLL-U, or PropBank frames joined to them), prints the best head of each relation
+against the best fixed offset, then the best positional against the best contextual head, and saves both tables and a
+figure.
+"""
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from measure_model import packaged_model
+from transformers import AutoModel, AutoTokenizer, logging
+
+from pelocality import plots, position_share
+from pelocality.corpora import read_conllu, read_frames
+from pelocality.dependencies import compare_head_kinds, dependency_accuracy
+from pelocality.dependencies.result import DIRECTIONS
+
+
+def batches(tokenizer, sentences, size=16):
+    """The same sentences, tokenised as `dependency_accuracy` does, for `position_share`."""
+    for start in range(0, len(sentences), size):
+        words = [list(sentence.words) for sentence in sentences[start : start + size]]
+        yield tokenizer(
+            words, is_split_into_words=True, padding=True, return_special_tokens_mask=True, return_tensors="pt"
+        )
+
+
+def interval(table, name, low, high):
+    cells = table[[name, low, high]].itertuples(index=False)
+    return [f"{value:.3f} [{below:.3f}, {above:.3f}]" for value, below, above in cells]
+
+
+def best_table(best):
+    """The best head of each relation beside the best fixed offset."""
+    return pd.DataFrame(
+        {
+            "relation": best["relation"],
+            "n": best["n"],
+            "distance": best["distance"].map("{:.1f}".format),
+            "head": [f"{layer}-{head}" for layer, head in zip(best["layer"], best["head"], strict=True)],
+            "accuracy": interval(best, "accuracy", "low", "high"),
+            "offset": best["offset"].map("{:+d}".format),
+            "its accuracy": interval(best, "baseline", "baseline_low", "baseline_high"),
+            "difference": interval(best, "difference", "difference_low", "difference_high"),
+            "q": best["q"].map("{:.2g}".format),
+        }
+    )
+
+
+def kinds_table(table):
+    """The best positional beside the best contextual head of each relation."""
+    shown = pd.DataFrame(
+        {"relation": table["relation"], "distance": table["distance"].map("{:.1f}".format), "n": table["n"]}
+    )
+    for kind in ("positional", "contextual"):
+        heads = zip(table[f"{kind}_layer"], table[f"{kind}_head"], strict=True)
+        shown[kind] = interval(table, kind, f"{kind}_low", f"{kind}_high")
+        shown[f"{kind} head"] = [f"{layer}-{head}" for layer, head in heads]
+    shown["difference"] = interval(table, "difference", "difference_low", "difference_high")
+    shown["q"] = table["q"].map("{:.2g}".format)
+    return shown
+
+
+def markdown(table):
+    rows = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("treebank", type=Path, help=".conllu, or .jsonl of frames joined to dependencies")
+    parser.add_argument("--model", help="hub name or local folder; the packaged all-MiniLM-L6-v2 if left out")
+    parser.add_argument("--heads", type=int, help="positional and contextual heads, of each; half of all if left out")
+    parser.add_argument("--minimum", type=int, default=20, help="least occurrences of a relation in each half")
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for tables and figure")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+
+    read = read_conllu if arguments.treebank.suffix == ".conllu" else read_frames
+    sentences = [sentence for sentence in read(arguments.treebank) if sentence.dependencies]
+    source = arguments.model or packaged_model()
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModel.from_pretrained(source)
+
+    accuracy = dependency_accuracy(model, tokenizer, sentences)
+    share = position_share(model, batches(tokenizer, sentences))
+    kinds = compare_head_kinds(accuracy, share, heads=arguments.heads, minimum=arguments.minimum)
+    best = accuracy.best(arguments.minimum)
+    frame = accuracy.to_frame(arguments.minimum)
+    print(f"{accuracy}\n")
+    for direction in DIRECTIONS:
+        tested = frame[frame["direction"] == direction]
+        beating = tested[tested["q"] < 0.05].groupby("relation").size()
+        print(f"{direction}: the best head, chosen on one half and scored on the other")
+        print(markdown(best_table(best[best["direction"] == direction])))
+        print(f"heads with q < 0.05 against the best offset, of {share.share.numel()}: {beating.to_dict()}\n")
+    print(f"{kinds._headline()}\n")
+    for direction in DIRECTIONS:
+        print(direction)
+        print(markdown(kinds_table(kinds.table[kinds.table["direction"] == direction])), end="\n\n")
+
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    best.to_csv(arguments.output / "best_heads.csv", index=False)
+    kinds.table.to_csv(arguments.output / "head_kinds.csv", index=False)
+    rows = max(len(group) for _, group in kinds.table.groupby("direction"))
+    fig, axes = plt.subplots(1, 2, figsize=(12, 1.4 + 0.24 * rows), layout="constrained")
+    for ax, direction in zip(axes, DIRECTIONS, strict=True):
+        plots.head_kinds(kinds, ax=ax, direction=direction)
+    figure = arguments.output / "dependency_heads.png"
+    fig.savefig(figure, dpi=130)
+    print(f"figure: {figure}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Intervals and tests against scipy's own, and against slow witnesses."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy import stats
+
+from pelocality.intervals import check_confidence, mcnemar, mean_over_groups, proportion, wilson
+
+
+@given(st.integers(1, 400), st.data())
+def test_wilson_agrees_with_scipy(n, data):
+    k = data.draw(st.integers(0, n))
+    confidence = data.draw(st.sampled_from([0.8, 0.95, 0.99]))
+    theirs = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
+    assert np.allclose(wilson(k, n, confidence), theirs, atol=1e-12)
+
+
+def test_wilson_is_elementwise_and_nan_of_nothing():
+    low, high = wilson([1, 5, 0], [10, 10, 0])
+    assert np.allclose([low[:2], high[:2]], np.transpose([wilson(1, 10), wilson(5, 10)]))
+    assert np.isnan(low[2])
+    assert np.isnan(proportion(0, 0).value)
+
+
+def test_the_bootstrap_agrees_with_one_written_out():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(30), rng.integers(1, 5, 30))
+    values = rng.normal(size=len(groups)) + groups / 20
+    found = mean_over_groups(values, groups, 0.9, 4000, 1)
+    by_group = [values[groups == g] for g in range(30)]
+    means = []
+    for _ in range(4000):
+        drawn = [by_group[g] for g in rng.integers(0, 30, 30)]
+        means.append(np.concatenate(drawn).mean())
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, [5, 95]), abs=0.03)
+
+
+def test_rows_of_one_group_make_the_interval_wider_than_rows_on_their_own():
+    values = np.repeat(np.random.default_rng(0).normal(size=40), 10)
+    together = mean_over_groups(values, np.repeat(np.arange(40), 10), 0.95, 1000, 0)
+    alone = mean_over_groups(values, np.arange(400), 0.95, 1000, 0)
+    assert together.high - together.low > 2.5 * (alone.high - alone.low)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = np.random.default_rng(0).normal(size=50)
+    one, two, other = (mean_over_groups(values, np.arange(50), 0.95, 200, seed) for seed in (3, 3, 4))
+    assert one == two
+    assert one != other
+
+
+def test_one_group_has_no_interval_and_no_rows_no_mean():
+    assert np.isnan(mean_over_groups([1.0, 0.0], ["a", "a"], 0.95, 99, 0).low)
+    assert np.isnan(mean_over_groups([], [], 0.95, 99, 0).value)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_binomial_sum(lost, gained):
+    n = lost + gained
+    tail = sum(stats.binom.pmf(k, n, 0.5) for k in range(min(lost, gained) + 1))
+    assert mcnemar(lost, gained) == pytest.approx(min(1, 2 * tail) if lost != gained else 1)
+
+
+def test_senseless_settings_are_refused():
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+        check_confidence(95, 100)
+    with pytest.raises(ValueError, match="resamples must be at least 1"):
+        check_confidence(0.95, 0)
