@@ -2,13 +2,24 @@
 
 The map, each name loaded on first use (``import pelocality`` alone loads neither torch nor transformers):
 
+Numbers:
+
 - ``metrics``: numbers from a positional weight matrix; nothing but tensors.
 - ``streaming``: the same numbers without an n x n matrix, for long contexts.
 - ``accumulate``: the metrics as torchmetrics classes, summed over batches and processes.
 - ``tables``: from a table of position embeddings to a matrix.
-- ``extract``: from a Hugging Face model to its positional matrices, logits and their parts.
+- ``encodings``: the attenuated encoding and its baselines, one small protocol.
+- ``layers``: self-attention of your own that takes any of them.
 - ``architectures``: where each model family keeps attention and positions.
+- ``extract``: from a Hugging Face model to its positional matrices, logits and their parts.
+- ``training``: measuring while a model trains.
 - ``plots``: pictures of all of it.
+
+Language:
+
+- ``trees``: sentences, spans, trees and frames; the one data model of the probes.
+- ``corpora``: from files to sentences and pairs.
+- ``probes``: from sentences to edited datasets.
 
 The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
 """

@@ -1,10 +1,34 @@
 from . import (
     accumulate as accumulate,
+    architectures as architectures,
+    corpora as corpora,
+    encodings as encodings,
     extract as extract,
+    layers as layers,
     metrics as metrics,
     plots as plots,
+    probes as probes,
     streaming as streaming,
     tables as tables,
+    training as training,
+    trees as trees,
+)
+from .corpora import (
+    read_conllu as read_conllu,
+    read_frames as read_frames,
+    read_pairs as read_pairs,
+    read_snli as read_snli,
+    read_trees as read_trees,
+)
+from .encodings import (
+    KERPLE as KERPLE,
+    ALiBi as ALiBi,
+    AttenuatedEncoding as AttenuatedEncoding,
+    DistanceTable as DistanceTable,
+    FixedWindow as FixedWindow,
+    NoEncoding as NoEncoding,
+    SinusoidalEncoding as SinusoidalEncoding,
+    T5Buckets as T5Buckets,
 )
 from .extract import (
     PositionalAttention as PositionalAttention,
@@ -13,6 +37,7 @@ from .extract import (
     positional_attention as positional_attention,
     positional_logits as positional_logits,
 )
+from .layers import PositionalSelfAttention as PositionalSelfAttention
 from .metrics import (
     Measurement as Measurement,
     adjusted_locality as adjusted_locality,
@@ -33,7 +58,16 @@ from .metrics import (
     toeplitz_share as toeplitz_share,
     window as window,
 )
+from .probes import (
+    constituency_shuffling as constituency_shuffling,
+    minimal_pairs as minimal_pairs,
+    probe_info as probe_info,
+    random_shuffling as random_shuffling,
+    semantic_role_swap as semantic_role_swap,
+    window_shuffling as window_shuffling,
+)
 from .streaming import measure_absolute as measure_absolute, measure_relative as measure_relative
 from .tables import position_weights as position_weights
+from .training import LocalityCallback as LocalityCallback
 
 __version__: str

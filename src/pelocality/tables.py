@@ -91,7 +91,7 @@ def projections(
         )
         if queries.shape != keys.shape:
             raise ValueError(
-                f"query and key must have one shape, got queries of {tuple(queries.shape)} and keys of {tuple(keys.shape)}"
+                f"query and key must have one shape, got {tuple(queries.shape)} and {tuple(keys.shape)} when applied"
             )
     if similarity not in ("dot", "cosine"):
         raise ValueError(f"similarity must be 'dot' or 'cosine', got {similarity!r}")

@@ -31,16 +31,17 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         FileNotFoundError: Where there is no such file.
         ValueError: While reading, with file and line, where a line is malformed.
 
-    >>> import json, tempfile
-    >>> row = {"gold_label": "neutral", "pairID": "7", "sentence1": "A cat naps.", "sentence2": "It dreams."}
-    >>> row["sentence1_parse"] = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBZ naps)) (. .)))"
-    >>> row["sentence2_parse"] = "(ROOT (S (NP (PRP It)) (VP (VBZ dreams)) (. .)))"
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "toy.jsonl")
-    ...     _ = file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"gold_label": "-"}))
-    ...     corpus = read_snli(file)
-    ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
-    ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
+    Examples:
+        >>> import json, tempfile
+        >>> row = {"gold_label": "neutral", "pairID": "7", "sentence1": "A cat naps.", "sentence2": "It dreams."}
+        >>> row["sentence1_parse"] = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBZ naps)) (. .)))"
+        >>> row["sentence2_parse"] = "(ROOT (S (NP (PRP It)) (VP (VBZ dreams)) (. .)))"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "toy.jsonl")
+        ...     _ = file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"gold_label": "-"}))
+        ...     corpus = read_snli(file)
+        ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
+        ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
     path = existing(path)
     return Corpus(str(path), functools.partial(json_lines, path), _read_snli_line)
@@ -100,10 +101,11 @@ def read_pairs(
         TypeError: Where ``source`` is neither a file nor made of mappings.
         ValueError: While reading, with file and line, where a row lacks a field or a label has no name.
 
-    >>> rows = [{"premise": "A cat naps.", "hypothesis": "It's asleep.", "label": 0}]
-    >>> [pair] = read_pairs(rows, label_names=["entailment", "neutral", "contradiction"])
-    >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
-    (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
+    Examples:
+        >>> rows = [{"premise": "A cat naps.", "hypothesis": "It's asleep.", "label": 0}]
+        >>> [pair] = read_pairs(rows, label_names=["entailment", "neutral", "contradiction"])
+        >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
+        (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
     features = getattr(source, "features", None)
     if label_names is None and label and features and hasattr(features.get(label), "names"):
@@ -183,8 +185,9 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
     Returns:
         The sentence, whose ``text`` is the one given.
 
-    >>> plain_sentence("Well-known dogs don't bark.").words
-    ('Well-known', 'dogs', "don't", 'bark', '.')
+    Examples:
+        >>> plain_sentence("Well-known dogs don't bark.").words
+        ('Well-known', 'dogs', "don't", 'bark', '.')
     """
     found = align(_WORD.findall(text), text)
     words, spaces = found or ((), ())

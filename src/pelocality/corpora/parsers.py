@@ -35,8 +35,7 @@ class SpacyParser(_LazyParser):
     Args:
         model: Name of an installed pipeline, such as ``en_core_web_sm``.
 
-    Returns:
-        From a sequence of texts, called, a list of sentences, one per text.
+    Calling it with a sequence of texts gives a list of sentences, one per text.
 
     Raises:
         ImportError: On the first text, where spaCy or the pipeline is not installed.
@@ -94,8 +93,7 @@ class StanzaParser(_LazyParser):
         processors: Which of stanza's processors to run; ``constituency`` exists for few languages. None takes
             constituents for English and goes without elsewhere.
 
-    Returns:
-        From a sequence of texts, called, a list of sentences, one per text.
+    Calling it with a sequence of texts gives a list of sentences, one per text.
 
     Raises:
         ImportError: On the first text, where stanza is not installed.

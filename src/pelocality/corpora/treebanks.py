@@ -30,12 +30,13 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
         FileNotFoundError: Where there is no such file.
         ValueError: While reading, with file and line, where brackets do not match.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "toy.mrg")
-    ...     _ = file.write_text("( (S (NP (DT A) (NN cat))\n     (VP (VBZ sleeps)) (. .)) )")
-    ...     [sentence.text for sentence in read_trees(file)]
-    ['A cat sleeps.']
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "toy.mrg")
+        ...     _ = file.write_text("( (S (NP (DT A) (NN cat))\n     (VP (VBZ sleeps)) (. .)) )")
+        ...     [sentence.text for sentence in read_trees(file)]
+        ['A cat sleeps.']
     """
     path = existing(path)
     return Corpus(
@@ -88,14 +89,15 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         FileNotFoundError: Where there is no such file.
         ValueError: While reading, with file and line, where a sentence is malformed.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "de_toy.conllu")
-    ...     rows = ["1-2 am _ _ _ _ _ _ _ _", "1 an _ ADP _ _ 3 case _ _", "2 dem _ DET _ _ 3 det _ _"]
-    ...     rows += ["3 See _ NOUN _ _ 0 root _ SpaceAfter=No", "4 . _ PUNCT _ _ 3 punct _ _"]
-    ...     _ = file.write_text("\n".join(row.replace(" ", "\t") for row in rows) + "\n\n")
-    ...     [(s.language, s.words, s.text) for s in read_conllu(file)]
-    [('de', ('an', 'dem', 'See', '.'), 'am See.')]
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "de_toy.conllu")
+        ...     rows = ["1-2 am _ _ _ _ _ _ _ _", "1 an _ ADP _ _ 3 case _ _", "2 dem _ DET _ _ 3 det _ _"]
+        ...     rows += ["3 See _ NOUN _ _ 0 root _ SpaceAfter=No", "4 . _ PUNCT _ _ 3 punct _ _"]
+        ...     _ = file.write_text("\n".join(row.replace(" ", "\t") for row in rows) + "\n\n")
+        ...     [(s.language, s.words, s.text) for s in read_conllu(file)]
+        [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
     path = existing(path)
     if language is None:

@@ -78,8 +78,9 @@ def generator_for(seed: int, *names: str) -> np.random.Generator:
     Returns:
         The same stream in every process, on every machine, in whatever order sentences come.
 
-    >>> int(generator_for(0, "a").integers(1000)) == int(generator_for(0, "a").integers(1000))
-    True
+    Examples:
+        >>> int(generator_for(0, "a").integers(1000)) == int(generator_for(0, "a").integers(1000))
+        True
     """
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=16).digest()
     return np.random.default_rng([seed, int.from_bytes(digest)])

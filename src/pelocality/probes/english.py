@@ -94,8 +94,9 @@ def verb_forms(verbs: frozenset[str]) -> frozenset[str]:
     Returns:
         All forms they may take in a text; a few that do not exist do no harm.
 
-    >>> sorted(verb_forms(frozenset({"marry"})))
-    ['married', 'marries', 'marry', 'marrying', 'marrys']
+    Examples:
+        >>> sorted(verb_forms(frozenset({"marry"})))
+        ['married', 'marries', 'marry', 'marrying', 'marrys']
     """
     forms = set(verbs)
     for verb in verbs:
@@ -172,13 +173,14 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     Returns:
         ``"1sg"``, ``"3sg"`` or ``"plural"`` (with *you*); None where it is in doubt.
 
-    >>> number_of(["the", "dogs", "in", "the", "yard"], ["DT", "NNS", "IN", "DT", "NN"])
-    'plural'
-    >>> number_of(["a", "man", "and", "a", "dog"], ["DT", "NN", "CC", "DT", "NN"])
-    'plural'
-    >>> number_of(["an", "old", "fish"], ["DT", "JJ", "NN"])
-    >>> number_of(["every", "dog"], None)
-    '3sg'
+    Examples:
+        >>> number_of(["the", "dogs", "in", "the", "yard"], ["DT", "NNS", "IN", "DT", "NN"])
+        'plural'
+        >>> number_of(["a", "man", "and", "a", "dog"], ["DT", "NN", "CC", "DT", "NN"])
+        'plural'
+        >>> number_of(["an", "old", "fish"], ["DT", "JJ", "NN"])
+        >>> number_of(["every", "dog"], None)
+        '3sg'
     """
     lower = [word.lower() for word in words]
     if len(words) == 1 and lower[0] in PRONOUN_NUMBER:
@@ -216,8 +218,9 @@ def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
     Returns:
         Its index, or None where the phrase has no noun before its first modifier to the right.
 
-    >>> head_of(["the", "man", "'s", "dog", "in", "town"], ["DT", "NN", "POS", "NN", "IN", "NN"])
-    3
+    Examples:
+        >>> head_of(["the", "man", "'s", "dog", "in", "town"], ["DT", "NN", "POS", "NN", "IN", "NN"])
+        3
     """
     head = None
     for i, tag in enumerate(tags):
@@ -254,10 +257,11 @@ def agrees(finite: str, tag: str | None, old: Number | None, new: Number | None)
     Returns:
         True where the form fits both; False where it does not, or where that is in doubt.
 
-    >>> agrees("bites", "VBZ", "3sg", "plural"), agrees("bit", "VBD", "3sg", "plural")
-    (False, True)
-    >>> agrees("was", "VBD", "1sg", "3sg"), agrees("like", "VBP", "1sg", "plural")
-    (True, True)
+    Examples:
+        >>> agrees("bites", "VBZ", "3sg", "plural"), agrees("bit", "VBD", "3sg", "plural")
+        (False, True)
+        >>> agrees("was", "VBD", "1sg", "3sg"), agrees("like", "VBP", "1sg", "plural")
+        (True, True)
     """
     word = finite.lower()
     if tag in ("MD", "VB", "VBG", "VBN") or (tag == "VBD" and word not in BE):
@@ -288,8 +292,9 @@ def inflect(finite: str, tag: str | None, number: Number) -> str | None:
     Raises:
         ImportError: Where lemminflect is not installed.
 
-    >>> inflect("Does", "VBZ", "plural"), inflect("watch", "VBP", "3sg"), inflect("was", "VBD", "plural")
-    ('Do', 'watches', 'were')
+    Examples:
+        >>> inflect("Does", "VBZ", "plural"), inflect("watch", "VBP", "3sg"), inflect("was", "VBD", "plural")
+        ('Do', 'watches', 'were')
     """
     word = finite.lower()
     if word in BE:

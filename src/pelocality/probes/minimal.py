@@ -47,11 +47,12 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
     Raises:
         ValueError: Where the dataset was not made by a builder.
 
-    >>> from pelocality.trees import Sentence
-    >>> from pelocality.probes import random_shuffling
-    >>> pair = minimal_pairs(random_shuffling([Sentence(("up", "you", "go"), uid="1")]))[0]
-    >>> pair["sentence_good"], pair["sentence_bad"] != "up you go", pair["UID"]
-    ('up you go', True, 'random_shuffling')
+    Examples:
+        >>> from pelocality.trees import Sentence
+        >>> from pelocality.probes import random_shuffling
+        >>> pair = minimal_pairs(random_shuffling([Sentence(("up", "you", "go"), uid="1")]))[0]
+        >>> pair["sentence_good"], pair["sentence_bad"] != "up you go", pair["UID"]
+        ('up you go', True, 'random_shuffling')
     """
     made = probe_info(probe)
     arguments = {"probe": probe, "paradigm": made.builder}

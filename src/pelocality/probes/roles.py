@@ -80,12 +80,13 @@ def semantic_role_swap(
         TypeError: Where an argument is of the wrong kind.
         ValueError: Where an argument makes no sense, or labelled pairs come without ``label_policy``.
 
-    >>> from pelocality.trees import Argument, Frame, Sentence
-    >>> frame = Frame("bite.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 4)), "made up")
-    >>> words = ("A", "dog", "bit", "him", ".")
-    >>> probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
-    >>> probe[0]["premise"], probe[0]["hypothesis"]
-    ('A dog bit him.', 'He bit a dog.')
+    Examples:
+        >>> from pelocality.trees import Argument, Frame, Sentence
+        >>> frame = Frame("bite.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 4)), "made up")
+        >>> words = ("A", "dog", "bit", "him", ".")
+        >>> probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
+        >>> probe[0]["premise"], probe[0]["hypothesis"]
+        ('A dog bit him.', 'He bit a dog.')
     """
     how = _How(roles, source, label_policy, side, spans, agreement, symmetric_verbs, labels, seed)
     _check(how)

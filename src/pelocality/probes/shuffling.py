@@ -76,12 +76,13 @@ def constituency_shuffling(
         TypeError: Where an argument is of the wrong kind.
         ValueError: Where an argument has a value that makes no sense.
 
-    >>> from pelocality.trees import Sentence, parse_bracketed
-    >>> tree = "(S (NP (DT the) (JJ old) (NN cat)) (VP (VBD slept)))"
-    >>> words, constituents = parse_bracketed(tree, "made up")
-    >>> probe = constituency_shuffling([Sentence(words, uid="1", constituents=constituents)], size=3)
-    >>> sorted(probe[0]["sentence"].split()[:3]), probe[0]["sentence"].split()[3:], probe[0]["category"]
-    (['cat', 'old', 'the'], ['slept'], 'NP')
+    Examples:
+        >>> from pelocality.trees import Sentence, parse_bracketed
+        >>> tree = "(S (NP (DT the) (JJ old) (NN cat)) (VP (VBD slept)))"
+        >>> words, constituents = parse_bracketed(tree, "made up")
+        >>> probe = constituency_shuffling([Sentence(words, uid="1", constituents=constituents)], size=3)
+        >>> sorted(probe[0]["sentence"].split()[:3]), probe[0]["sentence"].split()[3:], probe[0]["category"]
+        (['cat', 'old', 'the'], ['slept'], 'NP')
     """
     settings = _stretch_settings(size, spans, categories)
     choose = functools.partial(choose_constituents, **settings)
@@ -126,13 +127,14 @@ def window_shuffling(
         TypeError: Where an argument is of the wrong kind.
         ValueError: Where an argument has a value that makes no sense.
 
-    >>> from pelocality.trees import Sentence, parse_bracketed
-    >>> tree = "(S (NP (DT the) (NN cat)) (VP (VBD slept) (PP (IN on) (NP (PRP$ my) (NN lap)))))"
-    >>> words, constituents = parse_bracketed(tree, "made up")
-    >>> probe = window_shuffling([Sentence(words, uid="1", constituents=constituents)], size=3)
-    >>> span = probe[0]["spans"][0]
-    >>> (span["start"], span["end"]) in [(0, 3), (1, 4), (2, 5)]  # not (3, 6), the prepositional phrase
-    True
+    Examples:
+        >>> from pelocality.trees import Sentence, parse_bracketed
+        >>> tree = "(S (NP (DT the) (NN cat)) (VP (VBD slept) (PP (IN on) (NP (PRP$ my) (NN lap)))))"
+        >>> words, constituents = parse_bracketed(tree, "made up")
+        >>> probe = window_shuffling([Sentence(words, uid="1", constituents=constituents)], size=3)
+        >>> span = probe[0]["spans"][0]
+        >>> (span["start"], span["end"]) in [(0, 3), (1, 4), (2, 5)]  # not (3, 6), the prepositional phrase
+        True
     """
     settings = _stretch_settings(size, spans, categories)
     choose = functools.partial(choose_windows, **settings)
@@ -168,10 +170,11 @@ def random_shuffling(
         TypeError: Where an argument is of the wrong kind.
         ValueError: Where an argument has a value that makes no sense.
 
-    >>> from pelocality.corpora import plain_sentence
-    >>> probe = random_shuffling([plain_sentence("one two three.", uid="1")])
-    >>> probe[0]["sentence"] != "one two three.", probe[0]["sentence"][-1], probe[0]["size"]
-    (True, '.', 3)
+    Examples:
+        >>> from pelocality.corpora import plain_sentence
+        >>> probe = random_shuffling([plain_sentence("one two three.", uid="1")])
+        >>> probe[0]["sentence"] != "one two three.", probe[0]["sentence"][-1], probe[0]["size"]
+        (True, '.', 3)
     """
     return _shuffling("random_shuffling", pairs, choose_sentence, side, labels, seed, {}, num_proc, progress)
 

@@ -20,8 +20,9 @@ def category(label: str) -> str:
     Returns:
         The category without function tags and indices.
 
-    >>> category("NP-SBJ-1"), category("ADVP=2"), category("-LRB-")
-    ('NP', 'ADVP', '-LRB-')
+    Examples:
+        >>> category("NP-SBJ-1"), category("ADVP=2"), category("-LRB-")
+        ('NP', 'ADVP', '-LRB-')
     """
     return label if label.startswith("-") else label.split("-")[0].split("=")[0].split("|")[0]
 
@@ -42,9 +43,10 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     Raises:
         ValueError: Where the brackets do not make one tree.
 
-    >>> words, phrases = parse_bracketed("(TOP (S (NP (DT The) (NN dog)) (VP (VBD ran))))", "gold")
-    >>> words, [(c.start, c.end, c.labels) for c in phrases.spans]
-    (('The', 'dog', 'ran'), [(0, 3, ('S',)), (0, 2, ('NP',)), (2, 3, ('VP',))])
+    Examples:
+        >>> words, phrases = parse_bracketed("(TOP (S (NP (DT The) (NN dog)) (VP (VBD ran))))", "gold")
+        >>> words, [(c.start, c.end, c.labels) for c in phrases.spans]
+        (('The', 'dog', 'ran'), [(0, 3, ('S',)), (0, 2, ('NP',)), (2, 3, ('VP',))])
     """
     from nltk import Tree
 
@@ -90,9 +92,10 @@ def dependency_constituents(dependencies: Dependencies) -> Constituents:
     Returns:
         The phrases, whose source says that they were made by this rule.
 
-    >>> gold = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "gold")
-    >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
-    [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
+    Examples:
+        >>> gold = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "gold")
+        >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
+        [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
     """
     n = len(dependencies.heads)
     low, high, size = list(range(n)), list(range(n)), [1] * n

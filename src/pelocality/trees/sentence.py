@@ -113,9 +113,10 @@ class Sentence:
     Raises:
         ValueError: Where layers do not fit the words.
 
-    >>> s = Sentence(("Dogs", "do", "n't", "bark", "."), language="en")
-    >>> s.text, s.spacing, s.written_words
-    ("Dogs don't bark.", 'rule', ((0, 1), (1, 3), (3, 4)))
+    Examples:
+        >>> s = Sentence(("Dogs", "do", "n't", "bark", "."), language="en")
+        >>> s.text, s.spacing, s.written_words
+        ("Dogs don't bark.", 'rule', ((0, 1), (1, 3), (3, 4)))
     """
 
     words: tuple[str, ...]
@@ -230,8 +231,9 @@ class Sentence:
         Returns:
             The edited text.
 
-        >>> Sentence(("A", "cat", "saw", "me", ".")).replaced([(0, 2, "The dogs"), (3, 4, "us")])
-        'The dogs saw us.'
+        Examples:
+            >>> Sentence(("A", "cat", "saw", "me", ".")).replaced([(0, 2, "The dogs"), (3, 4, "us")])
+            'The dogs saw us.'
         """
         pieces, gaps, i = [], [], 0
         for start, end, text in [*slots, (len(self.words), len(self.words), "")]:

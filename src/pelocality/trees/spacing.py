@@ -54,8 +54,9 @@ def unescape(token: str) -> str:
     Returns:
         The token's own characters; quotes become plain double quotes.
 
-    >>> unescape("-LRB-"), unescape(":-RRB-"), unescape("``"), unescape("dog")
-    ('(', ':)', '"', 'dog')
+    Examples:
+        >>> unescape("-LRB-"), unescape(":-RRB-"), unescape("``"), unescape("dog")
+        ('(', ':)', '"', 'dog')
     """
     if token in ("``", "''"):
         return '"'
@@ -75,8 +76,9 @@ def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str,
     Returns:
         The tokens as they stand in the text and the white space after each, or None where they do not match.
 
-    >>> align(["Do", "n't", "-LRB-", "go", "-RRB-", "."], "Don't (go).")
-    (('Do', "n't", '(', 'go', ')', '.'), ('', ' ', '', '', '', ''))
+    Examples:
+        >>> align(["Do", "n't", "-LRB-", "go", "-RRB-", "."], "Don't (go).")
+        (('Do', "n't", '(', 'go', ')', '.'), ('', ' ', '', '', '', ''))
     """
     text = text.strip()
     surfaces, spaces, position = [], [], 0
@@ -117,8 +119,9 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
     Returns:
         The white space after each token; the last is empty.
 
-    >>> spaces_by_rule(["He", "ca", "n't", "go", "."])
-    (' ', '', ' ', '', '')
+    Examples:
+        >>> spaces_by_rule(["He", "ca", "n't", "go", "."])
+        (' ', '', ' ', '', '')
     """
     if not tokens:
         return ()
@@ -144,8 +147,9 @@ def is_punctuation(word: str) -> bool:
     Returns:
         True for marks and brackets; signs that are read aloud (``%``, ``&``, ``€``) count as words.
 
-    >>> is_punctuation("..."), is_punctuation("don't"), is_punctuation("%")
-    (True, False, False)
+    Examples:
+        >>> is_punctuation("..."), is_punctuation("don't"), is_punctuation("%")
+        (True, False, False)
     """
     return all((unicodedata.category(c).startswith("P") and c not in "%&@#") or c in "`´^~|=<>+" for c in word)
 
@@ -166,8 +170,9 @@ def is_glued(left: str, space: str, right: str) -> bool:
     Returns:
         True where nothing stands between them and their script does put spaces between words.
 
-    >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
-    (True, False, False)
+    Examples:
+        >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
+        (True, False, False)
     """
     return not space and not _unspaced(left[-1]) and not _unspaced(right[0])
 
@@ -183,10 +188,11 @@ def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:
         The text. Where two words that take spaces would run into one (a Latin name moved beside a number in a
         Chinese sentence), a space is put between them.
 
-    >>> join(["a dog", "barks", "."], [" ", "", ""])
-    'a dog barks.'
-    >>> join(["说", "iPhone", "2016", "年"], ["", "", "", ""])
-    '说iPhone 2016年'
+    Examples:
+        >>> join(["a dog", "barks", "."], [" ", "", ""])
+        'a dog barks.'
+        >>> join(["说", "iPhone", "2016", "年"], ["", "", "", ""])
+        '说iPhone 2016年'
     """
     text: list[str] = []
     for i, piece in enumerate(pieces):
