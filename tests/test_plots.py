@@ -1,6 +1,7 @@
 """Pictures hold the numbers they were given, on the axes they were given."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -12,12 +13,21 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+TABLE = pd.DataFrame(
+    [
+        {"step": step, "layer": layer, "seed": seed, "locality": 0.01 * step + layer + 0.1 * seed}
+        for step in (0, 10, 20)
+        for layer in range(2)
+        for seed in range(3)
+    ]
+)
 DRAW = {
     "heatmap": lambda **kw: plots.heatmap(random_attention(16, 16), **kw),
     "heatmap in log scale": lambda **kw: plots.heatmap(torch.eye(16), scale="log", **kw),
     "head_grid": lambda **kw: plots.head_grid(torch.rand(6, 12), label="locality", **kw),
     "profiles": lambda **kw: plots.profiles({"a": random_attention(2, 40, 40), "b": random_attention(16, 16)}, **kw),
     "comparison": lambda **kw: plots.comparison({"a": torch.rand(6, 12), "b": torch.rand(6)}, label="symmetry", **kw),
+    "trajectory": lambda **kw: plots.trajectory(TABLE, "locality", **kw),
 }
 
 
@@ -72,6 +82,11 @@ def test_lines_differ_in_more_than_colour():
     assert len({(line.get_linestyle(), line.get_marker()) for line in ax.lines}) == 4
 
 
+def test_a_trajectory_is_the_mean_over_seeds():
+    _, ax = plots.trajectory(TABLE)
+    np.testing.assert_allclose(ax.lines[1].get_ydata(), [1.1, 1.2, 1.3])
+
+
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
@@ -80,6 +95,7 @@ def test_lines_differ_in_more_than_colour():
         (lambda: plots.head_grid(torch.rand(4)), "layer, head"),
         (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "layer"),
         (lambda: plots.comparison({}), "empty"),
+        (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, words):
