@@ -14,6 +14,7 @@ class Deberta(Architecture):
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
     signal = "encoder.rel_embeddings, met by queries and by keys in every layer"
+    score_method = "disentangled_att_bias"
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.attention.self for layer in base.encoder.layer]
@@ -41,6 +42,18 @@ class Deberta(Architecture):
             token_types=embeddings.token_type_embeddings,
             lift=embeddings.embed_proj,
         )
+
+    def not_additive(self, base: Any) -> str | None:
+        if not getattr(base.config, "relative_attention", False):
+            return "with relative_attention=False it has no term of positions that a bias could join"
+        if getattr(base.config, "talking_head", False):
+            return "with talking_head=True it mixes the logits of its heads after the bias"
+        return None
+
+    def not_silenceable(self, base: Any) -> str | None:
+        if getattr(base.config, "conv_kernel_size", 0) > 0:
+            return "its convolution over neighbouring tokens (conv_kernel_size > 0) reads their order"
+        return None
 
     def _by_distance(self, base: Any, length: int, span: int) -> Tensor:
         """Return the row of the distance table for each j - i = -(n-1)..n-1."""
@@ -70,6 +83,7 @@ class DebertaV2(Deberta):
     """DeBERTa-v2 and v3: logarithmic buckets of distances; content and distance may share projections."""
 
     model_types = ("deberta-v2",)
+    score_method = "disentangled_attention_bias"
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         size = module.attention_head_size

@@ -54,6 +54,15 @@ class Architecture(ABC):
     signal: ClassVar[str]
     """Where the family's positional signal lives, in words."""
 
+    mask_argument: ClassVar[str] = "attention_mask"
+    """The argument in which an attention module is given its mask."""
+
+    position_argument: ClassVar[str | None] = None
+    """The argument that brings an attention module positions and nothing else, or None."""
+
+    score_method: ClassVar[str | None] = None
+    """The method of an attention module that returns what positions add to its logits, or None."""
+
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside ``model``, without a task head."""
         return model.base_model
@@ -86,6 +95,23 @@ class Architecture(ABC):
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions enter the input, or None where none do."""
+        return None
+
+    def position_tables(self, base: Any) -> list[nn.Embedding]:
+        """Return the embeddings that are looked up by position or distance and then added to something."""
+        absolute = self.absolute(base)
+        return [] if absolute is None else [absolute.table]
+
+    def rotary(self, base: Any) -> nn.Module | None:
+        """Return the module whose call (states, positions, ...) gives the angles of rotary embeddings, or None."""
+        return None
+
+    def not_additive(self, base: Any) -> str | None:
+        """Return why a bias cannot be added to the logits of this model exactly, or None where it can."""
+        return None
+
+    def not_silenceable(self, base: Any) -> str | None:
+        """Return what would still tell this model positions with all of the above silenced, or None."""
         return None
 
     def max_length(self, base: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
+import inspect
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ class T5(Architecture):
 
     model_types = ("t5", "mt5")
     signal = "encoder.block[0].layer[0].SelfAttention.relative_attention_bias, shared by every layer"
+    mask_argument = "mask"
 
     def base(self, model: Any) -> Any:
         """Return the encoder; a stack that is given itself (``model.decoder``) is taken as it is."""
@@ -30,6 +32,15 @@ class T5(Architecture):
 
     def scaling(self, module: Any) -> float:
         return 1.0
+
+    def position_tables(self, base: Any) -> list[nn.Embedding]:
+        first: Any = self.attentions(base)[0]
+        return [first.relative_attention_bias]
+
+    def not_additive(self, base: Any) -> str | None:
+        if "output_attentions" in inspect.signature(type(self.attentions(base)[0]).forward).parameters:
+            return "in this version of transformers its layers hand one bias on to each other; 5.15 or newer will do"
+        return None
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         first: Any = self.attentions(base)[0]
@@ -61,6 +72,9 @@ class MpNet(Architecture):
             table=embeddings.position_embeddings, offset=embeddings.padding_idx + 1, norm=embeddings.LayerNorm
         )
 
+    def position_tables(self, base: Any) -> list[nn.Embedding]:
+        return [*super().position_tables(base), base.encoder.relative_attention_bias]
+
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         weight = base.encoder.relative_attention_bias.weight
         return by_distance(base.encoder.compute_position_bias(weight.new_empty(1, length, 1))[0])
@@ -74,6 +88,7 @@ class Bloom(Architecture):
 
     model_types = ("bloom",)
     signal = "ALiBi: a fixed slope per head times the distance, in every layer"
+    position_argument = "alibi"
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [block.self_attention for block in base.h]
@@ -106,6 +121,8 @@ class XlNet(Architecture):
 
     model_types = ("xlnet",)
     signal = "rel_attn.r and rel_attn.r_r_bias against sinusoids of the distance, in every layer"
+    mask_argument = "attn_mask_h"
+    position_argument = "r"
 
     def base(self, model: Any) -> Any:
         """Return the transformer; ``bi_data`` mode, where half of each batch runs backwards, is refused."""

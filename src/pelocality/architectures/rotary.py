@@ -36,6 +36,10 @@ class Llama(Architecture):
             window = getattr(base.config, "sliding_window", None)
         return past if window is None else past.triu(1 - window)
 
+    def rotary(self, base: Any) -> nn.Module | None:
+        module: nn.Module = base.rotary_emb
+        return module
+
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         weight = module.q_proj.weight
         cos, sin = base.rotary_emb(weight[None], torch.arange(length, device=weight.device)[None])
@@ -68,6 +72,10 @@ class ModernBert(Architecture):
             return everything
         window = base.config.sliding_window  # tokens on either side
         return everything.tril(window).triu(-window)
+
+    def rotary(self, base: Any) -> nn.Module | None:
+        module: nn.Module = base.rotary_emb
+        return module
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         weight = module.Wqkv.weight

@@ -1,0 +1,179 @@
+"""An encoding at work inside one attention module of somebody else's model."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.architectures import Architecture
+from pelocality.attachment.calls import Arguments, Call, unhook
+from pelocality.encodings import Encoding, RelativeEncoding
+
+NAME = "pelocality"
+"""What the bias is called among the submodules of an attention module, and so in the keys of a saved model."""
+
+_XLNET_MASKED = 1e30  # what XLNet multiplies its mask by before it subtracts it from the logits
+
+
+class PositionalBias(nn.Module):
+    """A copy of an encoding as a submodule of an attention module, with what is needed to add it there.
+
+    The hook that adds it is a plain function that finds this module through the attention module it is called with.
+    So a model that is copied or pickled takes its biases along, and nothing outside the model knows of them.
+
+    Args:
+        encoding: The encoding; it is not copied here.
+        record: Of the model's family.
+        attention: The attention module.
+        causal: Whether the model hides the future.
+        silent: Whether the model's own positions are silenced.
+        note: What a saved model has to say to be attached again; it travels in the buffer ``configuration``.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        record: Architecture,
+        attention: nn.Module,
+        *,
+        causal: bool,
+        silent: bool,
+        note: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.causal = causal
+        self.silent = silent
+        self.arguments = Arguments.of(attention)
+        self.mask_argument = record.mask_argument
+        self.position_argument = record.position_argument if silent else None
+        self.score_method = record.score_method
+        # only an encoding that shares something out among the keys has to know which there are
+        self.shares_out = not isinstance(encoding, RelativeEncoding) or (
+            type(encoding).bias is not RelativeEncoding.bias
+        )
+        self.configuration: Tensor
+        self.register_buffer("configuration", torch.tensor(list(json.dumps(note).encode()), dtype=torch.uint8))
+
+    def install(self, attention: nn.Module) -> None:
+        """Enter an attention module."""
+        attention.add_module(NAME, self)
+        if self.score_method is not None:
+            hook = _pass_to_scores
+        elif self.mask_argument == "attn_mask_h":
+            hook = _add_to_subtracted_mask
+        else:
+            hook = _add_to_mask
+        attention.register_forward_pre_hook(hook, with_kwargs=True)
+        if self.score_method is not None:
+            setattr(attention, self.score_method, functools.partial(_positional_scores, attention))
+
+    def uninstall(self, attention: nn.Module) -> None:
+        """Leave it again, without a trace."""
+        if self.score_method is not None:
+            attention.__dict__.pop(self.score_method, None)
+        unhook(attention, _add_to_mask, _add_to_subtracted_mask, _pass_to_scores)
+        delattr(attention, NAME)
+
+    def of(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` says which keys are there."""
+        bias = self.encoding.distinct(queries, keys, mask=visible if self.shares_out else None, dtype=dtype)
+        return bias if bias.ndim == 4 else bias[None]
+
+
+def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Hand an attention module its mask with the bias added: what is added to the logits is one tensor to it."""
+    own: PositionalBias = getattr(attention, NAME)
+    call = Call(own.arguments, args, kwargs)
+    hidden: Tensor = call["hidden_states"]
+    mask: Tensor | None = call[own.mask_argument]
+    queries = hidden.shape[1]
+    keys, slots = _keys(attention, call, queries, mask)
+    if mask is None and own.causal:
+        # without a mask transformers leaves causality to the kernel, which forgets it once there is a mask
+        mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
+    visible = mask if mask is None or mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    bias = own.of(queries, keys, None if visible is None else visible[..., :keys], hidden.dtype)
+    bias = nn.functional.pad(bias, (0, slots - keys))
+    if mask is not None:
+        least = _least(hidden)
+        added = torch.where(mask, bias, least) if mask.dtype == torch.bool else bias + mask
+        bias = added.clamp(min=least)  # a row of nothing but -inf would be NaN
+    call[own.mask_argument] = bias
+    if own.position_argument is not None:
+        call[own.position_argument] = torch.zeros_like(call[own.position_argument])
+    return call.args, call.kwargs
+
+
+def _add_to_subtracted_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Do the same for XLNet, which subtracts 1e30 times a mask of (query, key, batch, head)."""
+    own: PositionalBias = getattr(attention, NAME)
+    call = Call(own.arguments, args, kwargs)
+    hidden: Tensor = call["h"]  # (query, batch, d)
+    if hidden.dtype == torch.float16:
+        raise ValueError("XLNet takes no bias in float16, whose numbers are too coarse for it; use bfloat16 or float32")
+    memory = call["mems"]
+    queries = len(hidden)
+    keys = queries + (len(memory) if memory is not None and memory.ndim > 1 else 0)
+    for name in ("attn_mask_h", "attn_mask_g") if call["g"] is not None else ("attn_mask_h",):
+        mask = call[name]
+        visible = None if mask is None else mask.permute(2, 3, 0, 1) == 0  # (batch, head or 1, query, key)
+        bias = own.of(queries, keys, visible, hidden.dtype).clamp(min=-_XLNET_MASKED)
+        subtracted = bias.permute(2, 3, 0, 1) / -_XLNET_MASKED
+        call[name] = subtracted if mask is None else torch.where(mask > 0, mask, subtracted)
+    if own.position_argument is not None:
+        call[own.position_argument] = torch.zeros_like(call[own.position_argument])
+    return call.args, call.kwargs
+
+
+def _pass_to_scores(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Hand DeBERTa's score method the bias beside the distances, for its mask is yes or no and takes no numbers."""
+    own: PositionalBias = getattr(attention, NAME)
+    call = Call(own.arguments, args, kwargs)
+    hidden: Tensor = call["hidden_states"]
+    visible = call[own.mask_argument].bool()
+    bias = own.of(hidden.shape[1], hidden.shape[1], visible, hidden.dtype)
+    call["relative_pos"] = (call["relative_pos"], bias)
+    return call.args, call.kwargs
+
+
+def _positional_scores(
+    attention: Any, query: Tensor, key: Tensor, both: tuple[Tensor, Tensor], embeddings: Tensor, scale_factor: int
+) -> Tensor:
+    """Stand in for ``disentangled_att_bias`` of DeBERTa and ``disentangled_attention_bias`` of its second version."""
+    own: PositionalBias = getattr(attention, NAME)
+    distances, bias = both
+    if query.ndim == 3:  # version 2 keeps batch and heads in one axis
+        batch = len(query) // attention.num_attention_heads
+        bias = bias.expand(batch, attention.num_attention_heads, -1, -1).flatten(0, 1)
+    bias = bias.to(query.dtype)
+    if own.silent:
+        return bias
+    assert own.score_method is not None
+    original: Tensor = getattr(type(attention), own.score_method)(
+        attention, query, key, distances, embeddings, scale_factor
+    )
+    return original + bias
+
+
+def _keys(attention: Any, call: Call, queries: int, mask: Tensor | None) -> tuple[int, int]:
+    """Return how many keys there are up to the last query, and how many slots for keys the cache has."""
+    cache = call["past_key_values"] if call["past_key_values"] is not None else call["layer_past"]
+    if cache is None:
+        return queries, queries if mask is None else mask.shape[-1]
+    past = int(cache.get_seq_length(attention.layer_idx))  # a tensor in a static cache
+    slots, first = cache.get_mask_sizes(queries, attention.layer_idx)
+    return past + queries - int(first), slots if mask is None else mask.shape[-1]
+
+
+def _least(hidden: Tensor) -> float:
+    """Return the number that masks a key: finite in every precision that attention may cast its logits to."""
+    device = hidden.device.type
+    dtypes = [hidden.dtype, torch.float32]  # many families take the softmax in float32, of float64 too
+    if torch.is_autocast_enabled(device):
+        dtypes.append(torch.get_autocast_dtype(device))
+    return max(torch.finfo(dtype).min for dtype in dtypes)

@@ -1,0 +1,251 @@
+"""Putting encodings into a model, and taking them out again."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import nn
+
+from pelocality.architectures import Architecture, architecture, pretrained
+from pelocality.attachment.bias import NAME, PositionalBias
+from pelocality.attachment.calls import unhook
+from pelocality.attachment.silence import silence, unsilence
+from pelocality.encodings import Encoding
+
+Own = Literal["silence", "keep"]
+
+_IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What `attach` did to a model, and the way to undo it.
+
+    Attributes:
+        model: The model, as it was given.
+        encodings: The copies at work, one per attention module in the order they run; train these.
+        position_embeddings: What became of the model's own positions, ``"silence"`` or ``"keep"``.
+    """
+
+    model: nn.Module
+    encodings: tuple[Encoding, ...]
+    position_embeddings: Own
+
+    def remove(self) -> None:
+        """Take the encodings out, and give the model its own positions back.
+
+        Its outputs are then, to the bit, what they were. What is no longer there is not removed again, so a second
+        call does nothing.
+        """
+        record, base = _find(self.model)
+        present = [module for module in _distinct(record, base) if isinstance(getattr(module, NAME, None), nn.Module)]
+        if any(getattr(module, NAME).encoding in self.encodings for module in present):
+            _undo(self.model, record, base)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def attach(
+    model: nn.Module, encoding: Encoding | Sequence[Encoding], *, position_embeddings: Own = "silence"
+) -> Attachment:
+    r"""Put an encoding into every layer of a Hugging Face model.
+
+    $$\mathrm{attention} = \mathrm{softmax}(\mathrm{logits} + \mathrm{bias})$$
+
+    with the encoding's bias for as many queries and keys as there are. The model is changed in place, the encoding is
+    copied. Padding and causality stay what they were, and are told to encodings that share something out among the
+    keys: a sentence gives the same with and without padding, a prefix the same with and without what follows.
+
+    Args:
+        model: A transformers model of a known family, with or without a task head. Of an encoder-decoder model the
+            encoder is changed; give ``model.decoder`` for the other half.
+        encoding: One encoding, of which every layer gets a copy, or one per layer in a list. Layers that share their
+            weights (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head
+            serves all heads.
+        position_embeddings: What becomes of the model's own positions. ``"silence"``: they say nothing, so the
+            encoding is all the model knows of order, and inputs may be longer than its table. ``"keep"``: they
+            stay, and the encoding is added to them.
+
+    Returns:
+        The handle: ``.remove()`` undoes everything, and so does leaving it as a context manager.
+
+    Raises:
+        TypeError: No transformers model, or no encoding.
+        ValueError: A family without a record, a model to which the bias cannot be added exactly, an attention
+            implementation other than ``"eager"`` and ``"sdpa"``, a number of heads or layers that does not fit, or a
+            model that carries an encoding already.
+
+    Note:
+        A sliding window or a causal mask is not a position embedding and stays when positions are silenced; it tells
+        the model something of order all the same. Under ``"sdpa"`` a call that asks for attention weights is refused:
+        that kernel has none to give.
+
+    Examples:
+        >>> from pelocality.encodings import AttenuatedEncoding
+        >>> from transformers import BertConfig, BertModel
+        >>> bert = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8))
+        >>> with attach(bert, AttenuatedEncoding(heads=2, decay=0.2, symmetry=0.5)) as attachment:
+        ...     [encoding.decay for encoding in attachment.encodings]
+        [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
+    """
+    if position_embeddings not in get_args(Own):
+        raise ValueError(f"position_embeddings must be 'silence' or 'keep', got {position_embeddings!r}")
+    record, base = _find(model)
+    modules = _distinct(record, base)
+    _check_model(record, base, modules, silent=position_embeddings == "silence")
+    encodings = [_fitting(each, module) for each, module in zip(_per_module(encoding, modules), modules, strict=True)]
+    _check_heads(encodings, base.config.num_attention_heads)
+    biases = [
+        PositionalBias(
+            each,
+            record,
+            module,
+            causal=record.causal(base),
+            silent=position_embeddings == "silence",
+            note=_note(each, position_embeddings, base),
+        )
+        for each, module in zip(encodings, modules, strict=True)
+    ]
+    try:
+        for bias, module in zip(biases, modules, strict=True):
+            bias.install(module)
+        for guarded in _guarded(model, base):
+            guarded.register_forward_pre_hook(_refuse_what_would_be_ignored, with_kwargs=True)
+        if position_embeddings == "silence":
+            silence(record, base)
+    except BaseException:
+        _undo(model, record, base)
+        raise
+    return Attachment(model, tuple(encodings), position_embeddings)
+
+
+def attached(model: nn.Module) -> Attachment | None:
+    """Return the handle of a model that carries encodings, of a copy or a loaded one too.
+
+    Args:
+        model: A transformers model of a known family.
+
+    Returns:
+        The handle, or None where nothing is attached.
+
+    Raises:
+        TypeError: No transformers model.
+        ValueError: A family without a record.
+
+    Examples:
+        >>> from transformers import BertConfig, BertModel
+        >>> bert = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8))
+        >>> attached(bert) is None
+        True
+    """
+    record, base = _find(model)
+    biases = [getattr(module, NAME, None) for module in _distinct(record, base)]
+    present = [bias for bias in biases if isinstance(bias, PositionalBias)]
+    if not present:
+        return None
+    return Attachment(model, tuple(bias.encoding for bias in present), "silence" if present[0].silent else "keep")
+
+
+def _find(model: nn.Module) -> tuple[Architecture, Any]:
+    inner = pretrained(model)
+    record = architecture(inner)
+    return record, record.base(inner)
+
+
+def _distinct(record: Architecture, base: Any) -> list[nn.Module]:
+    return list(dict.fromkeys(record.attentions(base)))
+
+
+def _guarded(model: nn.Module, base: Any) -> list[nn.Module]:
+    return list(dict.fromkeys([pretrained(model), base]))
+
+
+def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
+    for module in _distinct(record, base):
+        bias = getattr(module, NAME, None)
+        if isinstance(bias, PositionalBias):
+            bias.uninstall(module)
+    for guarded in _guarded(model, base):
+        unhook(guarded, _refuse_what_would_be_ignored)
+    unsilence(record, base)
+
+
+def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, silent: bool) -> None:
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    if any(hasattr(module, NAME) for module in modules):
+        raise ValueError(f"{name} carries an encoding already; remove it first: attached(model).remove()")
+    reason = record.not_additive(base)
+    if reason is not None:
+        raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
+    reason = record.not_silenceable(base) if silent else None
+    if reason is not None:
+        raise ValueError(f"the positions of {name} cannot be silenced: {reason}; use position_embeddings='keep'")
+    _check_implementation(base)
+
+
+def _check_implementation(module: Any) -> None:
+    implementation = module.config._attn_implementation
+    if implementation not in (*_IMPLEMENTATIONS, None):
+        raise ValueError(
+            f"attention implementation '{implementation}' of {type(module).__name__} takes no bias; call "
+            "model.set_attn_implementation('sdpa') or 'eager'"
+        )
+
+
+def _refuse_what_would_be_ignored(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Stand before the model's forward: an implementation that would drop the bias, weights that nobody computes."""
+    _check_implementation(module)
+    wanted = kwargs.get("output_attentions")
+    if wanted is None:
+        wanted = module.config.output_attentions
+    if wanted and module.config._attn_implementation == "sdpa":
+        raise ValueError(
+            "output_attentions=True under 'sdpa' would return no weights; call model.set_attn_implementation('eager')"
+        )
+
+
+def _per_module(encoding: Encoding | Sequence[Encoding], modules: list[nn.Module]) -> list[Encoding]:
+    if isinstance(encoding, Encoding):
+        return [encoding] * len(modules)
+    if not isinstance(encoding, Sequence) or not all(isinstance(each, Encoding) for each in encoding):
+        raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {encoding!r}")
+    if len(encoding) != len(modules):
+        raise ValueError(
+            f"encoding must be one, or a list of {len(modules)}, one per layer with weights of its own, "
+            f"got a list of {len(encoding)}"
+        )
+    return list(encoding)
+
+
+def _fitting(encoding: Encoding, module: nn.Module) -> Encoding:
+    """Return a copy on the module's device, at least as precise as its weights."""
+    weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
+    precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
+    fitted = copy.deepcopy(encoding).to(weights[0].device, precision)
+    return fitted.train(module.training)
+
+
+def _check_heads(encodings: list[Encoding], heads: int) -> None:
+    for encoding in encodings:
+        if encoding.heads not in (1, heads):
+            raise ValueError(f"encoding must have 1 head or the model's {heads}, got {encoding.heads}")
+
+
+def _note(encoding: Encoding, position_embeddings: Own, base: Any) -> dict[str, Any]:
+    return {
+        "encoding": encoding.configuration(),
+        "position_embeddings": position_embeddings,
+        "attn_implementation": base.config._attn_implementation,
+    }
