@@ -144,12 +144,20 @@ class AttenuatedEncoding(RelativeEncoding):
         return self._scale().view(trailing) * kernel if self.form == "logits" else kernel
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
-        kernel = self._kernel(query_length, key_length, mask)
         if self.form == "logits":
-            return kernel
-        delta = kernel.softmax(-1) if mask is None else masked_softmax(kernel, mask)
-        bias = self._scale().view(-1, 1, 1) * delta
-        return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
+            return self._kernel(query_length, key_length, mask)
+        scale = self._scale().view(-1, 1, 1)
+        if mask is not None:
+            kernel = self._kernel(query_length, key_length, mask)
+            bias = scale * masked_softmax(kernel, mask)
+            return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
+        # e and its row sums come from the line of distances: two passes over (heads, n, n) fewer than a softmax
+        e = self._line(query_length, key_length).exp()
+        bias = toeplitz(e, query_length) * (scale / _row_sums(e, query_length)[..., None])
+        if not self.causal:
+            return bias
+        future = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
+        return bias.masked_fill(future, -torch.inf)
 
     def _kernel(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         return toeplitz(self._line(query_length, key_length), query_length)
@@ -182,16 +190,15 @@ class AttenuatedEncoding(RelativeEncoding):
         if self.form == "logits":
             return added
         keys = query_length if key_length is None else key_length
-        line = self._line(query_length, keys)
-        shares = _log_normaliser(line, query_length, keys)
-        scale, shared, many = self._scale(), len(line) == 1, len(self._scale()) > 1
+        e = self._line(query_length, keys).exp()
+        sums, scale = _row_sums(e, query_length), self._scale()
+        shared, many = len(e) == 1, len(scale) > 1
 
         def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = head * 0 if shared else head
-            log_weight = line[row, key - query + query_length - 1] - shares[row, query]
-            bias = scale[head if many else head * 0] * log_weight.exp()
+            distance, row = key - query + query_length - 1, head * 0 if shared else head
+            bias = scale[head if many else head * 0] * e[row, distance] / sums[row, query]
             if self.causal:
-                bias = torch.where(log_weight == -torch.inf, -torch.inf, bias)
+                bias = torch.where(distance > keys - 1, -torch.inf, bias)
             return score + bias.to(score.dtype)
 
         return modify
@@ -266,9 +273,10 @@ def _names(learnable: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _log_normaliser(line: Tensor, query_length: int, key_length: int) -> Tensor:
-    """Return log sum_j e_ij of every query, (heads or 1, query), from running sums outward from distance 0."""
-    past = line[:, :key_length].flip(-1).logcumsumexp(-1)  # index m: distances -m..0
-    future = torch.nn.functional.pad(line[:, key_length:], (1, 0), value=-torch.inf).logcumsumexp(-1)  # 1..m
-    position = torch.arange(key_length - query_length, key_length, device=line.device)
-    return torch.logaddexp(past[:, position], future[:, key_length - 1 - position])
+def _row_sums(e: Tensor, query_length: int) -> Tensor:
+    """Return sum_j e_ij of every query, (heads or 1, query), from running sums outward from distance 0."""
+    key_length = e.shape[-1] - query_length + 1
+    past = e[:, :key_length].flip(-1).cumsum(-1)  # index m: distances -m..0
+    future = torch.nn.functional.pad(e[:, key_length:], (1, 0)).cumsum(-1)  # distances 1..m
+    position = torch.arange(key_length - query_length, key_length, device=e.device)
+    return past[:, position] + future[:, key_length - 1 - position]

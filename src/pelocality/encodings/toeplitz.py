@@ -1,4 +1,4 @@
-"""From a number per distance to a number per pair of positions, with a backward pass that only adds."""
+"""From a number per distance to a number per pair of positions, and gradients back, in one pass each."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from torch import Tensor
 
 
 class _Toeplitz(torch.autograd.Function):
-    generate_vmap_rule = True
+    """`toeplitz`, with a backward pass several times faster than that of unfold and flip."""
 
     @staticmethod
     def forward(line: Tensor, query_length: int) -> Tensor:
-        return line.unfold(-1, line.shape[-1] - query_length + 1, 1).flip(-2)
+        return _laid_out(line, query_length)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.query_length = inputs[1]
+        pass
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # rows laid out every q + k elements and read back every q + k - 1 shift by one each: diagonals become columns
-        queries = ctx.query_length
-        keys = gradient.shape[-1]
-        laid_out = torch.nn.functional.pad(gradient.flip(-2), (0, queries)).flatten(-2)
-        shifted = laid_out[..., : queries * (queries + keys - 1)]
-        return shifted.reshape(*gradient.shape[:-2], queries, queries + keys - 1).sum(-2), None
+        return diagonal_sums(gradient), None
 
 
 def toeplitz(line: Tensor, query_length: int) -> Tensor:
@@ -35,11 +30,40 @@ def toeplitz(line: Tensor, query_length: int) -> Tensor:
         M_ij = line[j - i + q - 1]
 
     Args:
-        line: (..., q + k - 1), the distance furthest in the past first.
+        line: (heads, q + k - 1), the distance furthest in the past first.
         query_length: q.
 
     Returns:
-        (..., q, k).
+        (heads, q, k).
     """
+    if torch.compiler.is_compiling():
+        return _laid_out(line, query_length)
     matrix: Tensor = _Toeplitz.apply(line, query_length)  # type: ignore[no-untyped-call]
     return matrix
+
+
+def _laid_out(line: Tensor, query_length: int) -> Tensor:
+    return line.unfold(-1, line.shape[-1] - query_length + 1, 1).flip(-2)
+
+
+def diagonal_sums(matrix: Tensor) -> Tensor:
+    """Sum a matrix along its diagonals.
+
+    Args:
+        matrix: (heads, q, k).
+
+    Returns:
+        (heads, q + k - 1), the diagonal furthest in the past first.
+    """
+    heads, queries, keys = matrix.shape
+    sums = matrix.new_zeros(heads, queries + keys - 1)
+    step = 64 if matrix.device.type == "cpu" else 512  # on a CPU a block and its sheared copy stay in the cache
+    for first in range(0, queries, step):
+        block = matrix[:, first : first + step]
+        rows, width = block.shape[1], block.shape[1] + keys - 1
+        # laid out every width - 1 elements and read back every width, the rows shift by one each: diagonals are columns
+        sheared = matrix.new_zeros(heads, rows * width)
+        sheared.as_strided(block.shape, (rows * width, max(width - 1, 1), 1), rows - 1).copy_(block)
+        start = queries - first - rows
+        sums[:, start : start + width] += sheared.view(heads, rows, width).sum(1)
+    return sums

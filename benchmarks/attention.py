@@ -1,0 +1,149 @@
+"""Attention with an encoding, as a multiple of SDPA without a bias in the same run, with peak memory.
+
+python -m benchmarks.attention            # a few minutes
+python -m benchmarks.attention --smoke    # seconds, to see that it runs
+
+On CUDA also FlexAttention with the encoding as a score modification, up to n = 16,384.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from benchmarks.measuring import arguments, extra_mebibytes, machine, paired
+from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, RelativeEncoding, T5Buckets
+
+HEADS, WIDTH, TOKENS = 8, 64, 2048
+ROW = "| {:>6} | {:<52} | {:>8} | {:>9} | {:>8} | {:>9} | {:>9} |"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that attends, and what it learns beside queries, keys and values."""
+
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    learned: tuple[Tensor, ...] = ()
+
+
+def sdpa(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
+    return Contender(lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=bias(q.shape[-2])[None]), learned)
+
+
+def eager(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
+    return Contender(
+        lambda q, k, v: (q @ k.transpose(-1, -2) / WIDTH**0.5 + bias(q.shape[-2])).softmax(-1) @ v, learned
+    )
+
+
+def ours() -> dict[str, RelativeEncoding]:
+    decays = torch.logspace(-3, 0, HEADS)
+    return {
+        "fixed: attenuated, all heads alike": AttenuatedEncoding(HEADS),
+        "fixed: attenuated, a decay per head": AttenuatedEncoding(HEADS, decays),
+        "fixed: ALiBi": ALiBi(HEADS),
+        "learned: attenuated, logits form": AttenuatedEncoding(HEADS, decays, form="logits", learnable=True),
+        "learned: attenuated, weights form": AttenuatedEncoding(HEADS, decays, learnable=True),
+        "learned: signed distance table": DistanceTable(HEADS, 512, signed=True),
+        "learned: KERPLE (log)": KERPLE(HEADS),
+        "learned: T5 buckets": T5Buckets(HEADS),
+    }
+
+
+def contenders(n: int, device: str) -> dict[str, Contender]:
+    found = {}
+    for name, encoding in ours().items():
+        encoding.to(device)
+        found[name] = sdpa(encoding, *encoding.parameters())
+    mask = torch.nn.Parameter(torch.zeros(HEADS, n, n, device=device))
+    found["limit for learned: SDPA, learnable (heads, n, n) mask"] = sdpa(lambda n: mask, mask)
+    line = torch.nn.Parameter(torch.zeros(HEADS, 2 * n - 1, device=device))
+    distance = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None] + n - 1
+    found["usual for learned: SDPA, table[:, j - i]"] = sdpa(lambda n: line[:, distance], line)
+    config = T5Config(d_model=HEADS * WIDTH, d_kv=WIDTH, num_heads=HEADS)
+    t5 = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(device)
+    table = torch.nn.init.zeros_(t5.relative_attention_bias.weight)
+    found["peer: transformers' T5 bias"] = sdpa(lambda n: t5.compute_bias(n, n)[0], table)
+    try:
+        from x_transformers.x_transformers import AlibiPositionalBias
+    except ImportError:
+        print("x-transformers is not installed, its ALiBi is left out")
+    else:
+        alibi = AlibiPositionalBias(HEADS).to(device)
+        found["peer: x-transformers' ALiBi"] = sdpa(lambda n: alibi(n, n))
+    found["eager, fixed ALiBi"] = eager(ALiBi(HEADS).to(device))
+    table_of_ours = DistanceTable(HEADS, 512).to(device)
+    found["eager, learned distance table"] = eager(table_of_ours, *table_of_ours.parameters())
+    return found | flexible(n) if device == "cuda" else found
+
+
+def flexible(n: int) -> dict[str, Contender]:
+    """FlexAttention, which never holds an n x n bias; only CUDA has its backward pass."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+
+    def contender(encoding: RelativeEncoding) -> Contender:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return compiled(q, k, v, score_mod=encoding.score_modification(n))
+
+        return Contender(attend, tuple(encoding.to("cuda").parameters()))
+
+    return {f"flex, {name}": contender(encoding) for name, encoding in ours().items()}
+
+
+NOTHING = Contender(scaled_dot_product_attention)
+
+
+def report(n: int, name: str, contender: Contender, inputs: list[Tensor], repeats: int) -> None:
+    gradient = torch.ones_like(inputs[0])
+
+    def forward(one: Contender) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            with torch.no_grad():
+                return one.attend(*inputs)
+
+        return run
+
+    def both(one: Contender) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(one.attend(*inputs), (*inputs, *one.learned), gradient)
+
+    took, ratio = paired(forward(contender), forward(NOTHING), repeats)
+    took_both, ratio_both = paired(both(contender), both(NOTHING), repeats)
+    figures = (f"{1e3 * took:.1f}", f"{ratio:.2f}", f"{1e3 * took_both:.1f}", f"{ratio_both:.2f}")
+    print(ROW.format(n, name, *figures, f"{extra_mebibytes(both(contender)):.1f}"), flush=True)
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    # what lies 90 nats below is a denormal number, which CPUs are slow at; a bias makes more of them than no bias does
+    torch.set_flush_denormal(True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(
+        f"{machine()}; {HEADS} heads of {WIDTH}, {TOKENS} tokens a batch, float32; medians of {options.repeats} pairs; "
+        "ratio to SDPA without a bias\n"
+    )
+    print(ROW.format("n", "what", "fwd ms", "fwd ratio", "+bwd ms", "ratio", "extra MiB"))
+    print(ROW.format("---:", "---", "---:", "---:", "---:", "---:", "---:"))
+    for n in (32, 64) if options.smoke else (128, 512, 2048):
+        shape = (1 if options.smoke else TOKENS // n, HEADS, n, WIDTH)
+        inputs = [torch.randn(shape, device=device, requires_grad=True) for _ in range(3)]
+        for name, contender in {"SDPA without a bias": NOTHING, **contenders(n, device)}.items():
+            report(n, name, contender, inputs, options.repeats)
+    if device == "cuda" and not options.smoke:
+        n = 16_384  # an n x n bias of 8 heads would take 8 GiB
+        inputs = [torch.randn(1, HEADS, n, WIDTH, device=device, requires_grad=True) for _ in range(3)]
+        for name, contender in flexible(n).items():
+            report(n, name, contender, inputs, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
