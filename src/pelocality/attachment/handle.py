@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -90,7 +91,7 @@ def attach(
     Note:
         A sliding window or a causal mask is not a position embedding and stays when positions are silenced; it tells
         the model something of order all the same. Under ``"sdpa"`` a call that asks for attention weights is refused:
-        that kernel has none to give.
+        that kernel has none to give. What ``torch.compile`` has compiled in this process is compiled anew.
 
     Examples:
         >>> from pelocality.encodings import AttenuatedEncoding
@@ -125,6 +126,7 @@ def attach(
             guarded.register_forward_pre_hook(_refuse_what_would_be_ignored, with_kwargs=True)
         if position_embeddings == "silence":
             silence(record, base)
+        _forget_compiled()
     except BaseException:
         _undo(model, record, base)
         raise
@@ -170,6 +172,15 @@ def _distinct(record: Architecture, base: Any) -> list[nn.Module]:
 
 def _guarded(model: nn.Module, base: Any) -> list[nn.Module]:
     return list(dict.fromkeys([pretrained(model), base]))
+
+
+def _forget_compiled() -> None:
+    """Have compiled code compiled anew: torch.compile does not notice that a module was given hooks.
+
+    On removal it does, by the missing submodule.
+    """
+    if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
+        torch.compiler.reset()
 
 
 def _undo(model: nn.Module, record: Architecture, base: Any) -> None:

@@ -1,0 +1,114 @@
+"""Does a model know which way a sentence runs? The theorem behind the paper's flaw of symmetry, as a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.architectures import architecture, known_families, pretrained
+from pelocality.extract.eager import eager_attention
+
+
+def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    r"""Measure how far a model is from reversing its output when its input is reversed.
+
+    $$\mathrm{gap}(x) = \frac{\lVert F(x) - R F(R x) \rVert}{\lVert F(x) \rVert + \lVert R F(R x) \rVert}$$
+
+    with $F(x)$ the last hidden states of the tokens $x$ and $R$ the reversal of their order. The definition is ours.
+
+    Attention whose logits are those of content plus a bias that is a function of $\lvert i - j \rvert$ commutes with
+    $R$, and so does everything in a transformer that acts on each token alone. So a bidirectional model whose only
+    sense of position is a symmetric encoding (the paper's s = 1) has gap 0, whatever it was trained on: what it makes
+    of "dog bites man" is what it makes of "man bites dog", read backwards, and nothing that treats all positions alike
+    can tell them apart. Any asymmetry breaks that: s other than 1, a causal mask, learned absolute positions.
+
+    Args:
+        model: A transformers model, with or without a task head; of an encoder-decoder model the encoder is measured.
+        input_ids: (batch, n), or (n,) for one sequence. Special tokens are reversed like all others.
+        attention_mask: (batch, n), 1 for tokens and 0 for padding; tokens are reversed among themselves and padding
+            stays where it is. None: all are tokens.
+
+    Returns:
+        (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
+        (about 1e-7 in float32). The model is left as it was.
+
+    Raises:
+        TypeError: No transformers model, or ids or a mask that are no integers.
+        ValueError: Ids or a mask of another shape.
+
+    Note:
+        Hidden states share a large common part, so a gap well below 1 is a large one. Compare models, and with
+        ``attach(model, encoding)`` symmetries, on the same tokens.
+
+    Examples:
+        >>> from pelocality.attachment import attach
+        >>> from pelocality.encodings import AttenuatedEncoding
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+        >>> bert = BertModel(config).double()
+        >>> ids = torch.tensor([7, 9, 8])
+        >>> with attach(bert, AttenuatedEncoding(symmetry=1.0)):
+        ...     bool(reflection_gap(bert, ids) < 1e-12)
+        True
+        >>> with attach(bert, AttenuatedEncoding(symmetry=0.5)):
+        ...     bool(reflection_gap(bert, ids) < 1e-12)
+        False
+    """
+    ids, mask = _checked(input_ids, attention_mask)
+    base = _base(model)
+    device = base.get_input_embeddings().weight.device
+    ids, mask = ids.to(device), mask.to(device)
+    order = _reversed_among_tokens(mask)
+    with eager_attention(model):
+        forward = _hidden_states(base, ids, mask)
+        backward = _hidden_states(base, ids.gather(1, order), mask)
+    backward = backward.gather(1, order[..., None].expand_as(backward))
+    tokens = mask[..., None]
+    difference, one, other = (
+        torch.linalg.vector_norm((states * tokens).double(), dim=(1, 2))
+        for states in (forward - backward, forward, backward)
+    )
+    gap: Tensor = difference / (one + other)
+    return gap
+
+
+def _checked(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    for name, given in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+        if given is None and name == "attention_mask":
+            continue
+        if not isinstance(given, Tensor) or given.is_floating_point():
+            kind = f"a tensor of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
+            raise TypeError(f"{name} must be a tensor of integers, got {kind}; tokenizer(text, return_tensors='pt')")
+    if input_ids.ndim not in (1, 2) or input_ids.numel() == 0:
+        raise ValueError(f"input_ids must be (batch, n) or (n,), got shape {tuple(input_ids.shape)}")
+    ids = input_ids.reshape(-1, input_ids.shape[-1])
+    mask = torch.ones_like(ids) if attention_mask is None else attention_mask.reshape(-1, attention_mask.shape[-1])
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask must be shaped like input_ids, {tuple(ids.shape)}, got {tuple(mask.shape)}")
+    if not bool((mask != 0).any(1).all()):
+        raise ValueError("attention_mask must leave every sequence a token, and one has none")
+    return ids, (mask != 0).long()
+
+
+def _base(model: nn.Module) -> Any:
+    inner = pretrained(model)
+    if inner.config.model_type in known_families():
+        return architecture(inner).base(inner)
+    base = inner.base_model
+    return base.get_encoder() if inner.config.is_encoder_decoder else base
+
+
+def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    padded = {} if bool(mask.all()) else {"attention_mask": mask}
+    states: Tensor = base(input_ids=ids, **padded, return_dict=True).last_hidden_state
+    return states
+
+
+def _reversed_among_tokens(mask: Tensor) -> Tensor:
+    """Return where each position of the reversed sequences comes from, (batch, n)."""
+    order = torch.arange(mask.shape[1], device=mask.device).repeat(len(mask), 1)
+    for row, tokens in zip(order, mask.bool(), strict=True):
+        row[tokens] = row[tokens].flip(0)
+    return order
