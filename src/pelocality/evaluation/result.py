@@ -1,0 +1,155 @@
+"""What ``evaluate`` returns: every answer before and after the edit, and the numbers made of them."""
+
+from __future__ import annotations
+
+import functools
+import html
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pelocality.intervals import Estimate, mcnemar, mean_over_groups, proportion
+
+NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """A model's answers to the originals and to the edits of a probe.
+
+    Attributes:
+        examples: one row for each row of the probe, in its order: the probe's own columns that are no texts
+            (``uid``, ``size``, ``category`` ...), ``label`` and ``original_label``, ``prediction`` and
+            ``original_prediction``, ``correct`` and ``original_correct`` (None without labels), ``agrees`` (the
+            prediction did not move), ``probability`` and ``original_probability`` of the predicted class (NaN where
+            a callable gives none), and ``group``.
+        model: name of the model.
+        probe: name of the builder, or ``"dataset"``.
+        truncated: texts longer than the model, which were cut.
+        confidence: coverage of the intervals.
+        resamples: bootstrap resamples behind the interval of the difference.
+        seed: seed of the bootstrap.
+    """
+
+    examples: pd.DataFrame
+    model: str
+    probe: str
+    truncated: int
+    confidence: float
+    resamples: int
+    seed: int
+
+    @functools.cached_property
+    def labelled(self) -> bool:
+        """Whether the probe has labels; without, only ``agreement`` is known."""
+        return bool(self.examples["correct"].notna().all())
+
+    @functools.cached_property
+    def changes_labels(self) -> bool:
+        """Whether an edit changes a label, as a swap of roles does and a shuffle does not."""
+        return bool((self.examples["label"] != self.examples["original_label"]).any()) and self.labelled
+
+    @functools.cached_property
+    def original(self) -> Estimate:
+        """Accuracy on the originals, in [0, 1], with Wilson's interval; NaN without labels."""
+        return self._share(self.examples, "original_correct")
+
+    @functools.cached_property
+    def edited(self) -> Estimate:
+        """Accuracy on the edits, in [0, 1], with Wilson's interval; NaN without labels."""
+        return self._share(self.examples, "correct")
+
+    @functools.cached_property
+    def difference(self) -> Estimate:
+        """Accuracy on the edits minus accuracy on the originals, with a paired bootstrap interval over groups."""
+        return self._difference(self.examples)
+
+    @functools.cached_property
+    def agreement(self) -> Estimate:
+        """How often the prediction did not move at all, in [0, 1], with Wilson's interval."""
+        return self._share(self.examples, "agrees")
+
+    @functools.cached_property
+    def p_value(self) -> float:
+        """McNemar's exact p-value: are as many answers lost as gained? NaN without labels."""
+        return self._p_value(self.examples)
+
+    def by(self, *columns: str) -> pd.DataFrame:
+        """Return the numbers for each size, label, category, or whatever the examples have.
+
+        Args:
+            columns: columns of ``examples``, such as ``"size"``, ``"original_label"``, ``"category"``.
+
+        Returns:
+            One row for each value (or combination), with the columns of `to_frame`. No correction is made for
+            looking at many.
+
+        Raises:
+            ValueError: for no column, or one that the examples do not have.
+        """
+        unknown = [name for name in columns if name not in self.examples]
+        if unknown or not columns:
+            raise ValueError(f"by must name columns among {', '.join(map(str, self.examples))}, got {list(columns)}")
+        rows = []
+        for values, group in self.examples.groupby(list(columns), dropna=False):
+            rows.append(dict(zip(columns, values, strict=True)) | self._numbers(group))
+        return pd.DataFrame(rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the numbers as one row.
+
+        Returns:
+            ``model``, ``probe``, ``n``; ``original``, ``edited``, ``difference`` and ``agreement``, each with
+            ``_low`` and ``_high``; ``p``.
+        """
+        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers(self.examples)])
+
+    def _numbers(self, rows: pd.DataFrame) -> dict[str, Any]:
+        numbers: dict[str, Any] = {"n": len(rows)}
+        for name, estimate in (
+            ("original", self._share(rows, "original_correct")),
+            ("edited", self._share(rows, "correct")),
+            ("difference", self._difference(rows)),
+            ("agreement", self._share(rows, "agrees")),
+        ):
+            numbers |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        return numbers | {"p": self._p_value(rows)}
+
+    def _share(self, rows: pd.DataFrame, column: str) -> Estimate:
+        if column != "agrees" and not self.labelled:
+            return NO_LABELS
+        return proportion(int(rows[column].sum()), len(rows), self.confidence)
+
+    def _difference(self, rows: pd.DataFrame) -> Estimate:
+        if not self.labelled:
+            return NO_LABELS
+        change = rows["correct"].astype(float) - rows["original_correct"].astype(float)
+        groups = rows["group"].to_numpy()
+        return mean_over_groups(change.to_numpy(), groups, self.confidence, self.resamples, self.seed)
+
+    def _p_value(self, rows: pd.DataFrame) -> float:
+        if not self.labelled:
+            return float("nan")
+        before, after = rows["original_correct"].astype(bool), rows["correct"].astype(bool)
+        return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
+
+    def _headline(self) -> str:
+        cut = f", {self.truncated} texts cut to the model's length" if self.truncated else ""
+        return f"{self.model} on {self.probe}: {len(self.examples)} edits{cut}"
+
+    def _lines(self) -> dict[str, str]:
+        lines = {"agreement": str(self.agreement)}
+        if self.labelled:
+            first = {name: str(getattr(self, name)) for name in ("original", "edited", "difference")}
+            lines = first | lines | {"McNemar's p": f"{self.p_value:.2g}"}
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            [f"Evaluation of {self._headline()}", *(f"  {name:12} {text}" for name, text in self._lines().items())]
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in self._lines().items())
+        return f"<p>{html.escape(self._headline())}</p><table>{rows}</table>"

@@ -1,0 +1,549 @@
+"""Classifiers and language models whose answers are known, against probes and minimal pairs."""
+
+import math
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings, strategies as st
+
+from pelocality.corpora import read_pairs, read_snli
+from pelocality.evaluation import (
+    evaluate,
+    evaluate_minimal_pairs,
+    log_likelihood,
+    paper_table,
+    pseudo_log_likelihood,
+)
+from pelocality.evaluation.labels import right
+from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
+from tests.families import same, state
+from tests.test_extract_words import byte_level, wordpiece
+
+DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
+NEEDS_DATA = pytest.mark.skipif(not DATA.exists(), reason=f"no real data at {DATA}; set PELOCALITY_DATA")
+THREE = ("entailment", "neutral", "contradiction")
+WORDS = ["cats", "river", "a", "dogsing", "42", "dog"]
+
+
+def rows(count=12, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "premise": " ".join(rng.permutation(WORDS)[: int(rng.integers(3, 6))]),
+            "hypothesis": " ".join(rng.choice(WORDS, 3)),
+            "label": THREE[i % 3],
+        }
+        for i in range(count)
+    ]
+
+
+def shuffled(count=12, seed=0):
+    return random_shuffling(read_pairs(rows(count, seed)), seed=seed)
+
+
+def made(originals, edits, **columns):
+    """A probe by hand, of labels alone: the hypothesis of each pair is what the model should answer."""
+    n = len(originals)
+    texts = {"original_premise": ["x"] * n, "premise": ["y"] * n}
+    texts |= {"original_hypothesis": originals, "hypothesis": edits}
+    return datasets.Dataset.from_dict(texts | columns)
+
+
+def echo(premises, hypotheses):
+    """Answers what stands in the hypothesis."""
+    return hypotheses
+
+
+def classifier(names=THREE, seed=2, **config):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = hf.BertForSequenceClassification(
+            hf.BertConfig(
+                vocab_size=len(wordpiece()), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                intermediate_size=16, max_position_embeddings=24, id2label=dict(enumerate(names)),
+                label2id={name: i for i, name in enumerate(names)}, **config,
+            )
+        )  # fmt: skip
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    model = model.double().eval()
+    some = wordpiece()([row["premise"] for row in rows(40)], padding=True, return_tensors="pt")
+    with torch.no_grad():  # else one class is the answer to everything
+        model.classifier.bias -= model(**some).logits.mean(0)
+    return model
+
+
+def test_answers_agree_with_the_model_asked_one_text_at_a_time():
+    model, tokenizer, probe = classifier(), wordpiece(), shuffled()
+    found = evaluate(model, tokenizer, probe, batch_size=5)
+    for row, example in zip(probe, found.examples.to_dict("records"), strict=True):
+        for prefix in ("", "original_"):
+            ids = tokenizer(row[f"{prefix}premise"], row[f"{prefix}hypothesis"], return_tensors="pt")
+            logits = model(**ids).logits[0].detach()
+            assert example[f"{prefix}prediction"] == THREE[int(logits.argmax())]
+            assert example[f"{prefix}probability"] == pytest.approx(float(logits.softmax(-1).max()))
+            assert example[f"{prefix}correct"] == (example[f"{prefix}prediction"] == row[f"{prefix}label"])
+        assert example["agrees"] == (example["prediction"] == example["original_prediction"])
+    assert found.examples["uid"].tolist() == probe["uid"]
+    assert found.examples["prediction"].nunique() > 1
+
+
+def test_the_batch_size_changes_nothing_and_the_model_comes_back_as_it_was():
+    model, probe = classifier().train(), shuffled()
+    before = state(model)
+    one, many = (evaluate(model, wordpiece(), probe, batch_size=size).examples for size in (1, 64))
+    assert one.drop(columns=["probability", "original_probability"]).equals(
+        many.drop(columns=["probability", "original_probability"])
+    )
+    assert np.allclose(one["probability"], many["probability"])
+    assert same(before, state(model))
+
+
+def test_a_failure_leaves_the_model_in_training():
+    model = classifier().train()
+    model.bert.pooler.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(model, wordpiece(), shuffled())
+    assert model.training
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 999))
+def test_a_bag_of_words_loses_nothing_and_an_oracle_of_order_everything(seed):
+    pairs = rows(9, seed)
+    gold = {(row["premise"], row["hypothesis"]): row["label"] for row in pairs}
+    bags = {(frozenset(Counter(p.split()).items()), h): label for (p, h), label in gold.items()}
+
+    def bag(premises, hypotheses):
+        return [bags[frozenset(Counter(p.split()).items()), h] for p, h in zip(premises, hypotheses, strict=True)]
+
+    def oracle(premises, hypotheses):
+        wrong = {"entailment": "neutral", "neutral": "contradiction", "contradiction": "entailment"}
+        return [
+            gold.get((p, h)) or wrong[bag([p], [h])[0]] for p, h in zip(premises, hypotheses, strict=True)
+        ]  # fmt: skip
+
+    probe = random_shuffling(read_pairs(pairs), seed=seed)
+    unmoved, moved = evaluate(bag, None, probe), evaluate(oracle, None, probe)
+    if len(bags) == len(gold):  # else two premises are the same words
+        assert (unmoved.original.value, unmoved.edited.value, unmoved.difference.value) == (1, 1, 0)
+        assert (unmoved.agreement.value, unmoved.p_value) == (1, 1)
+        assert (moved.original.value, moved.difference.value, moved.agreement.value) == (1, -1, 0)
+
+
+def test_classes_are_matched_by_name_in_any_order_and_spelling():
+    names = ("CONTRADICTION", "Entailment", "neutral")
+    model = classifier()
+    permuted = classifier(names)
+    permuted.load_state_dict(model.state_dict())
+    order = [THREE.index(name.lower()) for name in names]
+    with torch.no_grad():
+        permuted.classifier.weight.copy_(model.classifier.weight[order])
+        permuted.classifier.bias.copy_(model.classifier.bias[order])
+    one, other = (evaluate(m, wordpiece(), shuffled()).examples for m in (model, permuted))
+    assert one["prediction"].equals(other["prediction"])
+    assert one["correct"].equals(other["correct"])
+
+
+def test_classes_without_names_are_refused_until_they_are_named():
+    model = classifier(("LABEL_0", "LABEL_1", "LABEL_2"))
+    with pytest.raises(ValueError, match=r"classes LABEL_0, LABEL_1, LABEL_2, which cannot be matched.*pass labels="):
+        evaluate(model, wordpiece(), shuffled())
+    named = evaluate(model, wordpiece(), shuffled(), labels=THREE)
+    assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
+
+
+def test_names_that_contradict_the_models_own_are_taken_and_logged(caplog):
+    with caplog.at_level("WARNING"):
+        evaluate(classifier(), wordpiece(), shuffled(), labels=THREE[::-1])
+    assert "labels= orders the classes" in caplog.text
+
+
+@pytest.mark.parametrize(("names", "labels", "message"), [
+    (("positive", "negative"), None, r"labels 'contradiction', 'entailment', 'neutral' match none.*'negative'"),
+    (("entailment", "neutral", "other"), None, "labels 'contradiction' match none of the model's classes"),
+    (("neutral", "Neutral", "entailment"), None, "class names must differ"),
+    (THREE, ("entailment", "neutral"), "labels must name the model's 3 classes, got 2"),
+])  # fmt: skip
+def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(classifier(names), wordpiece(), shuffled(), labels=labels)
+
+
+@pytest.mark.parametrize(("gold", "given", "answer"), [
+    ("not entailment", "neutral", True), ("not entailment", "contradiction", True),
+    ("not entailment", "entailment", False), ("neutral", "not entailment", True),
+    ("contradiction", "not entailment", True), ("entailment", "not entailment", False),
+    ("neutral", "contradiction", False),
+])  # fmt: skip
+def test_not_entailment_is_neutral_or_contradiction_on_either_side(gold, given, answer):
+    assert right(gold, given) is answer
+
+
+def test_a_model_of_two_classes_is_judged_on_three_labels_and_the_other_way_round():
+    two = evaluate(classifier(("entailment", "not_entailment")), wordpiece(), shuffled())
+    gold = two.examples["label"] == "entailment"
+    assert ((two.examples["prediction"] == "entailment") == gold).equals(two.examples["correct"].astype(bool))
+    probe = made(["entailment"] * 3, list(THREE), original_label=["entailment"] * 3, label=["non-entailment"] * 3)
+    assert evaluate(echo, None, probe).examples["correct"].tolist() == [False, True, True]
+
+
+def test_the_difference_its_interval_and_its_test_come_from_the_same_pairs():
+    before = ["neutral"] * 60 + ["entailment"] * 40
+    after = ["neutral"] * 45 + ["entailment"] * 50 + ["neutral"] * 5
+    probe = made(
+        before, after, original_label=["neutral"] * 100, label=["neutral"] * 100, uid=list(map(str, range(100)))
+    )
+    found = evaluate(echo, None, probe)
+    assert (found.original.value, found.edited.value) == (0.6, 0.5)
+    assert found.difference.value == pytest.approx(-0.1)
+    assert found.agreement.value == 0.8
+    # 15 lost, 5 gained: twice the tail of a fair coin tossed 20 times
+    assert found.p_value == pytest.approx(2 * sum(math.comb(20, k) for k in range(6)) / 2**20)
+    # a bootstrap of the paired difference: standard deviation sqrt((.2 - .01) / 100)
+    error = math.sqrt((0.2 - 0.01) / 100)
+    assert (found.difference.low, found.difference.high) == pytest.approx(
+        (-0.1 - 1.96 * error, -0.1 + 1.96 * error), abs=0.015
+    )
+    row = found.to_frame().iloc[0]
+    assert (row["n"], row["difference_low"], row["p"]) == (100, found.difference.low, found.p_value)
+    assert "difference   -0.100" in repr(found)
+    assert "<th>agreement</th><td>0.800" in found._repr_html_()
+
+
+def test_rows_of_one_sentence_are_drawn_together():
+    before, after = ["neutral"] * 80, [*["entailment"] * 40, *["neutral"] * 40]
+    columns = {"original_label": before, "label": before, "uid": [str(i // 10) for i in range(80)]}
+    together = evaluate(echo, None, made(before, after, **columns))
+    alone = evaluate(echo, None, made(before, after, **columns, row=list(range(80))), groups="row")
+    assert together.difference.value == alone.difference.value == -0.5
+    assert together.difference.high - together.difference.low > 2 * (alone.difference.high - alone.difference.low)
+    with pytest.raises(ValueError, match="groups must be a column of the probe"):
+        evaluate(echo, None, made(before, after, **columns), groups="pairID")
+
+
+def test_numbers_by_size_and_label_add_up():
+    found = evaluate(classifier(), wordpiece(), shuffled(30))
+    table = found.by("size", "original_label")
+    assert table["n"].sum() == len(found.examples)
+    assert (table["n"] * table["edited"]).sum() == pytest.approx(found.edited.value * len(found.examples))
+    one = found.examples[found.examples["label"] == "neutral"]
+    assert found.by("label").set_index("label").loc["neutral", "original"] == pytest.approx(
+        one["original_correct"].mean()
+    )
+    with pytest.raises(ValueError, match=r"by must name columns among .*uid"):
+        found.by("colour")
+
+
+def test_without_labels_only_the_agreement_is_known():
+    probe = made(["a", "b", "c"], ["a", "b", "x"])
+    found = evaluate(echo, None, probe)
+    assert found.agreement.value == pytest.approx(2 / 3)
+    assert math.isnan(found.difference.value)
+    assert "difference" not in repr(found)
+    with pytest.raises(ValueError, match="has no labels, and so no accuracy"):
+        paper_table({"m": {"Random": found}})
+    with pytest.raises(ValueError, match="2 rows without a label"):
+        evaluate(echo, None, made(["a"] * 3, ["a"] * 3, label=["a", None, None]))
+
+
+def test_labels_may_be_numbers_whose_names_the_dataset_knows():
+    values = made(["neutral", "entailment"], ["neutral", "neutral"], label=[1, 0])
+    with pytest.raises(ValueError, match="labels of the probe must be names"):
+        evaluate(echo, None, values)
+    named = values.cast_column("label", datasets.ClassLabel(names=["entailment", "neutral"]))
+    assert evaluate(echo, None, named).examples["correct"].tolist() == [True, False]
+
+
+def test_single_sentences_work_as_pairs_do():
+    probe = datasets.Dataset.from_dict({"original_sentence": ["good", "bad"], "sentence": ["good", "good"]})
+    assert evaluate(lambda texts: texts, None, probe).agreement.value == 0.5
+    labelled = probe.add_column("label", ["good", "bad"])
+    assert evaluate(lambda texts: texts, None, labelled).difference.value == -0.5
+
+
+def test_texts_longer_than_the_model_are_cut_counted_and_logged(caplog):
+    long = " ".join(["cats"] * 40)
+    probe = datasets.Dataset.from_dict({"original_sentence": [long, "a dog"], "sentence": ["dog a", "dog a"]})
+    with caplog.at_level("WARNING"):
+        assert evaluate(classifier(), wordpiece(), probe).truncated == 1
+    assert "1 texts were cut" in caplog.text
+    assert "1 texts cut" in repr(evaluate(classifier(), wordpiece(), probe))
+    assert evaluate(classifier(), wordpiece(), probe, max_length=3).truncated == 3
+
+
+def test_a_callable_may_give_scores_of_classes_that_are_named():
+    def scores(premises, hypotheses):
+        return torch.tensor([[name in text for name in THREE] for text in hypotheses]).float()
+
+    probe = made(["neutral", "entailment"], ["neutral", "neutral"], label=["neutral", "entailment"])
+    assert evaluate(scores, None, probe, labels=THREE).examples["correct"].tolist() == [True, False]
+    with pytest.raises(ValueError, match="scores of 3 classes need labels="):
+        evaluate(scores, None, probe)
+
+
+@pytest.mark.parametrize(("answer", "error", "message"), [
+    (lambda p, h: ["Entails"] * len(p), ValueError, r"answered \['entails'\], which is none of"),
+    (lambda p, h: ["neutral"], ValueError, "must answer each of 6 texts, got 1"),
+    (lambda p, h: None, ValueError, "got NoneType"),
+    (lambda p, h: [0] * len(p), TypeError, "one label name for each text"),
+    (3, TypeError, "model must be a transformers model or a callable, got int"),
+    (torch.nn.Linear(1, 1), TypeError, "model must be a transformers PreTrainedModel"),
+])  # fmt: skip
+def test_models_that_answer_something_else_are_refused(answer, error, message):
+    with pytest.raises(error, match=message):
+        evaluate(answer, None, shuffled(3))
+
+
+def test_bad_input_is_refused():
+    model, tokenizer = classifier(), wordpiece()
+    with pytest.raises(TypeError, match=r"probe must be a datasets.Dataset.*got list"):
+        evaluate(model, tokenizer, rows())
+    with pytest.raises(ValueError, match="use evaluate_minimal_pairs"):
+        evaluate(model, tokenizer, minimal_pairs(shuffled()))
+    with pytest.raises(ValueError, match="probe must have premise and hypothesis, or sentence"):
+        evaluate(model, tokenizer, datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]}))
+    with pytest.raises(ValueError, match="probe is empty"):
+        evaluate(model, tokenizer, shuffled().select([]))
+    with pytest.raises(TypeError, match="labels must be a list of class names"):
+        evaluate(model, tokenizer, shuffled(), labels="entailment")
+    with pytest.raises(ValueError, match="batch_size must be a positive number"):
+        evaluate(model, tokenizer, shuffled(), batch_size=0)
+    with pytest.raises(ValueError, match="no padding token"):
+        evaluate(model, byte_level(), shuffled())
+    with pytest.raises(TypeError, match="tokenizer must be the model's tokenizer, got NoneType"):
+        evaluate(model, None, shuffled())
+
+
+def test_the_paper_table_has_the_papers_layout():
+    labels = ["neutral"] * 10
+    shuffle = made(labels, ["neutral"] * 9 + ["entailment"], label=labels, uid=list("abcdefghij"))
+    other = made(labels[:5], ["neutral"] * 5, label=labels[:5], uid=list("vwxyz"))
+    wrong_before = made(["entailment"] * 5, ["neutral"] * 5, label=labels[:5], uid=list("lmnop"))
+    swap = made(labels, labels, original_label=labels, label=["contradiction"] * 10, uid=list("abcdefghij"))
+    probes = {"Sh-3": evaluate(echo, None, shuffle), "Sh-SR": evaluate(echo, None, swap)}
+    probes |= {"Sh-4": evaluate(echo, None, other), "Random": evaluate(echo, None, wrong_before)}
+    table = paper_table({"my_model": probes}, symmetry={"my_model": 0.879}, locality={"my_model": 0.162})
+    assert table.to_markdown(intervals=False).splitlines() == [
+        "| model | Sym | Loc | original | Sh-3 | Sh-4 | Random | original (SR) | Sh-SR |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| my_model | 87.9 | 16.2 | 75.0 | -10.0 | 0.0 | +100.0 | 100.0 | -100.0 |",
+    ]
+    assert r"my\_model & 87.9 & 16.2 & 75.0 & $-$10.0 & 0.0" in table.to_latex(intervals=False)
+    assert table.to_latex().splitlines()[0] == r"\begin{tabular}{lrrrrrrrr}"
+    assert table.to_frame().loc["my_model", "original"] == "75.0 [53.1, 88.8]"
+    assert "my_model" in repr(table)
+    assert "my_model" in table._repr_html_()
+
+
+def test_several_runs_give_their_mean_and_students_interval():
+    labels = ["neutral"] * 10
+    runs = [
+        evaluate(echo, None, made(labels, ["entailment"] * k + ["neutral"] * (10 - k), label=labels)) for k in (1, 2, 3)
+    ]
+    row = paper_table({"m": {"Random": runs}}).values.set_index("column").loc["Random"]
+    assert row["value"] == pytest.approx(-20)
+    assert row["runs"] == 3
+    assert (row["low"], row["high"]) == pytest.approx((-20 - 4.303 * 10 / 3**0.5, -20 + 4.303 * 10 / 3**0.5), abs=0.01)
+
+
+def test_tables_of_nothing_or_of_something_else_are_refused():
+    with pytest.raises(ValueError, match="models is empty"):
+        paper_table({})
+    with pytest.raises(TypeError, match=r"models\['m'\]\['Random'\] must be an Evaluation"):
+        paper_table({"m": {"Random": [0.5]}})
+    found = evaluate(echo, None, made(["a"], ["a"], label=["a"]))
+    with pytest.raises(ValueError, match="Sym is given for 'n'"):
+        paper_table({"m": {"Random": found}}, symmetry={"n": 1})
+    with pytest.raises(ValueError, match="a column of its own"):
+        paper_table({"m": {"original": found}})
+
+
+def masked_model(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = hf.BertConfig(
+            vocab_size=15, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=24,
+        )  # fmt: skip
+        model = hf.BertForMaskedLM(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval()
+
+
+def masking():
+    tokenizer = wordpiece()
+    tokenizer.add_special_tokens({"mask_token": "[MASK]"})
+    return tokenizer
+
+
+def causal_model(tokenizer):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=24)
+        model = hf.GPT2LMHeadModel(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval()
+
+
+SENTENCES = ["a cat", "river dogsing a cats", "42 dog", "cats a river 42 dog dogsing"]
+
+
+@pytest.mark.parametrize("within_word", ["one", "following"])
+def test_pseudo_log_likelihood_agrees_with_masking_one_token_at_a_time(within_word):
+    model, tokenizer = masked_model(), masking()
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, within_word=within_word, batch_size=3)
+    for text, value in zip(SENTENCES, found, strict=True):
+        encoded = tokenizer(text, return_tensors="pt")
+        ids, words, total = encoded["input_ids"][0], encoded.word_ids(), 0.0
+        for place in range(1, len(ids) - 1):  # not [CLS] and [SEP]
+            masked = ids.clone()
+            masked[place] = tokenizer.mask_token_id
+            if within_word == "following":
+                for later in range(place + 1, len(ids) - 1):
+                    if words[later] == words[place]:
+                        masked[later] = tokenizer.mask_token_id
+            total += float(model(masked[None]).logits[0, place].log_softmax(-1)[ids[place]])
+        assert value == pytest.approx(total)
+    assert (found < 0).all()
+    assert found.dtype == torch.float64
+
+
+def test_within_word_masking_matters_only_for_words_of_several_tokens():
+    model, tokenizer = masked_model(), masking()
+    one, following = (pseudo_log_likelihood(model, tokenizer, SENTENCES, within_word=w) for w in ("one", "following"))
+    several = [len(tokenizer.tokenize(text)) > len(text.split()) for text in SENTENCES]
+    assert ((one - following).abs() > 1e-9).tolist() == several
+    mean = pseudo_log_likelihood(model, tokenizer, SENTENCES, reduction="mean")
+    lengths = torch.tensor([len(tokenizer.tokenize(text)) for text in SENTENCES])
+    assert torch.allclose(mean * lengths, one)
+
+
+def test_log_likelihood_agrees_with_the_models_own_loss():
+    tokenizer = byte_level()
+    tokenizer.bos_token = "<|end|>"
+    model = causal_model(tokenizer)
+    found = log_likelihood(model, tokenizer, ["a cat sat", "the dogs ran"], batch_size=2)
+    bare = log_likelihood(model, tokenizer, ["a cat sat", "the dogs ran"], beginning=False, batch_size=1)
+    for text, with_first, without in zip(["a cat sat", "the dogs ran"], found, bare, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        first = torch.cat([torch.tensor([[tokenizer.bos_token_id]]), ids], 1)
+        assert with_first == pytest.approx(-float(model(first, labels=first).loss) * ids.shape[1])
+        assert without == pytest.approx(-float(model(ids, labels=ids).loss) * (ids.shape[1] - 1))
+
+
+def test_the_beginning_stands_once_also_where_the_tokenizer_puts_it_itself():
+    tokenizer = wordpiece()
+    tokenizer.bos_token = "[CLS]"  # which it puts first by itself, with [SEP] at the end
+    model = causal_model(tokenizer)
+    [found] = log_likelihood(model, tokenizer, ["a cat dog"])
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(["[CLS]", "a", "cat", "dog"])])
+    assert found == pytest.approx(-3 * float(model(ids, labels=ids).loss))
+
+
+def test_a_model_without_positions_finds_every_order_equally_likely():
+    model, tokenizer = masked_model(), masking()
+    with torch.no_grad():
+        model.bert.embeddings.position_embeddings.weight.zero_()
+    probe = random_shuffling(read_pairs(rows(9)))
+    found = evaluate_minimal_pairs(model, tokenizer, minimal_pairs(probe))
+    assert found.examples["difference"].abs().max() < 1e-9
+    seen = evaluate_minimal_pairs(masked_model(), tokenizer, minimal_pairs(probe))
+    assert seen.examples["difference"].abs().min() > 1e-6
+
+
+def pairs_of(good, bad, **columns):
+    return datasets.Dataset.from_dict({"sentence_good": good, "sentence_bad": bad, **columns})
+
+
+def test_minimal_pairs_count_strict_wins_and_report_ties():
+    pairs = pairs_of(["aaa", "a", "aa", "a"], ["a", "aaa", "aa", ""], size=[3, 3, 4, 4])
+    found = evaluate_minimal_pairs(lambda texts: [len(text) for text in texts], None, pairs)
+    assert found.examples["correct"].tolist() == [True, False, False, True]
+    assert found.accuracy.value == 0.5
+    assert found.ties == 1
+    assert found.by("size")[["size", "n", "accuracy", "difference"]].to_numpy().tolist() == [
+        [3, 2, 0.5, 0],
+        [4, 2, 0.5, 0.5],
+    ]
+    assert "accuracy 0.500 [0.150, 0.850] on 4 pairs, 1 ties" in repr(found)
+    assert "1 ties" in found._repr_html_()
+    with pytest.raises(ValueError, match="by must name columns"):
+        found.by("colour")
+
+
+def test_the_score_follows_from_the_head_and_can_be_chosen():
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    pairs = pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
+    assert evaluate_minimal_pairs(masked_model(), tokenizer, pairs).score == "pseudo_log_likelihood"
+    assert evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs).score == "log_likelihood"
+    chosen = evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs, score=pseudo_log_likelihood)
+    assert chosen.score == "pseudo_log_likelihood"
+    with pytest.raises(ValueError, match="does not tell whether it is a masked or a causal"):
+        evaluate_minimal_pairs(classifier(), tokenizer, pairs)
+
+
+def test_bad_input_to_the_scores_is_refused():
+    model, tokenizer = masked_model(), masking()
+    with pytest.raises(TypeError, match="got one text; put it in a list"):
+        pseudo_log_likelihood(model, tokenizer, "a cat")
+    with pytest.raises(TypeError, match="sentences must be texts, got int"):
+        pseudo_log_likelihood(model, tokenizer, [1])
+    with pytest.raises(ValueError, match="no mask token; score a causal model with log_likelihood"):
+        pseudo_log_likelihood(model, byte_level(), ["a"])
+    with pytest.raises(ValueError, match="no beginning-of-sentence token"):
+        log_likelihood(model, tokenizer, ["a"])
+    with pytest.raises(ValueError, match="more tokens than the 24 the model can read"):
+        pseudo_log_likelihood(model, tokenizer, ["cats " * 30])
+    with pytest.raises(ValueError, match=r"model must predict the tokenizer's .* tokens"):
+        pseudo_log_likelihood(classifier(), tokenizer, ["a"])
+    with pytest.raises(ValueError, match="within_word must be"):
+        pseudo_log_likelihood(model, tokenizer, ["a"], within_word="all")
+    with pytest.raises(ValueError, match="reduction must be"):
+        pseudo_log_likelihood(model, tokenizer, ["a"], reduction="max")
+    assert pseudo_log_likelihood(model, tokenizer, ["", "a"]).isnan().tolist() == [True, False]
+
+
+def test_bad_input_to_minimal_pairs_is_refused():
+    pairs = pairs_of(["a"], ["b"])
+    with pytest.raises(TypeError, match=r"pairs must be a datasets\.Dataset"):
+        evaluate_minimal_pairs(len, None, [("a", "b")])
+    with pytest.raises(ValueError, match="pairs must have sentence_good and sentence_bad"):
+        evaluate_minimal_pairs(len, None, shuffled())
+    with pytest.raises(ValueError, match="pairs is empty"):
+        evaluate_minimal_pairs(len, None, pairs.select([]))
+    with pytest.raises(ValueError, match="one number for each of 2 texts, got NaN"):
+        evaluate_minimal_pairs(lambda texts: [float("nan")] * 2, None, pairs)
+    with pytest.raises(TypeError, match="a callable without score="):
+        evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
+
+
+@NEEDS_DATA
+def test_real_shuffles_and_swaps_cost_a_bag_of_words_nothing_and_an_answerer_of_labels_all():
+    corpus = [
+        pair for pair, _ in zip(read_snli(DATA / "snli_parsed" / "snli_dev_subset.jsonl"), range(250), strict=False)
+    ]
+
+    def bag(premises, hypotheses):
+        return [THREE[sum(map(len, sorted(re.findall(r"\w+", text))[::2])) % 3] for text in premises]
+
+    shuffle = evaluate(bag, None, constituency_shuffling(corpus, range(3, 7)), groups="original_premise")
+    assert shuffle.agreement.value == 1
+    assert not shuffle.changes_labels
+    assert set(shuffle.by("size")["size"]) <= {3, 4, 5, 6}
+    swaps = semantic_role_swap(corpus, source="constituents", label_policy="not entailment", labels=("entailment",))
+    stubborn = evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, swaps)
+    assert (stubborn.original.value, stubborn.edited.value, stubborn.difference.value) == (1, 0, -1)
+    assert stubborn.changes_labels
+    table = paper_table({"bag": {"Sh": shuffle, "Sh-SR": stubborn}})
+    assert table.columns == ("original", "Sh", "original (SR)", "Sh-SR")
