@@ -1,7 +1,9 @@
 """The examples run on small input, and the notebook from top to bottom."""
 
 import importlib.util
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -58,6 +60,25 @@ def test_the_share_of_position_is_measured_on_a_text_file(tmp_path, monkeypatch,
     run("position_share", text, "--length", 24, "--output", tmp_path, monkeypatch=monkeypatch)
     assert "rank correlation" in capsys.readouterr().out
     assert (tmp_path / "position_share.png").exists()
+
+
+def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(tmp_path, monkeypatch):
+    colours, things = ("red", "old", "wet", "tall", "lost", "dim"), ("mill", "stone", "harbour", "bridge", "gate")
+    lines = [f"the {a} {b} stood by the {c} {d} ." for a in colours for b in things for c in colours for d in things]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(lines))
+    small = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+    options = [*small, "--steps", 6, "--every", 3, "--no-bf16", "--encoding", "attenuated", "--learnable"]
+    for name in ("whole", "cut"):
+        run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
+    (tmp_path / "cut" / "checkpoint-5").mkdir()  # a checkpoint cut off before its state was written
+    run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
+    whole, cut = ((tmp_path / name / "trajectory.csv").read_text() for name in ("whole", "cut"))
+    assert whole == cut
+    assert whole.count("\n") == 1 + 3
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "cut")]
+    assert results[0]["held_out_loss"] == results[1]["held_out_loss"]
 
 
 def test_the_notebook_runs_from_top_to_bottom():

@@ -1,6 +1,7 @@
 from . import (
     accumulate as accumulate,
     architectures as architectures,
+    attachment as attachment,
     corpora as corpora,
     encodings as encodings,
     extract as extract,
@@ -13,6 +14,7 @@ from . import (
     training as training,
     trees as trees,
 )
+from .attachment import attach as attach, load as load
 from .corpora import (
     read_conllu as read_conllu,
     read_frames as read_frames,

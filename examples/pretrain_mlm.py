@@ -1,0 +1,219 @@
+"""Pre-train a small BERT by masked language modelling, any positional encoding by flag, and watch its positions.
+
+    python examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
+    python examples/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5 --symmetry 1
+    torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
+
+The text has one paragraph a line. A word-piece tokenizer is trained on it once, beside the output folder, and one run
+of paragraphs in fifty is held out. Killed at any moment, the same command goes on from the last complete checkpoint and
+ends where it would have. In the output folder: checkpoints, trajectory.csv (locality and symmetry per layer over
+training), result.json.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
+
+from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def paragraphs(path: Path) -> tuple[list[str], list[str]]:
+    """The training part, and every fiftieth run of (where there are enough) 100 paragraphs, held out."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    run = min(100, len(lines) // 50)
+    if run == 0:
+        raise ValueError(f"{path} has {len(lines)} paragraphs; at least 50 are needed to hold some out")
+    parts: tuple[list[str], list[str]] = ([], [])
+    for number, line in enumerate(lines):
+        parts[number // run % 50 == 49].append(line)
+    return parts
+
+
+def train_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(text, trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=SPECIAL))
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+def masked_blocks(text: list[str], tokenizer: PreTrainedTokenizerFast, length: int, seed: int) -> Dataset:
+    """Blocks of `length` tokens, running on over paragraphs, framed by [CLS] and [SEP], with their masks.
+
+    Of each block 15 % of the words are asked for: 80 % of them masked, 10 % replaced, 10 % left, as in BERT. The masks
+    are drawn once, from the seed and the block's number alone, and are equally many in every block: so neither a
+    restart nor the number of processes changes what is learned.
+    """
+    inner = length - 2
+    asked = round(0.15 * inner)
+    first_word = len(SPECIAL)
+
+    def mask(block: list[int], number: int) -> dict[str, list[int]]:
+        generator = np.random.default_rng([seed, number])
+        ids = np.array([tokenizer.cls_token_id, *block, tokenizer.sep_token_id])
+        labels = np.full(length, -100)
+        places = 1 + generator.permutation(inner)[:asked]
+        labels[places] = ids[places]
+        fate = generator.random(asked)
+        ids[places[fate < 0.8]] = tokenizer.mask_token_id
+        replaced = places[fate >= 0.9]
+        ids[replaced] = generator.integers(first_word, len(tokenizer), len(replaced))
+        return {"input_ids": ids.tolist(), "labels": labels.tolist()}
+
+    def generate() -> Iterator[dict[str, list[int]]]:
+        held: list[int] = []
+        number = 0
+        for line in text:
+            held += tokenizer(line, add_special_tokens=False)["input_ids"]
+            while len(held) >= inner:
+                yield mask(held[:inner], number)
+                held, number = held[inner:], number + 1
+
+    return Dataset.from_generator(generate)
+
+
+def make_model(arguments: argparse.Namespace, vocabulary: int) -> BertForMaskedLM:
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=arguments.width,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        intermediate_size=4 * arguments.width,
+        max_position_embeddings=arguments.length,
+        hidden_dropout_prob=arguments.dropout,
+        attention_probs_dropout_prob=arguments.dropout,
+    )
+    model = BertForMaskedLM(config)
+    if arguments.encoding == "attenuated":
+        encoding = AttenuatedEncoding(
+            heads=arguments.heads,
+            decay=arguments.decay,
+            symmetry=arguments.symmetry,
+            form=arguments.form,
+            learnable=arguments.learnable,
+        )
+        attach(model, encoding)
+    elif arguments.encoding == "none":
+        attach(model, NoEncoding(heads=arguments.heads))
+    return model
+
+
+def last_complete_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint whose state was written to the end; the Trainer writes that file last."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in reversed(found):
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+            return path
+        except (OSError, ValueError):
+            shutil.rmtree(path, ignore_errors=True)  # cut off while it was written
+    return None
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
+    parser.add_argument("--output", type=Path, required=True, help="folder of this run")
+    parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
+    parser.add_argument("--decay", type=float, default=0.5, help="the paper's w")
+    parser.add_argument("--symmetry", type=float, default=1.0, help="the paper's s")
+    parser.add_argument("--form", choices=("weights", "logits"), default="logits")
+    parser.add_argument("--learnable", action="store_true", help="train decay and symmetry")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--every", type=int, default=250, help="steps between measurements and checkpoints")
+    parser.add_argument("--words", type=int, default=16, help="identical words per measurement")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order, masks and dropout")
+    parser.add_argument("--no-bf16", action="store_true", help="train in float32")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    settings = TrainingArguments(
+        output_dir=str(arguments.output),
+        max_steps=arguments.steps,
+        per_device_train_batch_size=arguments.batch,
+        per_device_eval_batch_size=64,
+        learning_rate=arguments.learning_rate,
+        warmup_steps=arguments.steps // 10,
+        weight_decay=0.01,
+        bf16=not arguments.no_bf16,
+        seed=arguments.seed,
+        logging_steps=arguments.every,
+        save_steps=arguments.every,
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        # BERT's loss is a mean over its own batch already; averaged "across devices" the Trainer would multiply it
+        average_tokens_across_devices=False,
+    )
+    train_text, held_out_text = paragraphs(arguments.text)
+    # beside the run, so that all runs there share it: training one twice gives two, equally frequent pieces being drawn
+    folder = arguments.output.parent / "tokenizer"
+    with settings.main_process_first():
+        if not folder.exists():
+            train_tokenizer(train_text, arguments.vocabulary).save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        train = masked_blocks(train_text, tokenizer, arguments.length, seed=1 + arguments.seed)
+        held_out = masked_blocks(held_out_text, tokenizer, arguments.length, seed=0)  # the same for every run
+
+    set_seed(arguments.seed)
+    trainer = Trainer(
+        make_model(arguments, len(tokenizer)),
+        settings,
+        train_dataset=train,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+    )
+    callback = LocalityCallback(trainer, every=arguments.every, length=arguments.length, words=arguments.words)
+    trainer.add_callback(callback)
+    checkpoint = last_complete_checkpoint(arguments.output)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    loss = trainer.evaluate()["eval_loss"]
+    if trainer.is_world_process_zero():
+        callback.table.to_csv(arguments.output / "trajectory.csv", index=False)
+        flags = {name: value for name, value in vars(arguments).items() if name not in ("text", "output")}
+        tokens = arguments.steps * arguments.batch * arguments.length * settings.world_size
+        result = flags | {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
+        (arguments.output / "result.json").write_text(json.dumps(result, indent=1))
+        print(f"{arguments.encoding}: held-out masked-LM loss {loss:.3f} after {tokens:,} tokens")
+
+
+if __name__ == "__main__":
+    main()
