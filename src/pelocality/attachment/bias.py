@@ -98,7 +98,8 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
     visible = mask if mask is None or mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     bias = own.of(queries, keys, None if visible is None else visible[..., :keys], hidden.dtype)
-    bias = nn.functional.pad(bias, (0, slots - keys))
+    if slots > keys:  # a static cache has room for what is still to come
+        bias = nn.functional.pad(bias, (0, slots - keys))
     if mask is not None:
         least = _least(hidden)
         added = torch.where(mask, bias, least) if mask.dtype == torch.bool else bias + mask
