@@ -187,12 +187,17 @@ def test_an_encoding_survives_copying_pickling_and_its_state_dict(make, causal):
     assert twin.configuration() == described
 
 
-@EVERY
-def test_an_encoding_compiles_whole(make):
+@pytest.mark.parametrize("make", [FIXED[1], FIXED[4], LEARNED[0], LEARNED[3], LEARNED[4]])
+def test_an_encoding_compiles_whole_for_every_length_at_once(make):
     encoding = make(False)
     torch._dynamo.reset()
-    compiled = torch.compile(encoding, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(6), encoding(6))
+    compiled = torch.compile(encoding, backend="aot_eager", fullgraph=True, dynamic=True)
+    for queries, keys in ((6, 6), (7, 30)):
+        torch.testing.assert_close(compiled(queries, keys), encoding(queries, keys))
+    parameters = list(encoding.parameters())
+    if parameters:
+        both = [torch.autograd.grad(one(6).square().sum(), parameters) for one in (compiled, encoding)]
+        torch.testing.assert_close(*both)
 
 
 @pytest.mark.parametrize("make", LEARNED)
@@ -317,7 +322,31 @@ def test_toeplitz_lays_out_diagonals_and_its_gradient_sums_them(queries, extra, 
     for i in range(queries):
         for j in range(keys):
             assert torch.equal(matrix[:, i, j], line[:, j - i + queries - 1])
+    rows = torch.randn(1, queries, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(toeplitz(line, queries, rows), matrix * rows[..., None])
     assert torch.autograd.gradcheck(lambda x: toeplitz(x, queries), line)
+    assert torch.autograd.gradcheck(lambda x, r: toeplitz(x, queries, r), (line, rows))
+
+
+def test_gradients_are_summed_over_more_rows_than_one_block():
+    line = torch.randn(2, 150 + 170 - 1, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(2, 150, dtype=torch.float64, requires_grad=True)
+    gradient = torch.randn(2, 150, 170, dtype=torch.float64)
+    distance = torch.arange(170) - torch.arange(150)[:, None] + 149
+    expected = torch.autograd.grad(line[:, distance] * rows[..., None], (line, rows), gradient)
+    for one, other in zip(
+        torch.autograd.grad(toeplitz(line, 150, rows), (line, rows), gradient), expected, strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    (plain,) = torch.autograd.grad(toeplitz(line, 150), line, gradient)
+    torch.testing.assert_close(plain, torch.autograd.grad(line[:, distance], line, gradient)[0])
+
+
+def test_gradients_have_gradients():
+    line = torch.randn(1, 7, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x, r: toeplitz(x, 3, r).square(), (line, rows))
+    assert torch.autograd.gradgradcheck(lambda x: toeplitz(x, 3).square(), line)
 
 
 # ---- refusals

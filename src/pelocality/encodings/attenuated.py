@@ -146,14 +146,13 @@ class AttenuatedEncoding(RelativeEncoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         if self.form == "logits":
             return self._kernel(query_length, key_length, mask)
-        scale = self._scale().view(-1, 1, 1)
         if mask is not None:
             kernel = self._kernel(query_length, key_length, mask)
-            bias = scale * masked_softmax(kernel, mask)
+            bias = self._scale().view(-1, 1, 1) * masked_softmax(kernel, mask)
             return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
-        # e and its row sums come from the line of distances: two passes over (heads, n, n) fewer than a softmax
+        # e and its row sums come from the line of distances: one pass over (heads, n, n) where a softmax takes several
         e = self._line(query_length, key_length).exp()
-        bias = toeplitz(e, query_length) * (scale / _row_sums(e, query_length)[..., None])
+        bias = toeplitz(e, query_length, self._scale()[:, None] / _row_sums(e, query_length))
         if not self.causal:
             return bias
         future = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
