@@ -1,4 +1,4 @@
-"""Classifiers and language models whose answers are known, against probes and minimal pairs."""
+"""Classifiers whose answers are known, against probes."""
 
 import math
 import os
@@ -16,10 +16,7 @@ from hypothesis import given, settings, strategies as st
 from pelocality.corpora import read_pairs, read_snli
 from pelocality.evaluation import (
     evaluate,
-    evaluate_minimal_pairs,
-    log_likelihood,
     paper_table,
-    pseudo_log_likelihood,
 )
 from pelocality.evaluation.labels import right
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
@@ -373,168 +370,6 @@ def test_tables_of_nothing_or_of_something_else_are_refused():
         paper_table({"m": {"Random": found}}, symmetry={"n": 1})
     with pytest.raises(ValueError, match="a column of its own"):
         paper_table({"m": {"original": found}})
-
-
-def masked_model(seed=0):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = hf.BertConfig(
-            vocab_size=15, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-            max_position_embeddings=24,
-        )  # fmt: skip
-        model = hf.BertForMaskedLM(config)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-    return model.double().eval()
-
-
-def masking():
-    tokenizer = wordpiece()
-    tokenizer.add_special_tokens({"mask_token": "[MASK]"})
-    return tokenizer
-
-
-def causal_model(tokenizer):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=24)
-        model = hf.GPT2LMHeadModel(config)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-    return model.double().eval()
-
-
-SENTENCES = ["a cat", "river dogsing a cats", "42 dog", "cats a river 42 dog dogsing"]
-
-
-@pytest.mark.parametrize("within_word", ["one", "following"])
-def test_pseudo_log_likelihood_agrees_with_masking_one_token_at_a_time(within_word):
-    model, tokenizer = masked_model(), masking()
-    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, within_word=within_word, batch_size=3)
-    for text, value in zip(SENTENCES, found, strict=True):
-        encoded = tokenizer(text, return_tensors="pt")
-        ids, words, total = encoded["input_ids"][0], encoded.word_ids(), 0.0
-        for place in range(1, len(ids) - 1):  # not [CLS] and [SEP]
-            masked = ids.clone()
-            masked[place] = tokenizer.mask_token_id
-            if within_word == "following":
-                for later in range(place + 1, len(ids) - 1):
-                    if words[later] == words[place]:
-                        masked[later] = tokenizer.mask_token_id
-            total += float(model(masked[None]).logits[0, place].log_softmax(-1)[ids[place]])
-        assert value == pytest.approx(total)
-    assert (found < 0).all()
-    assert found.dtype == torch.float64
-
-
-def test_within_word_masking_matters_only_for_words_of_several_tokens():
-    model, tokenizer = masked_model(), masking()
-    one, following = (pseudo_log_likelihood(model, tokenizer, SENTENCES, within_word=w) for w in ("one", "following"))
-    several = [len(tokenizer.tokenize(text)) > len(text.split()) for text in SENTENCES]
-    assert ((one - following).abs() > 1e-9).tolist() == several
-    mean = pseudo_log_likelihood(model, tokenizer, SENTENCES, reduction="mean")
-    lengths = torch.tensor([len(tokenizer.tokenize(text)) for text in SENTENCES])
-    assert torch.allclose(mean * lengths, one)
-
-
-def test_log_likelihood_agrees_with_the_models_own_loss():
-    tokenizer = byte_level()
-    tokenizer.bos_token = "<|end|>"
-    model = causal_model(tokenizer)
-    found = log_likelihood(model, tokenizer, ["a cat sat", "the dogs ran"], batch_size=2)
-    bare = log_likelihood(model, tokenizer, ["a cat sat", "the dogs ran"], beginning=False, batch_size=1)
-    for text, with_first, without in zip(["a cat sat", "the dogs ran"], found, bare, strict=True):
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        first = torch.cat([torch.tensor([[tokenizer.bos_token_id]]), ids], 1)
-        assert with_first == pytest.approx(-float(model(first, labels=first).loss) * ids.shape[1])
-        assert without == pytest.approx(-float(model(ids, labels=ids).loss) * (ids.shape[1] - 1))
-
-
-def test_the_beginning_stands_once_also_where_the_tokenizer_puts_it_itself():
-    tokenizer = wordpiece()
-    tokenizer.bos_token = "[CLS]"  # which it puts first by itself, with [SEP] at the end
-    model = causal_model(tokenizer)
-    [found] = log_likelihood(model, tokenizer, ["a cat dog"])
-    ids = torch.tensor([tokenizer.convert_tokens_to_ids(["[CLS]", "a", "cat", "dog"])])
-    assert found == pytest.approx(-3 * float(model(ids, labels=ids).loss))
-
-
-def test_a_model_without_positions_finds_every_order_equally_likely():
-    model, tokenizer = masked_model(), masking()
-    with torch.no_grad():
-        model.bert.embeddings.position_embeddings.weight.zero_()
-    probe = random_shuffling(read_pairs(rows(9)))
-    found = evaluate_minimal_pairs(model, tokenizer, minimal_pairs(probe))
-    assert found.examples["difference"].abs().max() < 1e-9
-    seen = evaluate_minimal_pairs(masked_model(), tokenizer, minimal_pairs(probe))
-    assert seen.examples["difference"].abs().min() > 1e-6
-
-
-def pairs_of(good, bad, **columns):
-    return datasets.Dataset.from_dict({"sentence_good": good, "sentence_bad": bad, **columns})
-
-
-def test_minimal_pairs_count_strict_wins_and_report_ties():
-    pairs = pairs_of(["aaa", "a", "aa", "a"], ["a", "aaa", "aa", ""], size=[3, 3, 4, 4])
-    found = evaluate_minimal_pairs(lambda texts: [len(text) for text in texts], None, pairs)
-    assert found.examples["correct"].tolist() == [True, False, False, True]
-    assert found.accuracy.value == 0.5
-    assert found.ties == 1
-    assert found.by("size")[["size", "n", "accuracy", "difference"]].to_numpy().tolist() == [
-        [3, 2, 0.5, 0],
-        [4, 2, 0.5, 0.5],
-    ]
-    assert "accuracy 0.500 [0.150, 0.850] on 4 pairs, 1 ties" in repr(found)
-    assert "1 ties" in found._repr_html_()
-    with pytest.raises(ValueError, match="by must name columns"):
-        found.by("colour")
-
-
-def test_the_score_follows_from_the_head_and_can_be_chosen():
-    tokenizer = masking()
-    tokenizer.bos_token = "[CLS]"
-    pairs = pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
-    assert evaluate_minimal_pairs(masked_model(), tokenizer, pairs).score == "pseudo_log_likelihood"
-    assert evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs).score == "log_likelihood"
-    chosen = evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs, score=pseudo_log_likelihood)
-    assert chosen.score == "pseudo_log_likelihood"
-    with pytest.raises(ValueError, match="does not tell whether it is a masked or a causal"):
-        evaluate_minimal_pairs(classifier(), tokenizer, pairs)
-
-
-def test_bad_input_to_the_scores_is_refused():
-    model, tokenizer = masked_model(), masking()
-    with pytest.raises(TypeError, match="got one text; put it in a list"):
-        pseudo_log_likelihood(model, tokenizer, "a cat")
-    with pytest.raises(TypeError, match="sentences must be texts, got int"):
-        pseudo_log_likelihood(model, tokenizer, [1])
-    with pytest.raises(ValueError, match="no mask token; score a causal model with log_likelihood"):
-        pseudo_log_likelihood(model, byte_level(), ["a"])
-    with pytest.raises(ValueError, match="no beginning-of-sentence token"):
-        log_likelihood(model, tokenizer, ["a"])
-    with pytest.raises(ValueError, match="more tokens than the 24 the model can read"):
-        pseudo_log_likelihood(model, tokenizer, ["cats " * 30])
-    with pytest.raises(ValueError, match=r"model must predict the tokenizer's .* tokens"):
-        pseudo_log_likelihood(classifier(), tokenizer, ["a"])
-    with pytest.raises(ValueError, match="within_word must be"):
-        pseudo_log_likelihood(model, tokenizer, ["a"], within_word="all")
-    with pytest.raises(ValueError, match="reduction must be"):
-        pseudo_log_likelihood(model, tokenizer, ["a"], reduction="max")
-    assert pseudo_log_likelihood(model, tokenizer, ["", "a"]).isnan().tolist() == [True, False]
-
-
-def test_bad_input_to_minimal_pairs_is_refused():
-    pairs = pairs_of(["a"], ["b"])
-    with pytest.raises(TypeError, match=r"pairs must be a datasets\.Dataset"):
-        evaluate_minimal_pairs(len, None, [("a", "b")])
-    with pytest.raises(ValueError, match="pairs must have sentence_good and sentence_bad"):
-        evaluate_minimal_pairs(len, None, shuffled())
-    with pytest.raises(ValueError, match="pairs is empty"):
-        evaluate_minimal_pairs(len, None, pairs.select([]))
-    with pytest.raises(ValueError, match="one number for each of 2 texts, got NaN"):
-        evaluate_minimal_pairs(lambda texts: [float("nan")] * 2, None, pairs)
-    with pytest.raises(TypeError, match="a callable without score="):
-        evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
 
 
 @NEEDS_DATA
