@@ -5,7 +5,9 @@ import torch
 import transformers as hf
 
 from pelocality.architectures import architecture
-from pelocality.extract import eager_attention, positional_logits
+from pelocality.attachment import attach
+from pelocality.encodings import NoEncoding
+from pelocality.extract import decompose, eager_attention, positional_logits
 from pelocality.metrics import locality
 from tests.families import EVERY, tiny
 
@@ -177,3 +179,12 @@ def test_half_precision_models_give_float32_logits():
     assert delta.logits.dtype == torch.float32
     exact = positional_logits(tiny("llama"), N, words=[7])
     assert (delta.logits - exact.logits).abs().max() < 0.05 * exact.logits.abs().max()
+
+
+def test_a_model_that_carries_an_encoding_is_refused_where_its_own_logits_do_not_show_it():
+    model = tiny("bert")
+    with attach(model, NoEncoding()):
+        for ask in (lambda: positional_logits(model, 8), lambda: decompose(model, [5, 6, 7])):
+            with pytest.raises(ValueError, match="attached encoding"):
+                ask()
+    assert positional_logits(model, 8).logits.shape[-1] == 8

@@ -24,7 +24,7 @@ BELOW = {
     "attachment": {"architectures", "encodings"},
     "reflection": {"architectures", "extract"},
     "dependencies": {"extract", "intervals", "trees"},
-    "evaluation": {"intervals"},
+    "evaluation": {"architectures", "extract", "intervals"},
     "encodings": {"metrics", "streaming", "tables"},
     "layers": {"encodings"},
     "training": {"architectures", "encodings", "extract", "metrics"},

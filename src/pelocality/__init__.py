@@ -12,6 +12,8 @@ Numbers:
 - ``layers``: self-attention of your own that takes any of them.
 - ``architectures``: where each model family keeps attention and positions.
 - ``extract``: from a Hugging Face model to its positional matrices, logits and their parts.
+- ``attachment``: encodings in Hugging Face models: in, out again, saved and loaded.
+- ``reflection``: whether a model can tell a sequence from its mirror image.
 - ``training``: measuring while a model trains.
 - ``plots``: pictures of all of it.
 
@@ -20,6 +22,9 @@ Language:
 - ``trees``: sentences, spans, trees and frames; the one data model of the probes.
 - ``corpora``: from files to sentences and pairs.
 - ``probes``: from sentences to edited datasets.
+- ``evaluation``: from a model and a probe to numbers with intervals.
+- ``dependencies``: which heads follow which dependencies, and how far they reach.
+- ``intervals``: the statistics under both.
 
 The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
 """

@@ -3,24 +3,32 @@ from . import (
     architectures as architectures,
     attachment as attachment,
     corpora as corpora,
+    dependencies as dependencies,
     encodings as encodings,
+    evaluation as evaluation,
     extract as extract,
     layers as layers,
     metrics as metrics,
     plots as plots,
     probes as probes,
+    reflection as reflection,
     streaming as streaming,
     tables as tables,
     training as training,
     trees as trees,
 )
-from .attachment import attach as attach, load as load
+from .attachment import Attachment as Attachment, attach as attach, attached as attached, load as load
 from .corpora import (
     read_conllu as read_conllu,
     read_frames as read_frames,
     read_pairs as read_pairs,
     read_snli as read_snli,
     read_trees as read_trees,
+)
+from .dependencies import (
+    compare_head_kinds as compare_head_kinds,
+    dependency_accuracy as dependency_accuracy,
+    dependency_distances as dependency_distances,
 )
 from .encodings import (
     KERPLE as KERPLE,
@@ -31,6 +39,13 @@ from .encodings import (
     NoEncoding as NoEncoding,
     SinusoidalEncoding as SinusoidalEncoding,
     T5Buckets as T5Buckets,
+)
+from .evaluation import (
+    evaluate as evaluate,
+    evaluate_minimal_pairs as evaluate_minimal_pairs,
+    log_likelihood as log_likelihood,
+    paper_table as paper_table,
+    pseudo_log_likelihood as pseudo_log_likelihood,
 )
 from .extract import (
     PositionalAttention as PositionalAttention,
@@ -68,6 +83,7 @@ from .probes import (
     semantic_role_swap as semantic_role_swap,
     window_shuffling as window_shuffling,
 )
+from .reflection import reflection_gap as reflection_gap
 from .streaming import measure_absolute as measure_absolute, measure_relative as measure_relative
 from .tables import position_weights as position_weights
 from .training import LocalityCallback as LocalityCallback

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pelocality.architectures import absolute, disentangled, relative, rotary
-from pelocality.architectures.record import AbsoluteInput, Architecture
+from pelocality.architectures.record import ATTACHED, AbsoluteInput, Architecture
 
-__all__ = ["AbsoluteInput", "Architecture", "architecture", "known_families", "pretrained"]
+__all__ = ["ATTACHED", "AbsoluteInput", "Architecture", "architecture", "known_families", "pretrained"]
 
 _RECORDS: dict[str, Architecture] = {
     model_type: record

@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+ATTACHED = "pelocality"
+"""The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
+
 
 @dataclass(frozen=True)
 class AbsoluteInput:

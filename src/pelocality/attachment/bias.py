@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.architectures import Architecture
+from pelocality.architectures import ATTACHED, Architecture
 from pelocality.attachment.calls import Arguments, Call, unhook
 from pelocality.encodings import Encoding, RelativeEncoding
-
-NAME = "pelocality"
-"""What the bias is called among the submodules of an attention module, and so in the keys of a saved model."""
 
 _XLNET_MASKED = 1e30  # what XLNet multiplies its mask by before it subtracts it from the logits
 
@@ -61,7 +58,7 @@ class PositionalBias(nn.Module):
 
     def install(self, attention: nn.Module) -> None:
         """Enter an attention module."""
-        attention.add_module(NAME, self)
+        attention.add_module(ATTACHED, self)
         if self.score_method is not None:
             hook = _pass_to_scores
         elif self.mask_argument == "attn_mask_h":
@@ -77,7 +74,7 @@ class PositionalBias(nn.Module):
         if self.score_method is not None:
             attention.__dict__.pop(self.score_method, None)
         unhook(attention, _add_to_mask, _add_to_subtracted_mask, _pass_to_scores)
-        delattr(attention, NAME)
+        delattr(attention, ATTACHED)
 
     def of(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` says which keys are there."""
@@ -87,7 +84,7 @@ class PositionalBias(nn.Module):
 
 def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Hand an attention module its mask with the bias added: what is added to the logits is one tensor to it."""
-    own: PositionalBias = getattr(attention, NAME)
+    own: PositionalBias = getattr(attention, ATTACHED)
     call = Call(own.arguments, args, kwargs)
     hidden: Tensor = call["hidden_states"]
     mask: Tensor | None = call[own.mask_argument]
@@ -112,7 +109,7 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _add_to_subtracted_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Do the same for XLNet, which subtracts 1e30 times a mask of (query, key, batch, head)."""
-    own: PositionalBias = getattr(attention, NAME)
+    own: PositionalBias = getattr(attention, ATTACHED)
     call = Call(own.arguments, args, kwargs)
     hidden: Tensor = call["h"]  # (query, batch, d)
     if hidden.dtype == torch.float16:
@@ -133,7 +130,7 @@ def _add_to_subtracted_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[
 
 def _pass_to_scores(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Hand DeBERTa's score method the bias beside the distances, for its mask is yes or no and takes no numbers."""
-    own: PositionalBias = getattr(attention, NAME)
+    own: PositionalBias = getattr(attention, ATTACHED)
     call = Call(own.arguments, args, kwargs)
     hidden: Tensor = call["hidden_states"]
     visible = call[own.mask_argument].bool()
@@ -146,7 +143,7 @@ def _positional_scores(
     attention: Any, query: Tensor, key: Tensor, both: tuple[Tensor, Tensor], embeddings: Tensor, scale_factor: int
 ) -> Tensor:
     """Stand in for ``disentangled_att_bias`` of DeBERTa and ``disentangled_attention_bias`` of its second version."""
-    own: PositionalBias = getattr(attention, NAME)
+    own: PositionalBias = getattr(attention, ATTACHED)
     distances, bias = both
     if query.ndim == 3:  # version 2 keeps batch and heads in one axis
         batch = len(query) // attention.num_attention_heads

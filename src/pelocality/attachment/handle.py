@@ -13,8 +13,8 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
-from pelocality.architectures import Architecture, architecture, pretrained
-from pelocality.attachment.bias import NAME, PositionalBias
+from pelocality.architectures import ATTACHED, Architecture, architecture, pretrained
+from pelocality.attachment.bias import PositionalBias
 from pelocality.attachment.calls import unhook
 from pelocality.attachment.silence import silence, unsilence
 from pelocality.encodings import Encoding
@@ -45,8 +45,10 @@ class Attachment:
         call does nothing.
         """
         record, base = _find(self.model)
-        present = [module for module in _distinct(record, base) if isinstance(getattr(module, NAME, None), nn.Module)]
-        if any(getattr(module, NAME).encoding in self.encodings for module in present):
+        present = [
+            module for module in _distinct(record, base) if isinstance(getattr(module, ATTACHED, None), nn.Module)
+        ]
+        if any(getattr(module, ATTACHED).encoding in self.encodings for module in present):
             _undo(self.model, record, base)
 
     def __enter__(self) -> Self:
@@ -153,7 +155,7 @@ def attached(model: nn.Module) -> Attachment | None:
         True
     """
     record, base = _find(model)
-    biases = [getattr(module, NAME, None) for module in _distinct(record, base)]
+    biases = [getattr(module, ATTACHED, None) for module in _distinct(record, base)]
     present = [bias for bias in biases if isinstance(bias, PositionalBias)]
     if not present:
         return None
@@ -185,7 +187,7 @@ def _forget_compiled() -> None:
 
 def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for module in _distinct(record, base):
-        bias = getattr(module, NAME, None)
+        bias = getattr(module, ATTACHED, None)
         if isinstance(bias, PositionalBias):
             bias.uninstall(module)
     for guarded in _guarded(model, base):
@@ -195,7 +197,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
 
 def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, silent: bool) -> None:
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
-    if any(hasattr(module, NAME) for module in modules):
+    if any(hasattr(module, ATTACHED) for module in modules):
         raise ValueError(f"{name} carries an encoding already; remove it first: attached(model).remove()")
     reason = record.not_additive(base)
     if reason is not None:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from pelocality.attachment.bias import NAME
+from pelocality.architectures import ATTACHED
 from pelocality.attachment.handle import attach
 from pelocality.encodings import Encoding
 
@@ -68,7 +68,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     encodings = [Encoding.from_configuration(notes[name]["encoding"]) for name in names]
     attach(model, encodings, position_embeddings=first["position_embeddings"])
     for name, now in names.items():
-        bias = modules[now].get_submodule(NAME)
+        bias = modules[now].get_submodule(ATTACHED)
         tensors = {key: tensor.to(bias.get_buffer("configuration").device) for key, tensor in saved[name].items()}
         bias.register_buffer("configuration", tensors["configuration"])  # its length may differ in the last digit
         bias.load_state_dict(tensors, assign=True)  # not copied: they keep the precision they were saved in
@@ -81,7 +81,7 @@ def _read(folder: Path) -> dict[str, dict[str, Tensor]]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - a safetensors file is no dictionary
-                module, separator, rest = key.partition(f".{NAME}.")
+                module, separator, rest = key.partition(f".{ATTACHED}.")
                 if separator:
                     found.setdefault(module, {})[rest] = tensors.get_tensor(key)
     return found
@@ -101,7 +101,7 @@ def _class(folder: Path, model_class: Any) -> type[PreTrainedModel]:
 
 def _without_warning(model_class: type[PreTrainedModel], folder: Path, options: dict[str, Any]) -> PreTrainedModel:
     """Load the model itself; that the keys of the encodings are none of its own is no news here."""
-    ignored = [*(model_class._keys_to_ignore_on_load_unexpected or []), rf"\.{NAME}\."]
+    ignored = [*(model_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
     disguise = {
         "__module__": model_class.__module__,
         "__qualname__": model_class.__qualname__,

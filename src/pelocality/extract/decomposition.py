@@ -16,6 +16,7 @@ from pelocality.extract.eager import (
     device_of,
     eager_attention,
     layer_indices,
+    refuse_attached,
     run,
 )
 from pelocality.extract.terms import Pair, Terms, logit_terms, masked_softmax, queries_and_keys
@@ -117,6 +118,7 @@ def decompose(
     """
     record = architecture(model)
     base = record.base(model)
+    refuse_attached(record, base)
     ids = torch.as_tensor(input_ids)
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"input_ids must be integers, got {ids.dtype}; run the tokenizer first")

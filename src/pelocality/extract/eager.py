@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pelocality.architectures import Architecture, architecture, known_families, pretrained
+from pelocality.architectures import ATTACHED, Architecture, architecture, known_families, pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -226,6 +226,19 @@ def check_length(base: Any, record: Architecture | None, length: int, specials: 
         )
     if most is None and isinstance(trained, int) and 0 < trained < length + specials:
         logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
+
+
+def refuse_attached(record: Architecture, base: Any) -> None:
+    """Refuse models that carry an encoding of this library, which their own logits do not show.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if any(hasattr(module, ATTACHED) for module in record.attentions(base)):
+        raise ValueError(
+            f"{type(base).__name__} carries an attached encoding, which its own logits do not show; measure the whole "
+            "with positional_attention, the encoding with its weights(n), or take it out with attached(model).remove()"
+        )
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:

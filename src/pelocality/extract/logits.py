@@ -16,6 +16,7 @@ from pelocality.extract.eager import (
     device_of,
     eager_attention,
     layer_indices,
+    refuse_attached,
     run,
 )
 from pelocality.extract.terms import logit_terms, masked_softmax, queries_and_keys, toeplitz, turned
@@ -122,6 +123,7 @@ def positional_logits(
     """
     record = architecture(model)
     base = record.base(model)
+    refuse_attached(record, base)
     check_length(base, record, length)
     modules: list[Any] = record.attentions(base)
     table, averaged = record.absolute(base) is not None, _averages(record, base, modules[0])
