@@ -119,28 +119,9 @@ def decompose(
     record = architecture(model)
     base = record.base(model)
     refuse_attached(record, base)
-    ids = torch.as_tensor(input_ids)
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"input_ids must be integers, got {ids.dtype}; run the tokenizer first")
-    if ids.ndim not in (1, 2):
-        raise ValueError(f"input_ids must be (n,) or (batch, n), got shape {tuple(ids.shape)}")
-    single = ids.ndim == 1
-    inputs = {"input_ids": ids.reshape(-1, ids.shape[-1])}
-    for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
-        if given is not None:
-            if given.shape != ids.shape:
-                raise ValueError(
-                    f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}"
-                )
-            inputs[name] = given.reshape(-1, ids.shape[-1])
-    inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
-    n = ids.shape[-1]
+    inputs, real, single = _read(base, input_ids, attention_mask, token_type_ids)
+    n = real.shape[-1]
     check_length(base, record, n)
-    real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-    if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
-        raise ValueError(
-            "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
-        )
 
     modules: list[Any] = record.attentions(base)
     kinds = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
@@ -164,6 +145,32 @@ def decompose(
         visible=visible[:, 0] if single else visible,
         splits=tuple(split for layer in chosen if (split := kinds[layer]) is not None),
     )
+
+
+def _read(
+    base: Any, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
+) -> tuple[dict[str, Tensor], Tensor, bool]:
+    """Return the inputs as batches on the model's device, which tokens are real, and whether it was one sequence."""
+    ids = torch.as_tensor(input_ids)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"input_ids must be integers, got {ids.dtype}; run the tokenizer first")
+    if ids.ndim not in (1, 2):
+        raise ValueError(f"input_ids must be (n,) or (batch, n), got shape {tuple(ids.shape)}")
+    inputs = {"input_ids": ids.reshape(-1, ids.shape[-1])}
+    for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+        if given is not None:
+            if given.shape != ids.shape:
+                raise ValueError(
+                    f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}"
+                )
+            inputs[name] = given.reshape(-1, ids.shape[-1])
+    inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
+    real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+    if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
+        raise ValueError(
+            "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
+        )
+    return inputs, real, ids.ndim == 1
 
 
 def _terms(

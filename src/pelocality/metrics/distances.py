@@ -163,7 +163,14 @@ def profile_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None 
 
 
 def diagonal_sums(weights: Tensor) -> Tensor:
-    """(batch, n, n) -> (batch, 2n-1), sums along the diagonals, the one furthest in the past first."""
+    """Sum along the diagonals.
+
+    Args:
+        weights: (batch, n, n).
+
+    Returns:
+        (batch, 2n-1), the diagonal furthest in the past first.
+    """
     batch, n, _ = weights.shape
     if n == 1:
         return weights.reshape(batch, 1)

@@ -51,7 +51,14 @@ class RowStatistics:
 
 
 def default_rtol(dtype: torch.dtype) -> float:
-    """Return the relative range below which a row counts as constant: 1024 eps, 8 eps in half precision."""
+    """Give the relative range below which a row counts as constant.
+
+    Args:
+        dtype: Of the attention.
+
+    Returns:
+        1024 eps, 8 eps in half precision.
+    """
     steps = 8 if dtype in (torch.float16, torch.bfloat16) else 1024
     return steps * torch.finfo(dtype).eps
 
@@ -129,7 +136,16 @@ def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice
 
 
 def covering(first: int, stop: int, n: int) -> slice:
-    """Return the rows a block needs: its own and, where the rows have pairs, the one before or after them."""
+    """Name the rows that a block needs.
+
+    Args:
+        first: Its first row.
+        stop: Its end, exclusive.
+        n: Number of positions.
+
+    Returns:
+        Its own rows and, where they have pairs, the one before or after them.
+    """
     if not 0 < first < n - 1:
         return slice(first, stop)
     return slice(first - 1, stop) if 2 * stop <= n + 1 else slice(first, stop + 1)
