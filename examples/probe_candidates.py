@@ -1,0 +1,37 @@
+"""How many candidates does each probe find in a treebank, and what does it skip?
+
+    python examples/probe_candidates.py ../shared/data/ud_pud/*.conllu
+
+Constituents are full subtrees of the dependency trees, role swaps exchange subject and object of a verb.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from pelocality import constituency_shuffling, probe_info, read_conllu, semantic_role_swap, window_shuffling
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("treebanks", type=Path, nargs="+", help="CoNLL-U, named by language: de_pud.conllu")
+    treebanks = parser.parse_args().treebanks
+    logging.disable(logging.INFO)
+
+    print("| language | sentences | Shuffle-3 to 6 | windows | swaps | most swaps set aside for |")
+    print("|---|---:|---:|---:|---:|---|")
+    for path in treebanks:
+        corpus = read_conllu(path)
+        shuffled = constituency_shuffling(corpus, size=range(3, 7))
+        windows = window_shuffling(corpus, size=range(3, 7))
+        swapped = probe_info(semantic_role_swap(corpus, source="dependencies", label_policy="contradiction"))
+        reasons = sorted(swapped.set_aside.items(), key=lambda item: -item[1])[:3]
+        why = "; ".join(f"{reason} ({count})" for reason, count in reasons)
+        print(
+            f"| {path.name.split('_')[0]} | {swapped.items} "
+            f"| {len(shuffled)} | {len(windows)} | {swapped.rows} | {why} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
