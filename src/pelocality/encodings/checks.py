@@ -25,7 +25,8 @@ def count(name: str, value: int, least: int = 1) -> int:
         TypeError: It is no integer.
         ValueError: It is too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+    # a tuple: older torch.compile cannot read a union of types
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
