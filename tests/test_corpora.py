@@ -1,8 +1,6 @@
 """Readers: streaming, exact text, line numbers in errors, counts of what was left out."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,7 @@ from pelocality.corpora import (
     read_trees,
 )
 from pelocality.trees import Sentence
-
-DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason="PELOCALITY_DATA names no folder of corpora")
+from tests.data import DATA, NEEDS_DATA
 
 TREES = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBZ naps)) (. .)))"
 
@@ -237,7 +233,7 @@ def test_stanza_documents_become_sentences():
     assert sentence.dependencies.features[1] == {"Case": "Dat", "Number": "Sing"}
 
 
-@real_data
+@NEEDS_DATA
 def test_every_sentence_of_the_real_corpora_comes_back_as_written():
     path = DATA / "snli_parsed" / "snli_dev_subset.jsonl"
     raw = {row["pairID"]: row for row in map(json.loads, path.open())}
@@ -252,7 +248,7 @@ def test_every_sentence_of_the_real_corpora_comes_back_as_written():
     assert [sentence.text for sentence in read_frames(frames)] == texts
 
 
-@real_data
+@NEEDS_DATA
 @pytest.mark.parametrize("language", ["en", "de", "tr", "zh", "fi"])
 def test_every_sentence_of_the_parallel_treebanks_comes_back_as_written(language):
     path = DATA / "ud_pud" / f"{language}_pud-slim.conllu"

@@ -1,8 +1,6 @@
 """Heads whose syntax is known, real heads against a slow witness, and distances against the raw files."""
 
-import os
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,12 +18,11 @@ from pelocality.dependencies.accuracy import half_of
 from pelocality.dependencies.attended import word_attention
 from pelocality.dependencies.result import DIRECTIONS, DependencyAccuracy
 from pelocality.trees import Dependencies, Sentence
+from tests.data import DATA, NEEDS_DATA
 from tests.families import same, state, tiny
 from tests.test_examples import run
 from tests.test_extract_words import TEXT, byte_level, wordpiece
 
-DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
-NEEDS_DATA = pytest.mark.skipif(not DATA.exists(), reason=f"no real data at {DATA}; set PELOCALITY_DATA")
 TO_HEAD, TO_DEPENDENT = DIRECTIONS
 WORDS = ["cats", "river", "a", "dogsing", "42", "!"]
 

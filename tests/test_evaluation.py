@@ -1,10 +1,8 @@
 """Classifiers whose answers are known, against probes."""
 
 import math
-import os
 import re
 from collections import Counter
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -20,12 +18,11 @@ from pelocality.evaluation import (
 )
 from pelocality.evaluation.labels import right
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
+from tests.data import DATA, NEEDS_DATA
 from tests.families import same, state
 from tests.test_examples import run
 from tests.test_extract_words import byte_level, wordpiece
 
-DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
-NEEDS_DATA = pytest.mark.skipif(not DATA.exists(), reason=f"no real data at {DATA}; set PELOCALITY_DATA")
 THREE = ("entailment", "neutral", "contradiction")
 WORDS = ["cats", "river", "a", "dogsing", "42", "dog"]
 

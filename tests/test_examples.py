@@ -2,16 +2,15 @@
 
 import importlib.util
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.data import DATA, NEEDS_DATA
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
-DATA = Path(os.environ.get("PELOCALITY_DATA", EXAMPLES.parents[1] / "shared" / "data"))
-NEEDS_DATA = pytest.mark.skipif(not DATA.exists(), reason=f"no real data at {DATA}; set PELOCALITY_DATA")
 
 
 def run(name, *arguments, monkeypatch):

@@ -23,9 +23,7 @@ from pelocality.probes import (
     window_shuffling,
 )
 from pelocality.trees import Dependencies, Pair, Sentence, parse_bracketed
-
-DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason="PELOCALITY_DATA names no folder of corpora")
+from tests.data import DATA, NEEDS_DATA
 
 TREE = (
     "(ROOT (S (NP (DT The) (JJ old) (NN sailor)) (VP (VBD told) (NP (PRP$ his) (JJ young) (NN niece))"
@@ -287,7 +285,7 @@ def test_minimal_pairs_set_originals_beside_edits_and_never_alike():
     assert (swap["sentence_good"], swap["sentence_bad"]) == ("A dog bit him.", "He bit a dog.")
 
 
-@real_data
+@NEEDS_DATA
 def test_shuffles_of_real_pairs_keep_every_character():
     corpus = read_snli(DATA / "snli_parsed" / "snli_dev_subset.jsonl")
     for probe in (constituency_shuffling(corpus, range(3, 7), spans="all", side="both"), random_shuffling(corpus)):
@@ -297,7 +295,7 @@ def test_shuffles_of_real_pairs_keep_every_character():
             assert row["premise"] != row["original_premise"] or row["hypothesis"] != row["original_hypothesis"]
 
 
-@real_data
+@NEEDS_DATA
 @pytest.mark.parametrize("language", ["de", "zh"])
 def test_shuffles_of_real_treebanks_keep_every_character_but_spaces(language):
     corpus = read_conllu(DATA / "ud_pud" / f"{language}_pud-slim.conllu")

@@ -1,8 +1,6 @@
 """Role swaps: right where they are made, and not made where they would not be swaps."""
 
 import itertools
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,9 +9,7 @@ from pelocality.corpora import read_conllu, read_frames, read_snli
 from pelocality.probes import probe_info, semantic_role_swap
 from pelocality.probes.english import agrees, head_of, inflect, number_of, verb_forms
 from pelocality.trees import Argument, Dependencies, Frame, Pair, Sentence, parse_bracketed
-
-DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[2] / "shared" / "data"))
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason="PELOCALITY_DATA names no folder of corpora")
+from tests.data import DATA, NEEDS_DATA
 
 
 def sentence(bracketed, **layers):
@@ -344,7 +340,7 @@ def test_verb_forms_hold_the_irregular_ones():
     assert head_of(["too", "much"], ["RB", "JJ"]) is None
 
 
-@real_data
+@NEEDS_DATA
 def test_real_swaps_lose_no_sentence_unaccounted_and_always_change_the_text():
     corpora = [
         (read_frames(DATA / "ewt_srl_trees" / "ewt_dev.jsonl"), {"spans": "all"}),

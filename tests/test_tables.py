@@ -1,8 +1,6 @@
 """Position tables become matrices; real ones are read as the field reads them."""
 
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ import torch
 
 from pelocality.metrics import adjusted_locality
 from pelocality.tables import position_weights
-
-DATA = Path(os.environ.get("PELOCALITY_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
+from tests.data import DATA, NEEDS_DATA
 
 
 def random_table(*shape, seed=0):
@@ -63,7 +60,7 @@ def test_what_does_not_fit_is_refused(arguments, error, words):
         position_weights(**arguments)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"no real data at {DATA}; set PELOCALITY_DATA")
+@NEEDS_DATA
 def test_gpt2_positions_are_more_local_than_chance_however_compared():
     table = np.load(DATA / "pe_matrices" / "gpt2_wpe_first64.npy")
     plain, sharp = position_weights(table), position_weights(table, similarity="cosine", temperature=0.1)
