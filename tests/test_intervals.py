@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from pelocality.intervals import check_confidence, mcnemar, mean_over_groups, proportion, wilson
+from pelocality.intervals import check_confidence, mcnemar, mean_over_groups, mean_over_runs, proportion, wilson
 
 
 @given(st.integers(1, 400), st.data())
@@ -35,6 +35,19 @@ def test_the_bootstrap_agrees_with_one_written_out():
         means.append(np.concatenate(drawn).mean())
     assert found.value == pytest.approx(values.mean())
     assert (found.low, found.high) == pytest.approx(np.percentile(means, [5, 95]), abs=0.03)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=2, max_size=9, unique=True), st.sampled_from([0.8, 0.95]))
+def test_the_interval_over_runs_is_that_of_scipys_t_test(values, confidence):
+    found = mean_over_runs(values, confidence)
+    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+def test_a_single_run_has_no_interval():
+    found = mean_over_runs([0.7])
+    assert found.value == 0.7
+    assert np.isnan([found.low, found.high]).all()
 
 
 def test_rows_of_one_group_make_the_interval_wider_than_rows_on_their_own():

@@ -19,7 +19,7 @@ BELOW = {
     "architectures": set(),
     "streaming": {"metrics", "tables"},
     "accumulate": {"metrics"},
-    "plots": {"metrics", "dependencies"},
+    "plots": {"metrics", "dependencies", "intervals"},
     "intervals": set(),
     "attachment": {"architectures", "encodings"},
     "reflection": {"architectures", "extract"},

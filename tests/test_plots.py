@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
@@ -85,6 +86,9 @@ def test_lines_differ_in_more_than_colour():
 def test_a_trajectory_is_the_mean_over_seeds():
     _, ax = plots.trajectory(TABLE)
     np.testing.assert_allclose(ax.lines[1].get_ydata(), [1.1, 1.2, 1.3])
+    ends = ax.collections[1].get_paths()[0].vertices
+    expected = stats.ttest_1samp(TABLE[(TABLE["layer"] == 1) & (TABLE["step"] == 10)]["locality"], 0)
+    np.testing.assert_allclose(sorted(set(ends[ends[:, 0] == 10, 1])), expected.confidence_interval(0.95))
 
 
 @pytest.mark.parametrize(

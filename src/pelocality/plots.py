@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from pelocality.intervals import mean_over_runs
 from pelocality.metrics import distance_profile
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ def distances(
 def trajectory(
     table: pd.DataFrame, metric: str = "locality", *, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw a metric per layer over training; over several seeds, their mean and the range they span.
+    """Draw a metric per layer over training; over several seeds, their mean and its 95 % interval.
 
     Args:
         table: A row per step and layer, as ``LocalityCallback.table`` gives; with a column ``seed``, per seed too.
@@ -352,13 +353,11 @@ def trajectory(
         raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
     fig, ax = _figure(ax, (5.2, 3.4))
     for (layer, rows), (dash, marker) in zip(table.groupby("layer"), cycle(_LINES), strict=False):
-        over_seeds = rows.groupby("step")[metric].agg(["mean", "min", "max"])
-        (line,) = ax.plot(
-            over_seeds.index, over_seeds["mean"], dash, marker=marker, markersize=3.5, label=f"layer {layer}"
-        )
-        ax.fill_between(
-            over_seeds.index, over_seeds["min"], over_seeds["max"], color=line.get_color(), alpha=0.2, linewidth=0
-        )
+        over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
+        steps, means = list(over_seeds), [mean.value for mean in over_seeds.values()]
+        (line,) = ax.plot(steps, means, dash, marker=marker, markersize=3.5, label=f"layer {layer}")
+        low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
+        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "), title=title)
     ax.legend(framealpha=0.85, edgecolor="none")
     return fig, ax

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from pelocality.evaluation.result import Evaluation
-from pelocality.intervals import Estimate, proportion
+from pelocality.intervals import Estimate, mean_over_runs, proportion
 
 METRICS = ("Sym", "Loc")
 ORIGINAL, ORIGINAL_SWAPPED = "original", "original (SR)"
@@ -186,10 +185,8 @@ def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> tu
     """Return one run as it is, of several the mean and Student's interval, within what is possible."""
     if len(found) == 1:
         return found[0], 1
-    values = [estimate.value for estimate in found]
-    mean, error = float(np.mean(values)), float(stats.sem(values))
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * error
-    return Estimate(mean, max(mean - half, least), min(mean + half, 1.0)), len(values)
+    over = mean_over_runs([estimate.value for estimate in found], confidence)
+    return Estimate(over.value, max(over.low, least), min(over.high, 1.0)), len(found)
 
 
 def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
