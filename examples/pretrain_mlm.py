@@ -2,11 +2,11 @@
 
     python examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
     python examples/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5 --symmetry 1
-    torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
+    torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 8
 
-The text has one paragraph a line. A word-piece tokenizer is trained on it once, beside the output folder, and one run
-of paragraphs in fifty is held out. Killed at any moment, the same command goes on from the last complete checkpoint and
-ends where it would have. In the output folder: checkpoints, trajectory.csv (locality and symmetry per layer over
+The text has one paragraph a line. One run of paragraphs in fifty is held out; a word-piece tokenizer is trained on the
+rest once, beside the output folder. Killed at any moment, the same command goes on from the last complete checkpoint
+and ends where it would have. In the output folder: checkpoints, trajectory.csv (locality and symmetry per layer over
 training), result.json.
 """
 
@@ -14,14 +14,17 @@ import argparse
 import gzip
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+from torch.nn import functional
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -31,10 +34,23 @@ from transformers import (
     default_data_collator,
     set_seed,
 )
+from transformers.modeling_outputs import MaskedLMOutput
 
 from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+class MaskedOnlyBert(BertForMaskedLM):
+    """BERT that predicts the words asked for and no others: the same loss for a fraction of the vocabulary's cost."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **options: Any) -> MaskedLMOutput:
+        """The loss of the words asked for; without labels, the logits of all."""
+        if labels is None:
+            return super().forward(input_ids, **options)
+        asked = labels != -100
+        hidden = self.bert(input_ids, **options).last_hidden_state
+        return MaskedLMOutput(loss=functional.cross_entropy(self.cls(hidden[asked]), labels[asked]))
 
 
 def paragraphs(path: Path) -> tuple[list[str], list[str]]:
@@ -61,42 +77,67 @@ def train_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
-def masked_blocks(text: list[str], tokenizer: PreTrainedTokenizerFast, length: int, seed: int) -> Dataset:
-    """Blocks of `length` tokens, running on over paragraphs, framed by [CLS] and [SEP], with their masks.
+def blocks(text: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Dataset:
+    """Numbered blocks of `length` tokens, running on over paragraphs, framed by [CLS] and [SEP]."""
+    held: list[int] = []
+    rows: list[list[int]] = []
+    for ids in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        held += ids
+        while len(held) >= length - 2:
+            rows.append([tokenizer.cls_token_id, *held[: length - 2], tokenizer.sep_token_id])
+            held = held[length - 2 :]
+    return Dataset.from_dict({"input_ids": rows, "number": range(len(rows))})
 
-    Of each block 15 % of the words are asked for: 80 % of them masked, 10 % replaced, 10 % left, as in BERT. The masks
-    are drawn once, from the seed and the block's number alone, and are equally many in every block: so neither a
-    restart nor the number of processes changes what is learned.
+
+def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dataset, Dataset]:
+    """Tokenizer, training blocks and held-out blocks; made by the first run in a folder, read by those beside it.
+
+    Training the tokenizer twice would give two of them, since equally frequent pieces are drawn.
     """
-    inner = length - 2
-    asked = round(0.15 * inner)
+    folder = arguments.output.parent / f"text-{arguments.vocabulary}-{arguments.length}"
+    if not folder.exists():
+        train_text, held_out_text = paragraphs(arguments.text)
+        tokenizer = train_tokenizer(train_text, arguments.vocabulary)
+        unfinished = folder.with_suffix(f".{os.getpid()}")
+        tokenizer.save_pretrained(unfinished)
+        blocks(train_text, tokenizer, arguments.length).save_to_disk(unfinished / "train")
+        blocks(held_out_text, tokenizer, arguments.length).save_to_disk(unfinished / "held-out")
+        unfinished.rename(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
+    # the held-out words asked for are the same in every run
+    return tokenizer, masked(train, tokenizer, 1 + arguments.seed), masked(held_out, tokenizer, seed=0)
+
+
+def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, seed: int) -> Dataset:
+    """The blocks with 15 % of their words asked for: 80 % of those masked, 10 % replaced, 10 % left, as in BERT.
+
+    Which words is drawn from the seed and the block's number alone, equally many in every block: so neither a restart
+    nor the number of processes changes what is learned.
+    """
     first_word = len(SPECIAL)
 
-    def mask(block: list[int], number: int) -> dict[str, list[int]]:
+    def mask(block: list[int], number: int) -> tuple[list[int], list[int]]:
         generator = np.random.default_rng([seed, number])
-        ids = np.array([tokenizer.cls_token_id, *block, tokenizer.sep_token_id])
-        labels = np.full(length, -100)
-        places = 1 + generator.permutation(inner)[:asked]
+        ids = np.array(block)
+        labels = np.full(len(ids), -100)
+        places = 1 + generator.permutation(len(ids) - 2)[: round(0.15 * (len(ids) - 2))]
         labels[places] = ids[places]
-        fate = generator.random(asked)
+        fate = generator.random(len(places))
         ids[places[fate < 0.8]] = tokenizer.mask_token_id
         replaced = places[fate >= 0.9]
         ids[replaced] = generator.integers(first_word, len(tokenizer), len(replaced))
-        return {"input_ids": ids.tolist(), "labels": labels.tolist()}
+        return ids.tolist(), labels.tolist()
 
-    def generate() -> Iterator[dict[str, list[int]]]:
-        held: list[int] = []
-        number = 0
-        for line in text:
-            held += tokenizer(line, add_special_tokens=False)["input_ids"]
-            while len(held) >= inner:
-                yield mask(held[:inner], number)
-                held, number = held[inner:], number + 1
+    def mask_batch(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        pairs = [mask(block, number) for block, number in zip(batch["input_ids"], batch["number"], strict=True)]
+        ids, labels = zip(*pairs, strict=True)
+        return {"input_ids": list(ids), "labels": list(labels)}
 
-    return Dataset.from_generator(generate)
+    return numbered.with_transform(mask_batch)
 
 
-def make_model(arguments: argparse.Namespace, vocabulary: int) -> BertForMaskedLM:
+def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert:
     config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=arguments.width,
@@ -107,7 +148,7 @@ def make_model(arguments: argparse.Namespace, vocabulary: int) -> BertForMaskedL
         hidden_dropout_prob=arguments.dropout,
         attention_probs_dropout_prob=arguments.dropout,
     )
-    model = BertForMaskedLM(config)
+    model = MaskedOnlyBert(config)
     if arguments.encoding == "attenuated":
         encoding = AttenuatedEncoding(
             heads=arguments.heads,
@@ -148,14 +189,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--batch", type=int, default=16, help="sequences per process and step")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--every", type=int, default=250, help="steps between measurements and checkpoints")
     parser.add_argument("--words", type=int, default=16, help="identical words per measurement")
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.0, help="a run this short sees no text twice")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order, masks and dropout")
-    parser.add_argument("--no-bf16", action="store_true", help="train in float32")
+    parser.add_argument(
+        "--bf16",
+        action=argparse.BooleanOptionalAction,
+        default=torch.cuda.is_available(),
+        help="mixed precision; the default on a GPU. A CPU without units for it is three times slower with it",
+    )
     return parser.parse_args()
 
 
@@ -166,10 +212,11 @@ def main() -> None:
         max_steps=arguments.steps,
         per_device_train_batch_size=arguments.batch,
         per_device_eval_batch_size=64,
+        prediction_loss_only=True,
         learning_rate=arguments.learning_rate,
         warmup_steps=arguments.steps // 10,
         weight_decay=0.01,
-        bf16=not arguments.no_bf16,
+        bf16=arguments.bf16,
         seed=arguments.seed,
         logging_steps=arguments.every,
         save_steps=arguments.every,
@@ -181,15 +228,8 @@ def main() -> None:
         # BERT's loss is a mean over its own batch already; averaged "across devices" the Trainer would multiply it
         average_tokens_across_devices=False,
     )
-    train_text, held_out_text = paragraphs(arguments.text)
-    # beside the run, so that all runs there share it: training one twice gives two, equally frequent pieces being drawn
-    folder = arguments.output.parent / "tokenizer"
     with settings.main_process_first():
-        if not folder.exists():
-            train_tokenizer(train_text, arguments.vocabulary).save_pretrained(folder)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        train = masked_blocks(train_text, tokenizer, arguments.length, seed=1 + arguments.seed)
-        held_out = masked_blocks(held_out_text, tokenizer, arguments.length, seed=0)  # the same for every run
+        tokenizer, train, held_out = prepare(arguments)
 
     set_seed(arguments.seed)
     trainer = Trainer(

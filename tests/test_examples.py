@@ -67,7 +67,7 @@ def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(tmp_path, mo
     text = tmp_path / "text.txt"
     text.write_text("\n".join(lines))
     small = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
-    options = [*small, "--steps", 6, "--every", 3, "--no-bf16", "--encoding", "attenuated", "--learnable"]
+    options = [*small, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
     for name in ("whole", "cut"):
         run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
     shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
