@@ -84,6 +84,7 @@ def fine_tune(source, tokenizer, pairs, seed, folder, arguments):
             per_device_eval_batch_size=128,
             learning_rate=arguments.rate,
             warmup_steps=0.1,  # a share of all steps
+            train_sampling_strategy="group_by_length",
             eval_strategy="epoch",
             save_strategy="steps",
             save_steps=200,
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, nargs="+", required=True, help="JSON lines: premise, hypothesis, label")
     parser.add_argument("--model", help="hub name or local folder; the packaged all-MiniLM-L6-v2 if left out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate")
     parser.add_argument("--side", default="premise", choices=["premise", "hypothesis", "both"], help="what is shuffled")
