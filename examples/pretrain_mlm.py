@@ -102,7 +102,10 @@ def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dat
         tokenizer.save_pretrained(unfinished)
         blocks(train_text, tokenizer, arguments.length).save_to_disk(unfinished / "train")
         blocks(held_out_text, tokenizer, arguments.length).save_to_disk(unfinished / "held-out")
-        unfinished.rename(folder)
+        try:
+            unfinished.rename(folder)
+        except OSError:  # a run beside this one was faster; its tokenizer is the one to use
+            shutil.rmtree(unfinished)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
     # the held-out words asked for are the same in every run

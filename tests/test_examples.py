@@ -4,8 +4,10 @@ import importlib.util
 import json
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.data import DATA, NEEDS_DATA
@@ -61,13 +63,20 @@ def test_the_share_of_position_is_measured_on_a_text_file(tmp_path, monkeypatch,
     assert (tmp_path / "position_share.png").exists()
 
 
-def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(tmp_path, monkeypatch):
+SMALL = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of 900 short lines."""
     colours, things = ("red", "old", "wet", "tall", "lost", "dim"), ("mill", "stone", "harbour", "bridge", "gate")
     lines = [f"the {a} {b} stood by the {c} {d} ." for a in colours for b in things for c in colours for d in things]
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(lines))
-    small = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
-    options = [*small, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    return tmp_path / "text.txt"
+
+
+def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_path, monkeypatch):
+    options = [*SMALL, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
     for name in ("whole", "cut"):
         run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
     shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
@@ -78,6 +87,38 @@ def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(tmp_path, mo
     assert whole.count("\n") == 1 + 3
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "cut")]
     assert results[0]["held_out_loss"] == results[1]["held_out_loss"]
+
+
+def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monkeypatch, capsys):
+    options = ["--seeds", 3, 4, "--steps", 2, "--every", 1, "--output", tmp_path / "runs", *SMALL]
+    run("positions_in_training", text, *options, monkeypatch=monkeypatch)
+    layers = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert layers == ["| layer", "| ---", "| 0", "| mean"]
+    table = pd.read_csv(tmp_path / "runs" / "positions_in_training.csv")
+    assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
+    assert (tmp_path / "runs" / "positions_in_training.png").exists()
+
+
+def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
+    def finished(name, losses, **flags):
+        for seed, loss in enumerate(losses):
+            folder = tmp_path / f"grid-{name}-{seed}"
+            folder.mkdir()
+            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "held_out_loss": loss}))
+
+    finished("learned", [5.0, 5.5], encoding="learned")
+    finished("none", [6.0, 6.5], encoding="none")
+    finished("form=weights,w=0.5,s=1", [5.9, 6.4], encoding="attenuated", form="weights")
+    for w, s in product((0.001, 0.01, 0.1, 1.0), (0.25, 1.0, 4.0)):
+        losses = [5.5 - w, 6.0 - w]
+        finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
+    run("encoding_grid", "unread.txt", "--output", tmp_path, "--seeds", 0, 1, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
+    assert "| form=weights,w=0.5,s=1 |  |  |  | 6.150 [2.973, 9.327] | -0.100 [-0.100, -0.100] |" in printed
+    assert "| w=1,s=1 | 0.778 | 1.000 | 0.000 | 4.750 [1.573, 7.927] | -1.500 [-1.500, -1.500] |" in printed
+    assert "loss and locality: -0.9" in printed
+    assert (tmp_path / "encoding_grid.png").exists()
 
 
 def test_the_notebook_runs_from_top_to_bottom():

@@ -1,0 +1,141 @@
+"""What do decay and symmetry of an attenuated encoding cost or bring a small masked language model?
+
+    python examples/encoding_grid.py ../shared/data/lm_text/books.txt.gz --output runs
+
+Pre-trains with `pretrain_mlm.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
+attention is the encoding's weights), one in the published form, no encoding, learned positions; one run a seed. The
+same seed gives the same blocks in the same order and the same masks. Prints the masked-LM loss on
+held-out text, mean and interval over seeds, beside the locality and symmetry of what was put in. Runs that are complete
+are not repeated.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from dependency_heads import markdown
+from positions_in_training import pretrain
+from scipy import stats
+
+from pelocality import AttenuatedEncoding, measure
+from pelocality.intervals import mean_over_runs
+
+DECAYS = (0.001, 0.01, 0.1, 1.0)
+SYMMETRIES = (0.25, 1.0, 4.0)
+MARKS = ("o--", "s-", "^:")
+
+
+def configurations() -> dict[str, dict[str, object]]:
+    """Flags of `pretrain_mlm.py` by name."""
+    attenuated = {
+        f"w={decay:g},s={symmetry:g}": {"encoding": "attenuated", "decay": decay, "symmetry": symmetry}
+        for decay in DECAYS
+        for symmetry in SYMMETRIES
+    }
+    published = {"encoding": "attenuated", "form": "weights"}
+    others = {"learned": {"encoding": "learned"}, "none": {"encoding": "none"}, "form=weights,w=0.5,s=1": published}
+    return others | attenuated
+
+
+def collect(folders: dict[tuple[str, int], Path], length: int) -> pd.DataFrame:
+    """A row per run: what it was given, its metrics, its loss."""
+    rows = []
+    for (name, seed), folder in folders.items():
+        result = json.loads((folder / "result.json").read_text())
+        row = {"name": name, "seed": seed, "loss": result["held_out_loss"], "tokens": result["tokens"]}
+        if result["encoding"] == "attenuated" and result["form"] == "logits":
+            measured = measure(AttenuatedEncoding(1, result["decay"], result["symmetry"]).weights(length))
+            row |= {"decay": result["decay"], "s": result["symmetry"]}
+            row |= {"locality": float(measured.locality), "symmetry": float(measured.symmetry)}
+            row |= {"relative asymmetry": float(measured.relative_asymmetry)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summary(runs: pd.DataFrame) -> pd.DataFrame:
+    """Mean and interval of the loss by configuration, and of its difference to no encoding, seed by seed."""
+    loss = runs.pivot(index="seed", columns="name", values="loss")
+    rows = []
+    for name, of_name in runs.groupby("name", sort=False):
+        below = mean_over_runs(loss[name] - loss["none"])
+        given = of_name[["locality", "symmetry", "relative asymmetry"]].iloc[0]
+        rows.append(
+            {"encoding": name}
+            | {metric: "" if pd.isna(value) else f"{value:.3f}" for metric, value in given.items()}
+            | {"held-out loss": str(mean_over_runs(of_name["loss"]))}
+            | {"less than none": "" if name == "none" else f"{below.value:+.3f} [{below.low:+.3f}, {below.high:+.3f}]"}
+        )
+    return pd.DataFrame(rows)
+
+
+def figure(runs: pd.DataFrame) -> plt.Figure:
+    """Loss against locality, a line per symmetry; learned positions and none across."""
+    fig, ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    attenuated = runs.dropna(subset="decay")
+    for (s, of_s), mark in zip(attenuated.groupby("s"), MARKS, strict=True):
+        means = [(place, mean_over_runs(rows["loss"])) for place, rows in of_s.groupby("locality")]
+        places, estimates = zip(*means, strict=True)
+        values = [float(estimate) for estimate in estimates]
+        ends = [
+            [one.value - one.low for one in estimates],
+            [one.high - one.value for one in estimates],
+        ]
+        ax.errorbar(places, values, ends, fmt=mark, capsize=3, lw=1.4, markersize=5, label=f"attenuated, s = {s:g}")
+    for name, colour in (("learned", "0.25"), ("none", "0.6")):
+        level = mean_over_runs(runs[runs["name"] == name]["loss"])
+        ax.axhline(level.value, color=colour, lw=1.2)
+        ax.axhspan(level.low, level.high, color=colour, alpha=0.15, lw=0)
+        ax.annotate(
+            {"learned": "learned positions", "none": "no encoding"}[name],
+            (1, level.value),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=9,
+        )
+    ax.set(xlabel="locality of the encoding", ylabel="masked-LM loss on held-out text (nats)")
+    ax.grid(alpha=0.25, lw=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return fig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
+    )
+    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
+    parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    arguments, options = parser.parse_known_args()
+
+    shared = ["--steps", arguments.steps, "--batch", arguments.batch, "--length", arguments.length]
+    shared += ["--every", arguments.steps, *options]
+    folders, flags = {}, {}
+    for seed in arguments.seeds:  # seed by seed, so that a grid cut off is a whole one with fewer seeds
+        for name, configuration in configurations().items():
+            folders[name, seed] = arguments.output / f"grid-{name}-{seed}"
+            given = [part for flag, value in configuration.items() for part in (f"--{flag}", value)]
+            flags[folders[name, seed]] = [*shared, *given, "--seed", seed]
+    pretrain(arguments.text, flags, arguments.workers)
+
+    runs = collect(folders, arguments.length)
+    print(f"{runs['tokens'].iloc[0]:,} tokens a run, seeds {arguments.seeds}\n\n{markdown(summary(runs))}\n")
+    means = runs.dropna(subset="decay").groupby("name")[["locality", "symmetry", "relative asymmetry", "loss"]].mean()
+    for metric in ("locality", "symmetry", "relative asymmetry"):
+        print(f"rank correlation of loss and {metric}: {stats.spearmanr(means[metric], means['loss']).statistic:+.2f}")
+    runs.to_csv(arguments.output / "encoding_grid.csv", index=False)
+    figure(runs).savefig(arguments.output / "encoding_grid.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()

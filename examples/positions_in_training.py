@@ -1,0 +1,109 @@
+"""Do locality and symmetry rise while a small BERT with learned positions learns its language?
+
+    python examples/positions_in_training.py ../shared/data/lm_text/books.txt.gz --output runs
+
+Pre-trains one model a seed with `pretrain_mlm.py` and draws what its callback measured, layer by layer, as mean and
+interval over seeds. Runs that are complete are not repeated, and one that was cut off goes on where it was.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from dependency_heads import markdown
+
+from pelocality import plots
+from pelocality.intervals import mean_over_runs
+
+PRETRAIN = Path(__file__).with_name("pretrain_mlm.py")
+METRICS = ("locality", "symmetry", "relative_asymmetry", "direction_balance")
+
+
+def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> None:
+    """Make every run, `workers` at a time with the cores shared among them; each logs into a file of its name.
+
+    Raises:
+        RuntimeError: a run failed; the message holds the end of its log.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+
+    def one(folder: Path, flags: Sequence[object]) -> None:
+        if (folder / "result.json").exists():
+            return
+        command = [sys.executable, PRETRAIN, text, "--output", folder, *flags]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        log = folder.parent / f"{folder.name}.log"
+        with log.open("a") as file:
+            done = subprocess.run([*map(str, command)], stdout=file, stderr=subprocess.STDOUT, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{folder.name} failed:\n{log.read_text()[-2000:]}")
+
+    with ThreadPoolExecutor(workers) as pool:
+        for finished in [pool.submit(one, folder, flags) for folder, flags in runs.items()]:
+            finished.result()
+
+
+def summary(trajectories: pd.DataFrame) -> pd.DataFrame:
+    """Each metric before the first step and after the last, by layer: mean and interval over seeds, and the rise."""
+    first, last = (trajectories[trajectories["step"] == step] for step in trajectories["step"].agg(["min", "max"]))
+    rows = []
+    for layer in [*sorted(trajectories["layer"].unique()), "mean"]:
+        row: dict[str, object] = {"layer": layer}
+        for metric in METRICS:
+            before, after = (
+                (part if layer == "mean" else part[part["layer"] == layer]).groupby("seed")[metric].mean()
+                for part in (first, last)
+            )
+            row[metric.replace("_", " ")] = f"{before.mean():.3f} → {mean_over_runs(after)}"
+            if metric in ("locality", "symmetry"):
+                rise = mean_over_runs(after - before)
+                row[f"{metric}, rise"] = f"{rise.value:+.3f} [{rise.low:+.3f}, {rise.high:+.3f}]"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def figure(trajectories: pd.DataFrame) -> plt.Figure:
+    """A panel a metric over training steps, a line a layer."""
+    fig, axes = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained", sharex=True)
+    for metric, ax in zip(METRICS, axes.flat, strict=True):
+        plots.trajectory(trajectories, metric, ax=ax)
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.label_outer()
+    for ax in axes.flat[1:]:
+        ax.get_legend().remove()
+    return fig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
+    )
+    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
+    parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--every", type=int, default=100, help="steps between measurements")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    arguments, options = parser.parse_known_args()
+
+    shared = ["--steps", arguments.steps, "--every", arguments.every, *options]
+    folders = {seed: arguments.output / f"long-learned-{seed}" for seed in arguments.seeds}
+    pretrain(arguments.text, {folders[seed]: [*shared, "--seed", seed] for seed in folders}, arguments.workers)
+    read = [pd.read_csv(folder / "trajectory.csv").assign(seed=seed) for seed, folder in folders.items()]
+    trajectories = pd.concat(read)
+    print(markdown(summary(trajectories)))
+    trajectories.to_csv(arguments.output / "positions_in_training.csv", index=False)
+    figure(trajectories).savefig(arguments.output / "positions_in_training.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()
