@@ -8,7 +8,6 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from pelocality import metrics
 from pelocality.encodings import (
@@ -24,7 +23,6 @@ from pelocality.encodings import (
     T5Buckets,
 )
 from pelocality.encodings.cache import BiasCache
-from pelocality.encodings.toeplitz import toeplitz
 from pelocality.streaming import measure_relative
 
 
@@ -301,6 +299,22 @@ def test_a_changed_encoding_has_a_changed_bias(change):
     assert after.dtype == torch.float64 if change == "move" else not torch.equal(after, before)
 
 
+@pytest.mark.parametrize("form", ["weights", "logits"])
+def test_only_what_is_shared_out_is_built_anew_for_a_mask(form):
+    encoding = AttenuatedEncoding(decay=0.1, form=form)
+    mask = torch.tensor([[1, 1, 1, 0]])
+    assert encoding.shares_out == (form == "weights")
+    assert (encoding(4, mask=mask).data_ptr() == encoding(4).data_ptr()) == (form == "logits")
+
+
+def test_an_encoding_of_ones_own_that_shares_out_is_given_the_mask():
+    class PerKey(NoEncoding):
+        def bias(self, query_length, key_length, mask):
+            return super().bias(query_length, key_length, mask) + (0 if mask is None else mask.sum(-1, keepdim=True))
+
+    assert PerKey()(4, mask=torch.tensor([[1, 1, 1, 0]])).unique().tolist() == [3]
+
+
 def test_a_bias_first_needed_in_inference_mode_serves_training():
     encoding = ALiBi(heads=2, slopes=0.77)
     with torch.inference_mode():
@@ -308,45 +322,6 @@ def test_a_bias_first_needed_in_inference_mode_serves_training():
     q = torch.randn(1, 2, 6, 4, requires_grad=True)
     torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=encoding(6)[None]).sum().backward()
     assert torch.isfinite(q.grad).all()
-
-
-# ---- laying distances out
-
-
-@settings(max_examples=30, deadline=None)
-@given(queries=st.integers(1, 12), extra=st.integers(0, 12), heads=st.integers(1, 3))
-def test_toeplitz_lays_out_diagonals_and_its_gradient_sums_them(queries, extra, heads):
-    keys = queries + extra
-    line = torch.randn(heads, queries + keys - 1, dtype=torch.float64, requires_grad=True)
-    matrix = toeplitz(line, queries)
-    for i in range(queries):
-        for j in range(keys):
-            assert torch.equal(matrix[:, i, j], line[:, j - i + queries - 1])
-    rows = torch.randn(1, queries, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(toeplitz(line, queries, rows), matrix * rows[..., None])
-    assert torch.autograd.gradcheck(lambda x: toeplitz(x, queries), line)
-    assert torch.autograd.gradcheck(lambda x, r: toeplitz(x, queries, r), (line, rows))
-
-
-def test_gradients_are_summed_over_more_rows_than_one_block():
-    line = torch.randn(2, 150 + 170 - 1, dtype=torch.float64, requires_grad=True)
-    rows = torch.randn(2, 150, dtype=torch.float64, requires_grad=True)
-    gradient = torch.randn(2, 150, 170, dtype=torch.float64)
-    distance = torch.arange(170) - torch.arange(150)[:, None] + 149
-    expected = torch.autograd.grad(line[:, distance] * rows[..., None], (line, rows), gradient)
-    for one, other in zip(
-        torch.autograd.grad(toeplitz(line, 150, rows), (line, rows), gradient), expected, strict=True
-    ):
-        torch.testing.assert_close(one, other)
-    (plain,) = torch.autograd.grad(toeplitz(line, 150), line, gradient)
-    torch.testing.assert_close(plain, torch.autograd.grad(line[:, distance], line, gradient)[0])
-
-
-def test_gradients_have_gradients():
-    line = torch.randn(1, 7, dtype=torch.float64, requires_grad=True)
-    rows = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x, r: toeplitz(x, 3, r).square(), (line, rows))
-    assert torch.autograd.gradgradcheck(lambda x: toeplitz(x, 3).square(), line)
 
 
 # ---- refusals

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pelocality.encodings import Encoding, NoEncoding
-from pelocality.encodings.protocol import masked_softmax
+from pelocality.scores import masked_softmax
 
 Mode = Literal["add", "concat", "sequence"]
 

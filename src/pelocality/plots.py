@@ -354,7 +354,7 @@ def trajectory(
     fig, ax = _figure(ax, (5.2, 3.4))
     for (layer, rows), (dash, marker) in zip(table.groupby("layer"), cycle(_LINES), strict=False):
         over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
-        steps, means = list(over_seeds), [mean.value for mean in over_seeds.values()]
+        steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
         (line,) = ax.plot(steps, means, dash, marker=marker, markersize=3.5, label=f"layer {layer}")
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

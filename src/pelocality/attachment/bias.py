@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pelocality.architectures import ATTACHED, Architecture
 from pelocality.attachment.calls import Arguments, Call, unhook
-from pelocality.encodings import Encoding, RelativeEncoding
+from pelocality.encodings import Encoding
 
 _XLNET_MASKED = 1e30  # what XLNet multiplies its mask by before it subtracts it from the logits
 
@@ -49,10 +49,6 @@ class PositionalBias(nn.Module):
         self.mask_argument = record.mask_argument
         self.position_argument = record.position_argument if silent else None
         self.score_method = record.score_method
-        # only an encoding that shares something out among the keys has to know which there are
-        self.shares_out = not isinstance(encoding, RelativeEncoding) or (
-            type(encoding).bias is not RelativeEncoding.bias
-        )
         self.configuration: Tensor
         self.register_buffer("configuration", torch.tensor(list(json.dumps(note).encode()), dtype=torch.uint8))
 
@@ -78,7 +74,7 @@ class PositionalBias(nn.Module):
 
     def of(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` says which keys are there."""
-        bias = self.encoding.distinct(queries, keys, mask=visible if self.shares_out else None, dtype=dtype)
+        bias = self.encoding.distinct(queries, keys, mask=visible, dtype=dtype)
         return bias if bias.ndim == 4 else bias[None]
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings.checks import PerHead, per_head
-from pelocality.encodings.protocol import RelativeEncoding, ScoreModification, masked_softmax
-from pelocality.encodings.toeplitz import toeplitz
+from pelocality.encodings.protocol import RelativeEncoding, ScoreModification
+from pelocality.scores import masked_softmax, toeplitz
 
 Form = Literal["weights", "logits"]
 
@@ -128,6 +128,10 @@ class AttenuatedEncoding(RelativeEncoding):
     def _scale(self) -> Tensor:
         free = self._parameters.get("free_scale")
         return (self.get_buffer("fixed_scale") if free is None else free).to(self.working_dtype)
+
+    @property
+    def shares_out(self) -> bool:  # noqa: D102
+        return self.form == "weights"
 
     def at(self, distance: Tensor) -> Tensor:
         """Return log e at signed distances; in the logits form times the scale.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pelocality.encodings.cache import BiasCache
 from pelocality.encodings.checks import count, plain
-from pelocality.encodings.toeplitz import toeplitz
+from pelocality.scores import masked_softmax, toeplitz
 
 ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -49,6 +49,14 @@ class Encoding(nn.Module, ABC):
         # holds nothing but the dtype and device that the module was moved to
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
+    @property
+    def shares_out(self) -> bool:
+        """Whether the bias depends on which keys are there, as something shared out among them does.
+
+        Where it does not, `forward` hands no mask to `bias`, and one tensor serves every batch.
+        """
+        return True
+
     @abstractmethod
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         """Return the additive bias, in `working_dtype`.
@@ -56,8 +64,8 @@ class Encoding(nn.Module, ABC):
         Args:
             query_length: q.
             key_length: k >= q; query i stands at position k - q + i.
-            mask: (batch or 1, heads or 1, query or 1, key), True where a query sees a key. For encodings that share
-                something out among the keys; where the bias does not depend on who else is there, ignore it.
+            mask: (batch or 1, heads or 1, query or 1, key), True where a query sees a key; ignored where nothing
+                is shared out among the keys.
 
         Returns:
             (heads or 1, query, key), or (batch, heads or 1, query, key) where the mask changes it. -inf where no
@@ -205,6 +213,8 @@ class Encoding(nn.Module, ABC):
             raise ValueError(f"key_length must be at least query_length, got {keys} keys for {queries} queries")
         dtype = self._like.dtype if dtype is None else dtype
         visible = _visible(mask, queries, keys)
+        if not self.shares_out:
+            visible = None
         # a mask may change from call to call; parameters may be written to without a trace; a compiler folds it itself
         if visible is not None or torch.compiler.is_compiling() or next(self.parameters(), None) is not None:
             return _cast(self.bias(queries, keys, visible), dtype)
@@ -271,6 +281,10 @@ class RelativeEncoding(Encoding):
             (heads or 1, *shape of the distances).
         """
 
+    @property
+    def shares_out(self) -> bool:  # noqa: D102
+        return type(self).bias is not RelativeEncoding.bias
+
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         return toeplitz(self._line(query_length, key_length), query_length)
 
@@ -326,22 +340,6 @@ class RelativeEncoding(Encoding):
         return torch.where(distance > 0, -torch.inf, line) if self.causal else line
 
 
-def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
-    """Share attention out among the keys that are there; a query that sees none gets zeros, never NaN.
-
-    Args:
-        logits: (..., query, key).
-        visible: Broadcastable to it, True where a query sees a key; None: it sees all.
-
-    Returns:
-        (..., query, key).
-    """
-    if visible is not None:
-        logits = torch.where(visible, logits, -torch.inf)
-    blind = logits.detach().amax(-1, keepdim=True) == -torch.inf
-    return torch.where(blind, 0, torch.where(blind, 0, logits).softmax(-1))
-
-
 def _visible(mask: Tensor | None, queries: int, keys: int) -> Tensor | None:
     """The user's mask as (batch or 1, heads or 1, query or 1, key) of booleans."""
     if mask is None:
@@ -355,7 +353,8 @@ def _visible(mask: Tensor | None, queries: int, keys: int) -> Tensor | None:
             f"mask must be (batch, key), (batch, query, key) or (batch, heads, query, key) with {queries} queries and "
             f"{keys} keys, got shape {tuple(mask.shape)}"
         )
-    return mask[shapes.get(mask.ndim, ())] != 0
+    shaped = mask[shapes.get(mask.ndim, ())]
+    return shaped if shaped.dtype == torch.bool else shaped != 0
 
 
 def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,8 @@ from pelocality.extract.eager import (
     refuse_attached,
     run,
 )
-from pelocality.extract.terms import Pair, Terms, logit_terms, masked_softmax, queries_and_keys
+from pelocality.extract.terms import Pair, Terms, logit_terms, queries_and_keys
+from pelocality.scores import masked_softmax
 
 Split = Literal["table", "relative", "mean content"]
 

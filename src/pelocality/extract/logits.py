@@ -19,8 +19,9 @@ from pelocality.extract.eager import (
     refuse_attached,
     run,
 )
-from pelocality.extract.terms import logit_terms, masked_softmax, queries_and_keys, toeplitz, turned
+from pelocality.extract.terms import logit_terms, queries_and_keys, turned
 from pelocality.extract.words import choose_words
+from pelocality.scores import masked_softmax, toeplitz
 
 _CONSTANT = 4  # tokens of one word, run to see that its content is the same at every position
 
@@ -139,7 +140,7 @@ def positional_logits(
         if averaged and not table:
             ids, names = choose_words(base, tokenizer, words, seed)
             relative = _constant_content(record, base, modules, chosen, ids, length)
-            logits = [toeplitz(b) for b in relative]
+            logits = [toeplitz(b, length) for b in relative]
         else:
             logits, relative = [], []
             for layer in chosen:
@@ -149,7 +150,7 @@ def positional_logits(
                     bias = record.relative_bias(base, modules[layer], length)
                     assert bias is not None  # closed says so
                     relative.append(bias.to(torch.promote_types(base.dtype, torch.float32)))
-                    logits.append(toeplitz(relative[-1]))
+                    logits.append(toeplitz(relative[-1], length))
     device = logits[0].device
     visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
     return PositionalLogits(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pelocality.architectures import Architecture
+from pelocality.scores import toeplitz
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,8 @@ def logit_terms(
     terms = [term * scaling for term in terms]
     relative_bias = record.relative_bias(base, module, length)
     if relative_bias is not None:
-        terms[3] = terms[3] + toeplitz(relative_bias.to(query))
+        terms[3] = terms[3] + toeplitz(relative_bias.to(query), length)
     return Terms(*terms)
-
-
-def toeplitz(by_distance: Tensor) -> Tensor:
-    """Lay a vector over distances out as a matrix: (..., 2n - 1) -> (..., n, n), entry (i, j) from j - i."""
-    return by_distance[..., _distances((by_distance.shape[-1] + 1) // 2, by_distance.device)]
 
 
 def along_queries(scores: Tensor) -> Tensor:
@@ -112,12 +108,6 @@ def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = states.shape[-1] // 2
     swapped = torch.cat([-states[..., half:], states[..., :half]], dim=-1)
     return states * cos + swapped * sin
-
-
-def masked_softmax(logits: Tensor, visible: Tensor) -> Tensor:
-    """Return the softmax over visible keys; a row that sees none is zero."""
-    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
-    return weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
 
 def _distances(length: int, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a number per distance to a number per pair of positions, and gradients back, in one pass each."""
+"""Scores of pairs of positions: laid out from a number per distance, and shared out into attention."""
 
 from __future__ import annotations
 
@@ -7,34 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class _Toeplitz(torch.autograd.Function):
-    """`toeplitz`, whose backward pass neither keeps nor makes anything of the matrix's size."""
-
-    @staticmethod
-    def forward(line: Tensor, rows: Tensor) -> Tensor:
-        matrix = _laid_out(line, rows.shape[-1])
-        return matrix if _plain(rows) else matrix.mul_(rows[..., None])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
-        line, rows = ctx.saved_tensors
-        queries, keys = gradient.shape[1:]
-        for_line = torch.zeros_like(line)
-        for_rows = []
-        for part, window in _blocks(queries, keys, gradient.device):
-            block = gradient[:, part]
-            if not _plain(rows):
-                if ctx.needs_input_grad[1]:
-                    for_rows.append((block * _laid_out(line[:, window], block.shape[1])).sum(-1))
-                block = block * rows[:, part, None]
-            for_line[:, window] += _diagonal_sums(block)
-        return for_line, torch.cat(for_rows, -1) if for_rows else None
 
 
 def toeplitz(line: Tensor, query_length: int, rows: Tensor | None = None) -> Tensor:
@@ -60,6 +32,50 @@ def toeplitz(line: Tensor, query_length: int, rows: Tensor | None = None) -> Ten
         rows = line.new_ones(()).expand(query_length)
     result: Tensor = _Toeplitz.apply(line, rows)  # type: ignore[no-untyped-call]
     return result
+
+
+def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Share attention out among the keys that are there; a query that sees none gets zeros, never NaN.
+
+    Args:
+        logits: (..., query, key).
+        visible: Broadcastable to it, True where a query sees a key; None: it sees all.
+
+    Returns:
+        (..., query, key).
+    """
+    if visible is not None:
+        logits = torch.where(visible, logits, -torch.inf)
+    blind = logits.detach().amax(-1, keepdim=True) == -torch.inf
+    return torch.where(blind, 0, torch.where(blind, 0, logits).softmax(-1))
+
+
+class _Toeplitz(torch.autograd.Function):
+    """`toeplitz` in one pass each way; backward neither keeps nor makes anything of the matrix's size."""
+
+    @staticmethod
+    def forward(line: Tensor, rows: Tensor) -> Tensor:
+        matrix = _laid_out(line, rows.shape[-1])
+        return matrix if _plain(rows) else matrix.mul_(rows[..., None])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        line, rows = ctx.saved_tensors
+        queries, keys = gradient.shape[1:]
+        for_line = torch.zeros_like(line)
+        for_rows = []
+        for part, window in _blocks(queries, keys, gradient.device):
+            block = gradient[:, part]
+            if not _plain(rows):
+                if ctx.needs_input_grad[1]:
+                    for_rows.append((block * _laid_out(line[:, window], block.shape[1])).sum(-1))
+                block = block * rows[:, part, None]
+            for_line[:, window] += _diagonal_sums(block)
+        return for_line, torch.cat(for_rows, -1) if for_rows else None
 
 
 def _plain(rows: Tensor) -> bool:
