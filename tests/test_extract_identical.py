@@ -11,6 +11,8 @@ from torch import nn
 
 import pelocality.extract.identical as identical
 from pelocality.architectures import architecture
+from pelocality.attachment import attach
+from pelocality.encodings import AttenuatedEncoding
 from pelocality.extract import positional_attention
 from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
 from tests.families import EVERY, same, state, tiny, tokens
@@ -239,6 +241,20 @@ def test_lengths_beyond_training_are_allowed_and_logged_where_nothing_ends(caplo
     with caplog.at_level("WARNING", logger="pelocality"):
         positional_attention(model, length=70, words=WORDS[:1])
     assert "trained on at most 64 positions" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "gpt2"])
+def test_silenced_positions_end_nowhere_and_kept_ones_where_their_table_does(name):
+    model = tiny(name)
+    encoding = AttenuatedEncoding(decay=0.01)
+    with attach(model, encoding):
+        measured = positional_attention(model, length=90, words=WORDS[:1])
+    assert measured.attention.shape[-1] == 90
+    with (
+        attach(model, encoding, position_embeddings="keep"),
+        pytest.raises(ValueError, match="length=90 is beyond"),
+    ):
+        positional_attention(model, length=90, words=WORDS[:1])
 
 
 def test_the_progress_bar_has_a_switch(monkeypatch):

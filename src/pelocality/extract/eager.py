@@ -217,7 +217,9 @@ def check_length(base: Any, record: Architecture | None, length: int, specials: 
         raise ValueError(f"length must be at least 1 token, got {length}")
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     trained = getattr(base.config, "max_position_embeddings", None)
-    most = trained if record is None else record.max_length(base)
+    most = trained
+    if record is not None:  # silenced positions end nowhere
+        most = None if _silenced(record, base) else record.max_length(base)
     if most is not None and length + specials > most:
         with_specials = f" and {specials} special tokens" if specials else ""
         raise ValueError(
@@ -226,6 +228,10 @@ def check_length(base: Any, record: Architecture | None, length: int, specials: 
         )
     if most is None and isinstance(trained, int) and 0 < trained < length + specials:
         logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
+
+
+def _silenced(record: Architecture, base: Any) -> bool:
+    return any(getattr(getattr(module, ATTACHED, None), "silent", False) for module in record.attentions(base))
 
 
 def refuse_attached(record: Architecture, base: Any) -> None:
