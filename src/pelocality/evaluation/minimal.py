@@ -16,6 +16,7 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 
 from pelocality.architectures import pretrained
+from pelocality.evaluation.groups import by_columns
 from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
 from pelocality.extract.eager import model_name
 from pelocality.intervals import Estimate, check_confidence, proportion
@@ -60,15 +61,13 @@ class MinimalPairEvaluation:
         Raises:
             ValueError: for no column, or one that the examples do not have.
         """
-        unknown = [name for name in columns if name not in self.examples]
-        if unknown or not columns:
-            raise ValueError(f"by must name columns among {', '.join(map(str, self.examples))}, got {list(columns)}")
-        rows = []
-        for values, group in self.examples.groupby(list(columns), dropna=False):
+
+        def numbers(group: pd.DataFrame) -> dict[str, Any]:
             found = proportion(int(group["correct"].sum()), len(group), self.confidence)
-            numbers = {"n": len(group), "accuracy": found.value, "low": found.low, "high": found.high}
-            rows.append(dict(zip(columns, values, strict=True)) | numbers | {"difference": group["difference"].mean()})
-        return pd.DataFrame(rows)
+            interval = {"n": len(group), "accuracy": found.value, "low": found.low, "high": found.high}
+            return interval | {"difference": group["difference"].mean()}
+
+        return by_columns(self.examples, columns, numbers)
 
     def _headline(self) -> str:
         ties = f", {self.ties} ties" if self.ties else ""

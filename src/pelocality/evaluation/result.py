@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from pelocality.evaluation.groups import by_columns
 from pelocality.intervals import Estimate, mcnemar, mean_over_groups, proportion
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
@@ -88,13 +89,7 @@ class Evaluation:
         Raises:
             ValueError: for no column, or one that the examples do not have.
         """
-        unknown = [name for name in columns if name not in self.examples]
-        if unknown or not columns:
-            raise ValueError(f"by must name columns among {', '.join(map(str, self.examples))}, got {list(columns)}")
-        rows = []
-        for values, group in self.examples.groupby(list(columns), dropna=False):
-            rows.append(dict(zip(columns, values, strict=True)) | self._numbers(group))
-        return pd.DataFrame(rows)
+        return by_columns(self.examples, columns, self._numbers)
 
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers as one row.
