@@ -35,6 +35,7 @@ METRICS = {
     "monotonicity, future": lambda weights: metrics.monotonicity(weights)[..., 1],
     "asymmetry at distance 1": lambda weights: metrics.profile_asymmetry(weights)[..., 0],
 }
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
 def sweep(decays: list[float], symmetries: list[float], length: int) -> torch.Tensor:
@@ -50,8 +51,8 @@ def figure(weights: torch.Tensor, x: list[float], lines: list[float], names: tup
     colours = plt.colormaps["viridis"](torch.linspace(0.05, 0.85, len(lines)).tolist())
     for (name, metric), axis in zip(METRICS.items(), axes.flat, strict=True):
         values = metric(weights)
-        for column, (line, colour) in enumerate(zip(lines, colours, strict=True)):
-            axis.plot(x, values[:, column], color=colour, lw=1.6, label=f"{names[1]} = {line:g}")
+        for column, (line, colour, dash) in enumerate(zip(lines, colours, DASHES, strict=False)):
+            axis.plot(x, values[:, column], linestyle=dash, color=colour, lw=1.6, label=f"{names[1]} = {line:g}")
         axis.set_title(name, fontsize=10)
         axis.set_xscale("log", base=10 if names[0] == "w" else 2)
         if names[0] == "s":
