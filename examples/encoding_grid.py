@@ -112,14 +112,15 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
     parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--length", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     arguments, options = parser.parse_known_args()
 
-    shared = ["--steps", arguments.steps, "--batch", arguments.batch, "--length", arguments.length]
-    shared += ["--every", arguments.steps, *options]
+    shared = ["--steps", arguments.steps, "--every", arguments.steps, "--length", arguments.length]
+    shared += ["--layers", arguments.layers, "--width", arguments.width, *options]
     folders, flags = {}, {}
     for seed in arguments.seeds:  # seed by seed, so that a grid cut off is a whole one with fewer seeds
         for name, configuration in configurations().items():

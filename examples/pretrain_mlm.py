@@ -2,7 +2,7 @@
 
     python examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
     python examples/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5 --symmetry 1
-    torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 8
+    torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
 
 The text has one paragraph a line. One run of paragraphs in fifty is held out; a word-piece tokenizer is trained on the
 rest once, beside the output folder. Killed at any moment, the same command goes on from the last complete checkpoint
@@ -109,11 +109,12 @@ def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dat
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
     # the held-out words asked for are the same in every run
-    return tokenizer, masked(train, tokenizer, 1 + arguments.seed), masked(held_out, tokenizer, seed=0)
+    share = arguments.masked
+    return tokenizer, masked(train, tokenizer, share, 1 + arguments.seed), masked(held_out, tokenizer, share, seed=0)
 
 
-def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, seed: int) -> Dataset:
-    """The blocks with 15 % of their words asked for: 80 % of those masked, 10 % replaced, 10 % left, as in BERT.
+def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, seed: int) -> Dataset:
+    """The blocks with a share of their words asked for: 80 % of those masked, 10 % replaced, 10 % left, as in BERT.
 
     Which words is drawn from the seed and the block's number alone, equally many in every block: so neither a restart
     nor the number of processes changes what is learned.
@@ -124,7 +125,7 @@ def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, seed: int) -> 
         generator = np.random.default_rng([seed, number])
         ids = np.array(block)
         labels = np.full(len(ids), -100)
-        places = 1 + generator.permutation(len(ids) - 2)[: round(0.15 * (len(ids) - 2))]
+        places = 1 + generator.permutation(len(ids) - 2)[: round(share * (len(ids) - 2))]
         labels[places] = ids[places]
         fate = generator.random(len(places))
         ids[places[fate < 0.8]] = tokenizer.mask_token_id
@@ -150,6 +151,7 @@ def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert
         max_position_embeddings=arguments.length,
         hidden_dropout_prob=arguments.dropout,
         attention_probs_dropout_prob=arguments.dropout,
+        initializer_range=arguments.width**-0.5,  # BERT's 0.02 is near this for 768 units, and whispers in fewer
     )
     model = MaskedOnlyBert(config)
     if arguments.encoding == "attenuated":
@@ -190,12 +192,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--batch", type=int, default=16, help="sequences per process and step")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument(
+        "--length", type=int, default=32, help="tokens a block; in long ones positions take long to learn"
+    )
+    parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--masked", type=float, default=0.3, help="share of the words asked for; BERT's is 0.15")
+    parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--every", type=int, default=250, help="steps between measurements and checkpoints")
+    parser.add_argument("--every", type=int, default=100, help="steps between measurements and checkpoints")
     parser.add_argument("--words", type=int, default=16, help="identical words per measurement")
     parser.add_argument("--dropout", type=float, default=0.0, help="a run this short sees no text twice")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order, masks and dropout")

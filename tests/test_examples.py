@@ -112,7 +112,8 @@ def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, 
     for w, s in product((0.001, 0.01, 0.1, 1.0), (0.25, 1.0, 4.0)):
         losses = [5.5 - w, 6.0 - w]
         finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
-    run("encoding_grid", "unread.txt", "--output", tmp_path, "--seeds", 0, 1, monkeypatch=monkeypatch)
+    options = ["--output", tmp_path, "--seeds", 0, 1, "--length", 128]
+    run("encoding_grid", "unread.txt", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
     assert "| form=weights,w=0.5,s=1 |  |  |  | 6.150 [2.973, 9.327] | -0.100 [-0.100, -0.100] |" in printed
