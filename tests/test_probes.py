@@ -131,7 +131,7 @@ def test_a_constituent_that_cuts_a_written_word_is_set_aside():
 
 
 def test_windows_match_the_constituents_in_number_and_size_and_are_none_themselves():
-    items = [sentence(TREE, f"s{k}") for k in range(40)]
+    items = [pair(f"s{k}", hypothesis=f"(S (NP (NNP Ada{k})) (VP (VBD wept)))") for k in range(40)]
     constituents = {(0, 3), (4, 7), (7, 14), (12, 14), (3, 14), (0, 15)}
     for spans in ("one", "all"):
         first = constituency_shuffling(items, 3, spans=spans, seed=5)
@@ -192,6 +192,27 @@ def test_the_number_of_processes_and_other_rows_change_nothing():
     assert constituency_shuffling(PAIRS, 3, seed=3, num_proc=2).info.description == one.info.description
     assert constituency_shuffling(PAIRS[4:], 3, seed=3)[:] == one.select(range(4, 9))[:]
     assert constituency_shuffling(PAIRS, 3, seed=4)[:] != one[:]
+
+
+def test_choices_depend_on_the_texts_and_not_on_place_or_uid():
+    texts = ["one two three four five", "six seven eight nine ten", "red blue green black white"]
+
+    def edits(order):  # without ids of one's own a uid is the place in the input
+        rows = [{"premise": texts[k], "hypothesis": "x", "label": "neutral"} for k in order]
+        return {row["original_premise"]: row["premise"] for row in random_shuffling(read_pairs(rows))}
+
+    assert edits([0, 1, 2]) == edits([2, 0, 1])
+    renamed = [sentence(TREE, uid) for uid in ("a", "b")]
+    assert len({row["sentence"] for row in constituency_shuffling(renamed, range(2, 7))}) == 1
+    clauses = "(S {0} (CC and) {0})".format("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (NNP Ada))))")
+    swaps = semantic_role_swap([sentence(clauses, str(k)) for k in range(9)], source="constituents")
+    assert len(swaps) == 9
+    assert len(set(swaps["hypothesis"])) == 1
+
+
+def test_pairs_that_share_a_premise_get_different_shuffles():
+    rows = [{"premise": "one two three four five six", "hypothesis": f"h{k}", "label": "neutral"} for k in range(9)]
+    assert len(set(random_shuffling(read_pairs(rows))["premise"])) > 5
 
 
 def test_a_process_that_finds_no_row_does_no_harm():

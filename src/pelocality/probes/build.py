@@ -73,7 +73,7 @@ def generator_for(seed: int, *names: str) -> np.random.Generator:
 
     Args:
         seed: The caller's seed.
-        names: What the choice is made for, such as a sentence's uid and text.
+        names: What the choice is made for, such as a sentence's text.
 
     Returns:
         The same stream in every process, on every machine, in whatever order sentences come.

@@ -12,7 +12,7 @@ import datasets
 from pelocality.probes.build import Item, Row, SetAside, build, check_seed, generator_for
 from pelocality.probes.clauses import Clause, Slot, constituent_clauses, dependency_clauses
 from pelocality.probes.english import SYMMETRIC_VERBS
-from pelocality.probes.rows import check_choice, check_labels, name_of, pair_features, pair_row, span
+from pelocality.probes.rows import check_choice, check_labels, content_of, name_of, pair_features, pair_row, span
 from pelocality.probes.stretches import Spans
 from pelocality.probes.swapping import Agreement, Candidate, Filler, Replacement, exchange
 from pelocality.trees import Dropped, Pair, Records, Sentence
@@ -67,7 +67,8 @@ def semantic_role_swap(
             ``"reinflect"`` changes the verb (English; needs lemminflect), ``"ignore"`` lets it stand.
         symmetric_verbs: Base forms of verbs whose swap means the same.
         labels: Keep only pairs with these gold labels; None keeps all.
-        seed: Seeds the choice of the predicate, together with uid and text and nothing else.
+        seed: Seeds the choice of the predicate, together with the item's text (for a pair, both texts) and
+            nothing else.
         num_proc: How many processes share the work.
         progress: Whether to show progress bars.
 
@@ -142,7 +143,7 @@ def _named(value: object) -> object:
 
 def _swap(item: Item, how: _How) -> Iterator[Row | Dropped | SetAside]:
     """Edit one item: find what may change places, draw, and write the rows."""
-    side = how.side
+    side, content = how.side, content_of(item)
     if isinstance(item, Sentence):
         item = Pair(item, item, "entailment" if how.label_policy is not None else None, name_of(item))
         side = "hypothesis"
@@ -170,7 +171,7 @@ def _swap(item: Item, how: _How) -> Iterator[Row | Dropped | SetAside]:
         else:
             usable.append((candidate, swapped))
     if how.spans == "one" and usable:
-        rng = generator_for(int(how.seed), item.uid, side, sentence.text, "choose")
+        rng = generator_for(int(how.seed), *content, side, "choose")
         usable = [usable[rng.integers(len(usable))]]
     for candidate, replacements in usable:
         yield _row(item, side, sentence, candidate, replacements, label, int(how.seed), how.source)

@@ -155,8 +155,19 @@ def name_of(item: Pair | Sentence) -> str:
     """
     if item.uid:
         return item.uid
-    text = item.text if isinstance(item, Sentence) else f"{item.premise.text}\0{item.hypothesis.text}"
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("\0".join(content_of(item)).encode(), digest_size=8).hexdigest()
+
+
+def content_of(item: Pair | Sentence) -> tuple[str, ...]:
+    """Give what seeds the random choices made for an item: its text, for a pair both texts.
+
+    Args:
+        item: A pair or a sentence.
+
+    Returns:
+        The texts. Two pairs that share a premise differ in them; where an item stands does not matter.
+    """
+    return (item.text,) if isinstance(item, Sentence) else (item.premise.text, item.hypothesis.text)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

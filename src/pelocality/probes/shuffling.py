@@ -15,6 +15,7 @@ from pelocality.probes.rows import (
     Side,
     check_choice,
     check_labels,
+    content_of,
     name_of,
     pair_features,
     pair_row,
@@ -61,7 +62,8 @@ def constituency_shuffling(
             The paper does not say; premises are longer and have constituents of every size.
         spans: ``"one"`` draws one constituent; ``"all"`` takes all disjoint ones, the longest first.
         labels: Keep only pairs with these gold labels; None keeps all.
-        seed: Seeds the choice for each sentence, together with its uid and text and nothing else.
+        seed: Seeds the choice for each item, together with its text (for a pair, both texts) and nothing else:
+            not with its uid, nor with its place in the corpus.
         categories: Keep only constituents with one of these labels, such as ``{"NP", "PP"}``.
         num_proc: How many processes share the work.
         progress: Whether to show progress bars.
@@ -159,7 +161,8 @@ def random_shuffling(
         pairs: A corpus, or any iterable of pairs or sentences.
         side: Which side of a pair is edited.
         labels: Keep only pairs with these gold labels; None keeps all.
-        seed: Seeds the permutation of each sentence, together with its uid and text and nothing else.
+        seed: Seeds the permutation of each item, together with its text (for a pair, both texts) and nothing
+            else.
         num_proc: How many processes share the work.
         progress: Whether to show progress bars.
 
@@ -234,7 +237,7 @@ def _shuffle(
     dropped = Dropped("no candidate")
     for name, sentence in sides.items():
         chosen = []
-        for choice in choose(sentence, generator_for(seed, item.uid, name, sentence.text, "choose")):
+        for choice in choose(sentence, generator_for(seed, *content_of(item), name, "choose")):
             if isinstance(choice, Stretch):
                 chosen.append(choice)
             elif isinstance(choice, SetAside):
@@ -242,7 +245,7 @@ def _shuffle(
             else:
                 dropped = choice
         if chosen:
-            rng = generator_for(seed, item.uid, name, sentence.text, "permute")
+            rng = generator_for(seed, *content_of(item), name, "permute")
             chosen.sort(key=lambda stretch: stretch.first)
             edited[name], new_spans = _permuted(sentence, name, chosen, rng)
             spans += new_spans
