@@ -123,6 +123,51 @@ def test_padding_changes_nothing_for_the_real_tokens(name, mode):
             torch.testing.assert_close(output[:, left : left + 6], alone)
 
 
+HIDING = pytest.mark.parametrize(
+    ("hiding", "dtype"),
+    [
+        (-math.inf, torch.float64),
+        (-1e4, torch.float64),
+        (-1e4, torch.bfloat16),  # which holds -9984
+        (-1e9, torch.float32),
+        *[(torch.finfo(dtype).min, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)],
+    ],
+)
+
+
+@MODES
+@HIDING
+@pytest.mark.parametrize("name", ["weights", "logits"])
+def test_a_float_mask_hides_what_the_same_mask_of_booleans_hides(name, mode, hiding, dtype):
+    layer = layer_of(name, mode).eval()
+    x = sequences(2, 5, 6)
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    padding = torch.tensor([[True, True, False, False, False], [False] * 4 + [True]])  # and queries that see nothing
+    for masks in (
+        {"attn_mask": future},
+        {"key_padding_mask": padding},
+        {"attn_mask": future, "key_padding_mask": padding},
+    ):
+        floats = {key: torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, hiding) for key, mask in masks.items()}
+        for need_weights in (False, True):
+            expected, attention = layer(x, need_weights=need_weights, **masks)
+            output, weights = layer(x, need_weights=need_weights, **floats)
+            torch.testing.assert_close(output, expected)
+            torch.testing.assert_close(weights, attention)
+
+
+@MODES
+def test_a_float_mask_that_only_lowers_hides_nothing(mode):
+    layer = layer_of("weights", mode).eval()
+    x = sequences(1, 5, 6)
+    lowered = torch.zeros(1, 5, dtype=torch.float64)
+    lowered[0, 4] = -9000.0
+    _, attention = layer(x, key_padding_mask=lowered, average_attn_weights=False)
+    if mode == "concat":
+        torch.testing.assert_close(attention[:, :2], layer.encoding.weights(5)[None].double())
+    assert not attention[:, -2:, :, 4].any()
+
+
 @MODES
 @pytest.mark.parametrize("how", ["is_causal", "attn_mask", "float mask", "encoding"])
 def test_a_causal_layer_never_sees_the_future(mode, how):
