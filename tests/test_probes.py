@@ -1,5 +1,6 @@
 """Shuffles: what they permute, what they leave alone, and that they are the same everywhere."""
 
+import itertools
 import json
 import logging
 import os
@@ -119,6 +120,32 @@ def test_a_constituent_that_is_the_whole_sentence_is_set_aside():
 def test_a_constituent_of_like_words_cannot_be_shuffled():
     probe = constituency_shuffling([sentence("(S (NP (NN no) (NN no)) (VP (VBD said)))")], 2)
     assert probe_info(probe).set_aside == {"the words of the constituent are all alike": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "spaces"),
+    [
+        (("人", "人人"), ("", "")),  # one string in either order
+        (("人", "人人", "人人人"), ("", "", "")),
+        (("20", "20 20"), (" ", "")),  # words may hold spaces
+        (("人", "，", "人"), ("", "", "")),
+    ],
+)
+def test_words_that_make_one_string_in_any_order_are_dropped(words, spaces):
+    probe = random_shuffling([Sentence(words, spaces, uid="1", language="zh")])
+    assert len(probe) == 0
+    assert probe_info(probe).dropped == {"no order of the words changes the text": 1}
+
+
+@given(st.lists(st.sampled_from(["人", "人人", "人人人", "大", "大人"]), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_sentence_is_shuffled_exactly_where_some_order_reads_differently(words, spaced):
+    space = " " if spaced else ""
+    item = Sentence(tuple(words), (space,) * (len(words) - 1) + ("",), uid="1", language="zh")
+    orders = {space.join(order) for order in itertools.permutations(words)}
+    rows = list(random_shuffling([item]))
+    assert len(rows) == (len(orders) > 1)
+    assert all(row["sentence"] in orders - {item.text} for row in rows)
 
 
 def test_a_constituent_that_cuts_a_written_word_is_set_aside():

@@ -239,6 +239,39 @@ def test_a_policy_may_be_a_function_and_leave_pairs_out():
     assert probe_info(probe).settings["label_policy"] == "to_contradiction"
 
 
+def test_a_policy_that_returns_no_string_is_refused():
+    with pytest.raises(TypeError, match="label_policy must return a label's name or None, returned 2"):
+        semantic_role_swap([nli()], source="constituents", label_policy=lambda label: 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("He", "saw", "him", "."), "the fillers are the same"),
+        (("They", "had", "them", "."), "the fillers are the same"),
+        (("It", "saw", "it", "."), "the fillers are the same"),
+    ],
+)
+def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
+    frame = Frame("see.01", (1, 2), (Argument("ARG0", 0, 1), Argument("ARG1", 2, 3)), "made up")
+    item = Sentence(words, uid="1", language="en", frames=(frame,))
+    probe = semantic_role_swap([item], label_policy="contradiction")
+    assert len(probe) == 0
+    assert probe_info(probe).set_aside == {why: 1}
+
+
+def test_a_swap_that_would_leave_the_text_is_set_aside():
+    item = Sentence(("人", "咬", "人", "人"), ("", "", "", ""), uid="1", language="zh")
+
+    def spans(_):
+        return [{"ARG0": (0, 1), "ARG1": (2, 4)}]
+
+    assert semantic_role_swap([item], source=spans, agreement="ignore")["hypothesis"] == ["人人咬人"]
+    like = Sentence(("人", "人", "人"), ("", "", ""), uid="2", language="zh")
+    probe = semantic_role_swap([like], source=lambda _: [{"ARG0": (0, 1), "ARG1": (1, 3)}], agreement="ignore")
+    assert probe_info(probe).set_aside == {"the text would not change": 1}
+
+
 def test_labelled_pairs_without_policy_are_refused():
     with pytest.raises(ValueError, match="label_policy must say"):
         semantic_role_swap([nli()], source="constituents")

@@ -78,7 +78,8 @@ def semantic_role_swap(
         fillers.
 
     Raises:
-        TypeError: Where an argument is of the wrong kind.
+        TypeError: Where an argument is of the wrong kind, or ``label_policy`` returns something that is no
+            string.
         ValueError: Where an argument makes no sense, or labelled pairs come without ``label_policy``.
 
     Examples:
@@ -159,6 +160,8 @@ def _swap(item: Item, how: _How) -> Iterator[Row | Dropped | SetAside]:
     if callable(how.label_policy) and label is None:
         yield Dropped("label policy gave no label")
         return
+    if label is not None and not isinstance(label, str):
+        raise TypeError(f"label_policy must return a label's name or None, returned {label!r} for {item.label!r}")
     sentence: Sentence = getattr(item, side)
     usable: list[tuple[Candidate, list[Replacement]]] = []
     for candidate in _candidates(sentence, how.roles, how.source):

@@ -247,7 +247,11 @@ def _shuffle(
         if chosen:
             rng = generator_for(seed, *content_of(item), name, "permute")
             chosen.sort(key=lambda stretch: stretch.first)
-            edited[name], new_spans = _permuted(sentence, name, chosen, rng)
+            text, new_spans = _permuted(sentence, name, chosen, rng)
+            if text == sentence.text:
+                dropped = Dropped("the text would not change")
+                continue
+            edited[name] = text
             spans += new_spans
             stretches += chosen
     if not edited:
@@ -273,14 +277,14 @@ def _permuted(
     for stretch in stretches:
         places = sentence.written_words[stretch.first : stretch.last]
         texts = [sentence.written(*place) for place in places]
-        order = texts
-        while order == texts:  # the stretch has two different words, so this ends; half of the draws at worst
-            order = [texts[k] for k in rng.permutation(len(texts))]
-        here = [(start, end, text) for (start, end), text in zip(places, order, strict=True)]
-        slots += here
         start, end = places[0][0], places[-1][1]
-        inside = [(a - start, b - start, text) for a, b, text in here]
-        spans.append(span(sentence, side, stretch.category, start, end, _part(sentence, start, end, inside)))
+        original = changed = sentence.written(start, end)
+        while changed == original:  # ends: exchanging some two neighbours changes it, or it had not been chosen
+            order = [texts[k] for k in rng.permutation(len(texts))]
+            here = [(a, b, text) for (a, b), text in zip(places, order, strict=True)]
+            changed = _part(sentence, start, end, [(a - start, b - start, text) for a, b, text in here])
+        slots += here
+        spans.append(span(sentence, side, stretch.category, start, end, changed))
     return sentence.replaced(slots), spans
 
 

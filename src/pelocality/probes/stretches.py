@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +34,21 @@ Choose = Callable[[Sentence, np.random.Generator], Iterable[Stretch | SetAside |
 
 
 def _alike(sentence: Sentence, first: int, last: int) -> bool:
-    return len({sentence.written(*place) for place in sentence.written_words[first:last]}) < 2
+    """Say whether no exchange of two neighbours changes the string, and so no order of the words does.
+
+    Different words may make one string all the same: where no spaces stand between them, 人 and 人人 do.
+    """
+    for left, right in itertools.pairwise(sentence.written_words[first:last]):
+        a, b = sentence.written(*left), sentence.written(*right)
+        between = "".join(
+            word + space
+            for word, space in zip(
+                ("", *sentence.words[left[1] : right[0]]), sentence.spaces[left[1] - 1 : right[0]], strict=True
+            )
+        )
+        if a + between + b != b + between + a:
+            return False
+    return True
 
 
 def choose_sentence(sentence: Sentence, rng: np.random.Generator) -> Iterator[Stretch | Dropped]:
@@ -48,7 +63,7 @@ def choose_sentence(sentence: Sentence, rng: np.random.Generator) -> Iterator[St
     """
     count = len(sentence.written_words)
     if _alike(sentence, 0, count):
-        yield Dropped("fewer than two different words")
+        yield Dropped("no order of the words changes the text")
     else:
         yield Stretch(0, count, "sentence")
 

@@ -82,6 +82,8 @@ def exchange(
             return verb
         replacements += verb
     replacements.sort()
+    if sentence.replaced([(start, end, text) for start, end, text, _ in replacements]) == sentence.text:
+        return SetAside("the text would not change")
     return replacements
 
 
@@ -98,9 +100,15 @@ def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
             return "a filler cuts a written word"
         if any(is_punctuation(w) and w not in ("-", "'", "’") for w in sentence.words[start:end]):
             return "a filler carries punctuation"
-    if sentence.written(*a).casefold() == sentence.written(*b).casefold():
+    if _common(sentence, *a) == _common(sentence, *b):
         return "the fillers are the same"
     return None
+
+
+def _common(sentence: Sentence, start: int, end: int) -> str:
+    """Write a filler less what its place gives it: capitals, and in English the case of a pronoun."""
+    text = sentence.written(start, end).casefold()
+    return english.NOMINATIVE.get(text, text).casefold() if sentence.language == "en" else text
 
 
 def _check_words(sentence: Sentence, candidate: Candidate) -> str | None:
