@@ -1,8 +1,11 @@
 """One data model: words, spacing, phrases, dependencies."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, strategies as st
 
+from pelocality.corpora import read_frames
 from pelocality.trees import (
     Argument,
     Constituent,
@@ -21,6 +24,7 @@ from pelocality.trees import (
     spaces_by_rule,
     unescape,
 )
+from tests.data import DATA, NEEDS_DATA
 
 WORDS = st.lists(st.text("abcdefgh", min_size=1, max_size=5), min_size=1, max_size=9)
 
@@ -54,6 +58,63 @@ def test_align_undoes_treebank_escapes_and_quotes():
 def test_rule_spacing_writes_as_people_do(words, text):
     sentence = Sentence(tuple(words))
     assert (sentence.text, sentence.spacing) == (text, "rule")
+
+
+@pytest.mark.parametrize(
+    ("bracketed", "text"),
+    [
+        ("(S (`` ``)(NP (PRP I))(VP (VBP go))('' '')(NP (PRP he))(VP (VBD said))(. .))", '"I go" he said.'),
+        ("(S (NP (PRP He))(VP (VBD said))(, ,)(`` ``)(NP (PRP I))(VP (VBP go))(. .)('' ''))", 'He said, "I go."'),
+        ("(S (NP (DT A) (NN man)) (: --) (NP (DT a) (NN cook)) (: ...) (VP (VBZ eats)))", "A man -- a cook... eats"),
+        ("(S (NP (PRP It)) (: —) (VP (VBD was) (PRN (-LRB- -LRB-) (`` \") (ADJP (JJ big)) ('' \") (-RRB- -RRB-))))",
+         'It — was ("big")'),
+        ("(S (`` `) (NP (DT The) (NNS dogs) (POS ')) (NN toy) ('' ') (NP (PRP we)) (VP (VBD said)))",
+         "'The dogs' toy' we said"),
+    ],
+)  # fmt: skip
+def test_quotes_dashes_and_ellipses_of_a_tree_are_spaced_as_people_write_them(bracketed, text):
+    words, found = parse_bracketed(bracketed, "x")
+    assert Sentence(words, constituents=found).text == text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["``", "Go", "''", ",", "he", "said"], "``Go'', he said"),
+        (['"', "Go", "!", '"', "and", '"', "Stay", '"', "."], '"Go!" and "Stay".'),
+        (["a", "'", "big", "'", "cat", "and", "dogs", "'", "toys"], "a 'big' cat and dogs' toys"),
+        (["“", "Go", "”", "he", "said", "…"], "“Go” he said…"),
+    ],
+)
+def test_without_tags_quotes_open_and_close_in_turn(words, text):
+    assert Sentence(tuple(words)).text == text
+
+
+def test_a_dash_does_not_make_one_written_word_of_two():
+    sentence = Sentence(("the", "man", "--", "a", "cook", "...", "eats"))
+    assert [sentence.written(*place) for place in sentence.written_words] == ["the", "man", "a", "cook", "eats"]
+
+
+@given(st.lists(st.sampled_from(["a", "I", '"', "``", "''", "'", "`", "--", "...", ".", ",", "(", "$", "n't"])))
+def test_rule_spacing_gives_one_gap_per_word_whatever_the_marks(words):
+    spaces = spaces_by_rule(words)
+    assert len(spaces) == len(words)
+    assert set(spaces) <= {"", " "}
+    assert not words or spaces[-1] == ""
+
+
+@NEEDS_DATA
+def test_the_rule_puts_most_gaps_of_a_real_treebank_right():
+    right, gaps = Counter(), Counter()
+    for sentence in read_frames(DATA / "ewt_srl_trees" / "ewt_dev.jsonl"):
+        rule = spaces_by_rule(sentence.words, sentence.constituents and sentence.constituents.tags)
+        for i in range(len(rule) - 1):
+            place = "quote" if '"' in sentence.words[i : i + 2] else "other"
+            gaps[place] += 1
+            right[place] += bool(rule[i]) == bool(sentence.spaces[i])
+    # measured 98.5 % of all and 97.1 % beside double quotes; nltk's detokenizer alone gives 97.5 % and 46.5 %
+    assert right.total() / gaps.total() > 0.985
+    assert right["quote"] / gaps["quote"] > 0.97
 
 
 def test_hyphens_tagged_as_such_are_written_without_spaces():

@@ -8,6 +8,7 @@ how a tokenizer cuts a word; punctuation keeps its place, and spaces belong to p
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -29,6 +30,10 @@ _QUOTES = {
     "'": ("'", "’", "‘"),
     '"': ('"', "“", "”", "''", "``"),
 }
+_OPENING = frozenset({"``", "`", "“", "„", "‘", "«"})
+_CLOSING = frozenset({"''", "”", "»"})
+_DASHES = frozenset({"--", "---", "–", "—"})
+_ELLIPSIS = re.compile(r"\.{2,}|…")
 # scripts written without spaces between words: there, no space says nothing about word boundaries
 _UNSPACED = (
     "CJK",
@@ -52,14 +57,14 @@ def unescape(token: str) -> str:
         token: A leaf of a bracketed tree, such as ``-LRB-`` or ``1\/2``.
 
     Returns:
-        The token's own characters; quotes become plain double quotes.
+        The token's own characters; quotes become plain ones.
 
     Examples:
         >>> unescape("-LRB-"), unescape(":-RRB-"), unescape("``"), unescape("dog")
         ('(', ':)', '"', 'dog')
     """
-    if token in ("``", "''"):
-        return '"'
+    if token in ("``", "''", "`"):
+        return "'" if token == "`" else '"'
     if "-" in token or "\\" in token:
         for escape, plain in _ESCAPES.items():
             token = token.replace(escape, plain)
@@ -109,12 +114,14 @@ def _detokenizer() -> object:
 def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> tuple[str, ...]:
     """Guess the white space after each token from English Penn Treebank conventions.
 
-    The rules are nltk's ``TreebankWordDetokenizer``; where its text cannot be matched to the tokens again,
-    every token is followed by a space.
+    The rules are nltk's ``TreebankWordDetokenizer``; where its text cannot be matched to the tokens again, every
+    token is followed by a space. Quotes, dashes and ellipses follow rules of their own: a quote clings to what it
+    encloses, a dash has a space on each side, an ellipsis one after it.
 
     Args:
         tokens: The tokens in order.
-        tags: Their Penn Treebank tags; a token tagged ``HYPH`` is written without spaces around it.
+        tags: Their Penn Treebank tags. A token tagged ``HYPH`` is written without spaces around it, and the tag
+            of a quote says whether it opens; without tags, quotes open and close in turn.
 
     Returns:
         The white space after each token; the last is empty.
@@ -122,20 +129,49 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
     Examples:
         >>> spaces_by_rule(["He", "ca", "n't", "go", "."])
         (' ', '', ' ', '', '')
+        >>> spaces_by_rule(["He", "said", ",", '"', "Go", ".", '"'])
+        (' ', '', ' ', '', '', '', '')
     """
     if not tokens:
         return ()
-    found = align(tokens, _detokenizer().detokenize(list(tokens)))  # type: ignore[attr-defined]
+    opens = _quote_sides(tokens, tags)
+    # the detokenizer takes all three for marks: seen as words, they get the spaces of their outer side from it
+    shown = [
+        "w" if i in opens or token in _DASHES or _ELLIPSIS.fullmatch(token) else token for i, token in enumerate(tokens)
+    ]
+    found = align(shown, _detokenizer().detokenize(shown))  # type: ignore[attr-defined]
     spaces = list(found[1]) if found else [" "] * (len(tokens) - 1) + [""]
-    for i, tag in enumerate(tags or ()):
-        if tag == "HYPH":
+    for i, token in enumerate(tokens):
+        tag = tags[i] if tags else ""
+        if tag == "HYPH" or opens.get(i) is True:
             spaces[i] = ""
-            if i:
-                spaces[i - 1] = ""
+        if i and (tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
+            spaces[i - 1] = ""
     for i in range(len(tokens) - 1):
         if _unspaced(tokens[i][-1]) and _unspaced(tokens[i + 1][0]):
             spaces[i] = ""
     return tuple(spaces)
+
+
+def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int, bool]:
+    """Say of each token that is a quote whether it opens: by its form, else its tag, else by turns."""
+    opens: dict[int, bool] = {}
+    unclosed = {'"': False, "'": False}
+    for i, token in enumerate(tokens):
+        if token not in _OPENING and token not in _CLOSING and token not in ('"', "'", "’"):
+            continue
+        kind = "'" if token in ("'", "’", "`", "‘") else '"'
+        tag = tags[i] if tags else ""
+        if token in _OPENING or token in _CLOSING:
+            opens[i] = token in _OPENING
+        elif tag in ("``", "''"):
+            opens[i] = tag == "``"
+        elif kind == "'" and (tag == "POS" or (not unclosed[kind] and i and tokens[i - 1][-1] in "sSzZxX")):
+            continue  # the dogs' bowl
+        else:
+            opens[i] = not unclosed[kind]
+        unclosed[kind] = opens[i]
+    return opens
 
 
 def is_punctuation(word: str) -> bool:
