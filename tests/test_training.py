@@ -1,5 +1,7 @@
 """The callback measures on schedule, changes nothing about training, and survives a restart."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -22,7 +24,8 @@ def make_trainer(folder, **settings):
     )  # fmt: skip
     options = {"max_steps": 6, "save_strategy": "no", "logging_steps": 1, "per_device_train_batch_size": 4} | settings
     quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    return Trainer(BertForMaskedLM(config), TrainingArguments(folder, **options, **quiet), train_dataset=ROWS)
+    arguments = TrainingArguments(folder, **options, **quiet)
+    return Trainer(BertForMaskedLM(config), arguments, train_dataset=ROWS, eval_dataset=ROWS[:8])
 
 
 def watch(trainer, **options):
@@ -93,19 +96,130 @@ def test_closed_form_logits_and_encodings_are_sources_too(tmp_path):
     assert callback.table["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"every": 0}, "every"), ({"source": "tables"}, "attention"), ({"source": "encodings"}, "none")],
-)
-def test_what_makes_no_sense_is_refused(tmp_path, options, words):
-    trainer = make_trainer(tmp_path, max_steps=1)
+def test_two_callbacks_of_two_names_measure_side_by_side(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.model.position = AttenuatedEncoding(heads=2, decay=0.5, form="logits")
+    attention = watch(trainer)
+    encoding = watch(trainer, source="encodings", length=20, name="encoding at 20")
+    trainer.train()
+    assert attention.table[["step", "layer"]].to_numpy().tolist() == [[s, i] for s in (0, 2, 3) for i in (0, 1)]
+    wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
+    assert encoding.table["step"].tolist() == [0, 2, 3]
+    assert encoding.table["locality"].tolist() == pytest.approx([wanted] * 3, abs=1e-6)
+    history = trainer.state.log_history
+    assert trajectory(history).equals(attention.table)
+    assert trajectory(history, name="encoding at 20").equals(encoding.table)
+    assert trajectory(history, name="encoding").empty
 
-    def train_watched():
-        watch(trainer, **options)
+
+def test_two_callbacks_of_one_name_are_refused(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    watch(trainer)
+    watch(trainer, length=20)
+    with pytest.raises(ValueError, match=r"'pelocality'.*name="):
         trainer.train()
 
+
+def test_a_callback_of_another_trainer_is_refused_and_that_one_left_alone(tmp_path):
+    trainer, other = make_trainer(tmp_path / "a", max_steps=1), make_trainer(tmp_path / "b", max_steps=1)
+    other.add_callback(LocalityCallback(trainer, length=12, words=3))
+    with pytest.raises(ValueError, match="another Trainer"):
+        other.train()
+    assert trainer.state.log_history == []
+
+
+class Witness(TrainerCallback):
+    """The locality of every step's model."""
+
+    def __init__(self):
+        self.localities = {}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        result = positional_attention(kwargs["model"], length=12, words=3, progress=False)
+        self.localities[state.global_step] = locality(result).mean(-1).tolist()
+
+
+class Stopper(TrainerCallback):
+    """Ends training as EarlyStoppingCallback does, at an evaluation, but at a step of the test's choice."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if state.global_step >= self.step:
+            control.should_training_stop = True
+
+
+@pytest.mark.parametrize(
+    ("stop", "unit"), [(None, "steps"), ("before", "steps"), ("behind", "steps"), ("behind", "epoch")]
+)
+def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp_path, stop, unit):
+    trainer = make_trainer(
+        tmp_path, max_steps=-1 if unit == "epoch" else 5, num_train_epochs=3, learning_rate=1.0,
+        lr_scheduler_type="constant", eval_strategy=unit, save_strategy=unit, eval_steps=1, save_steps=1,
+        load_best_model_at_end=True, per_device_train_batch_size=16, save_only_model=True,
+        metric_for_best_model="rank", greater_is_better=False,
+    )  # fmt: skip
+    ranks = itertools.count()
+    trainer.compute_metrics = lambda _: {"rank": next(ranks)}  # the first model evaluated is the best
+    last = {None: 5, "before": 3, "behind": 3}[stop] if unit == "steps" else 4
+    stopper, witness = Stopper(last), Witness()
+    trainer.add_callback(witness)
+    if stop == "before":
+        trainer.add_callback(stopper)
+    callback = watch(trainer, every=100)
+    if stop == "behind":
+        trainer.add_callback(stopper)
+    trainer.train()
+    assert trainer.state.global_step == last > trainer.state.best_global_step
+    table = callback.table
+    assert table["step"].unique().tolist() == [0, last]
+    assert table[table["step"] == last]["locality"].tolist() == pytest.approx(witness.localities[last], abs=1e-6)
+    assert witness.localities[last] != witness.localities[trainer.state.best_global_step]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every"),
+        ({"length": 0}, "length"),
+        ({"words": 0}, "words"),
+        ({"words": []}, "words is empty"),
+        ({"name": ""}, "name"),
+        ({"source": "tables"}, "attention"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_at_once(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
-        train_watched()
+        LocalityCallback(make_trainer(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 2.5},
+        {"every": True},
+        {"every": "a"},
+        {"length": "a"},
+        {"length": 12.0},
+        {"words": "abc"},
+        {"words": True},
+        {"words": [1.5]},
+        {"seed": "x"},
+        {"seed": True},
+        {"name": None},
+    ],
+)
+def test_another_type_is_refused_at_once(tmp_path, options):
+    with pytest.raises(TypeError, match=next(iter(options))):
+        LocalityCallback(make_trainer(tmp_path), **options)
+
+
+def test_a_model_that_the_source_cannot_measure_is_refused_when_training_starts(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    watch(trainer, source="encodings")
+    with pytest.raises(ValueError, match="none"):
+        trainer.train()
 
 
 def test_only_a_trainer_can_be_watched():

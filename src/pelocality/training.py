@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any, Literal
 
@@ -11,12 +12,15 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from pelocality.architectures import pretrained
 from pelocality.encodings import Encoding
+from pelocality.encodings.checks import count
 from pelocality.extract import positional_attention, positional_logits
 from pelocality.metrics import adjusted_locality, direction_balance, measure
 
+logger = logging.getLogger(__name__)
+
 Source = Literal["attention", "logits", "encodings"]
 METRICS = ("locality", "symmetry", "relative_asymmetry", "adjusted_locality", "direction_balance")
-_KEY = re.compile(r"pelocality/(?P<metric>\w+)/layer_(?P<layer>\d+)")
+NAME = "pelocality"
 
 
 class LocalityCallback(TrainerCallback):
@@ -25,25 +29,30 @@ class LocalityCallback(TrainerCallback):
         for A of a layer, averaged over words, and the mean over its heads:
         Loc(A), Sym(A), relative asymmetry, adjusted locality, direction balance
 
-    The numbers go through the Trainer's own loggers, under ``pelocality/locality/layer_0`` and so on, and so into its
-    ``log_history``: whatever reports training reports them, and a run that resumes from a checkpoint keeps those from
-    before. Measuring changes nothing about training: no random number is drawn, and mode and attention implementation
-    come back.
+    The numbers go through the Trainer's own loggers, under ``pelocality/locality/layer_0`` and so on (the first part
+    is ``name``), and so into its ``log_history``: whatever reports training reports them, and a run that resumes from a
+    checkpoint keeps those from before. Measuring changes nothing about training: no random number is drawn, and mode
+    and attention implementation come back.
 
     Args:
-        trainer: The Trainer to watch; add the callback to it with ``trainer.add_callback``.
-        every: Steps between measurements; the first is before the first step, the last after the last.
+        trainer: The Trainer to watch; add the callback to it, and to no other, with ``trainer.add_callback``.
+        every: Steps between measurements; the first is before the first step, the last after the last. With
+            ``load_best_model_at_end`` that is the model of the last step too, not the best one, which is loaded after.
         source: What is measured. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
             position-only term where it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
             ``"encodings"``: the encodings of this library that the model holds, in the order of its modules.
         length: Positions n.
-        words: Identical words to average over, or how many to draw, as for `positional_attention`.
+        words: Identical words to average over, or how many to draw, as for `positional_attention`; of encodings and
+            of closed forms, which are exact, none are needed.
         seed: Seed of the words.
+        name: What the keys of this callback start with. Two callbacks on one Trainer, of two sources or lengths, need
+            two names.
 
     Raises:
-        TypeError: ``trainer`` is no Trainer.
-        ValueError: ``every`` below 1, or an unknown source; when training starts, a model that the source cannot
-            measure.
+        TypeError: ``trainer`` is no Trainer, or an argument is of another type than stated.
+        ValueError: ``every``, ``length`` or ``words`` below 1, no words, an empty name, or an unknown source. When
+            training starts: a model that the source cannot measure, a Trainer other than ``trainer``, or one with two
+            callbacks of one name.
 
     Note:
         In distributed training the first process measures and the others wait at the next step. Measuring costs
@@ -77,58 +86,105 @@ class LocalityCallback(TrainerCallback):
         length: int = 64,
         words: int | list[str | int] = 16,
         seed: int = 0,
+        name: str = NAME,
     ):
         if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer must be a transformers Trainer, got {type(trainer).__name__}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1 step, got {every}")
+        count("every", every)
+        count("length", length)
+        _check_words(words)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be an integer, got {seed!r}")
+        _check_name(name)
         if source not in ("attention", "logits", "encodings"):
             raise ValueError(f"source must be 'attention', 'logits' or 'encodings', got {source!r}")
         self.trainer, self.every, self.source = trainer, every, source
-        self.length, self.words, self.seed = length, words, seed
+        self.length, self.words, self.seed, self.name = length, words, seed, name
 
     @property
     def table(self) -> pd.DataFrame:
         """What was measured so far, earlier runs that this one resumed included: a row per step and layer."""
-        return trajectory(self.trainer.state.log_history)
+        return trajectory(self.trainer.state.log_history, name=self.name)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure the model before its first step."""
+        if state is not self.trainer.state:
+            raise ValueError(
+                "LocalityCallback was made for another Trainer than the one that trains, and would log into that; "
+                "make one for each: trainer.add_callback(LocalityCallback(trainer))"
+            )
+        others = [one for one in self.trainer.callback_handler.callbacks if isinstance(one, LocalityCallback)]
+        if any(one is not self and one.name == self.name for one in others):
+            raise ValueError(
+                f"two LocalityCallbacks on this Trainer have the name {self.name!r}, and their numbers would mix; "
+                "give each its own: LocalityCallback(trainer, name=...)"
+            )
         if state.global_step == 0:
             self._measure(state, kwargs["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure every so many steps."""
-        if state.global_step % self.every == 0:
+        """Measure every so many steps, and after the last."""
+        if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
             self._measure(state, kwargs["model"])
+        self._measure_if_stopping(state, control, kwargs["model"])
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Measure the last model where an evaluation ends training early."""
+        self._measure_if_stopping(state, control, kwargs["model"])
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Measure the last model where a callback behind this one ended training."""
+        self._measure_if_stopping(state, control, kwargs["model"])
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure the last model where a callback behind this one ended training."""
+        self._measure_if_stopping(state, control, kwargs["model"])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure the trained model."""
-        self._measure(state, kwargs["model"])
+        """Measure the trained model, if it was not yet, and is that of the last step still."""
+        best_came_back = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if not best_came_back or state.best_global_step == state.global_step:
+            self._measure(state, kwargs["model"])
+        elif not self._measured(state):
+            logger.warning(
+                "the model of step %d was not measured: the best one, of step %s, had taken its place; add "
+                "LocalityCallback after the callback that stops training",
+                state.global_step,
+                state.best_global_step,
+            )
+
+    def _measure_if_stopping(self, state: TrainerState, control: TrainerControl, model: nn.Module) -> None:
+        if control.should_training_stop:
+            self._measure(state, model)
+
+    def _measured(self, state: TrainerState) -> bool:
+        key = _key(self.name)
+        return any(entry["step"] == state.global_step and any(map(key.fullmatch, entry)) for entry in state.log_history)
 
     def _measure(self, state: TrainerState, model: nn.Module) -> None:
-        measured = any(entry["step"] == state.global_step and _is_ours(entry) for entry in state.log_history)
-        if not measured and state.is_world_process_zero:
+        if state.is_world_process_zero and not self._measured(state):
             layers, matrices = self._matrices(pretrained(model))
             control = self.trainer.control
             due = control.should_log
-            self.trainer.log(_entries(layers, matrices))
+            self.trainer.log(_entries(self.name, layers, matrices))
             control.should_log = due  # logging takes it back, and the Trainer would skip its own entry of this step
 
     def _matrices(self, model: Any) -> tuple[list[int], list[Tensor]]:
         """One (head, n, n) for each layer measured."""
+        tokenizer = self.trainer.processing_class
         if self.source == "attention":
-            tokenizer = self.trainer.processing_class
             result = positional_attention(
                 model, tokenizer, length=self.length, words=self.words, seed=self.seed, progress=False
             )
             return list(result.layers), list(result.attention)
         if self.source == "logits":
-            logits = positional_logits(model, self.length)
+            logits = positional_logits(model, self.length, tokenizer=tokenizer, words=self.words, seed=self.seed)
             return list(logits.layers), list(logits.weights())
         encodings = [module for module in model.modules() if isinstance(module, Encoding)]
         if not encodings:
@@ -136,37 +192,64 @@ class LocalityCallback(TrainerCallback):
         return list(range(len(encodings))), [encoding.weights(self.length).detach() for encoding in encodings]
 
 
-def trajectory(log_history: list[dict[str, Any]]) -> pd.DataFrame:
+def trajectory(log_history: list[dict[str, Any]], *, name: str = NAME) -> pd.DataFrame:
     """Read what a `LocalityCallback` logged out of a Trainer's log history.
 
     Args:
         log_history: ``trainer.state.log_history``, or the list of that name in a checkpoint's ``trainer_state.json``.
+        name: The callback's name.
 
     Returns:
         A row per step and layer: ``step``, ``layer``, ``locality``, ``symmetry``, ``relative_asymmetry``,
-        ``adjusted_locality``, ``direction_balance``; empty where nothing was logged.
+        ``adjusted_locality``, ``direction_balance``; empty where nothing was logged under that name.
+
+    Raises:
+        TypeError: A name that is no text.
+        ValueError: An empty name.
 
     Examples:
         >>> trajectory([{"step": 0, "loss": 3.2}, {"step": 5, "pelocality/locality/layer_0": 0.25}])
            step  layer  locality
         0     5      0      0.25
     """
+    _check_name(name)
+    pattern = _key(name)
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     for entry in log_history:
         for key, value in entry.items():
-            match = _KEY.fullmatch(key)
+            match = pattern.fullmatch(key)
             if match:
                 place = (entry["step"], int(match["layer"]))
                 rows.setdefault(place, {"step": place[0], "layer": place[1]})[match["metric"]] = value
-    columns = [name for name in ("step", "layer", *METRICS) if any(name in row for row in rows.values())]
+    columns = [column for column in ("step", "layer", *METRICS) if any(column in row for row in rows.values())]
     return pd.DataFrame([rows[place] for place in sorted(rows)], columns=columns)
 
 
-def _is_ours(entry: dict[str, Any]) -> bool:
-    return any(_KEY.fullmatch(key) for key in entry)
+def _key(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name) + r"/(?P<metric>\w+)/layer_(?P<layer>\d+)")
 
 
-def _entries(layers: list[int], matrices: list[Tensor]) -> dict[str, float]:
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be text, got {name!r}")
+    if not name:
+        raise ValueError("name must not be empty")
+
+
+def _check_words(words: int | list[str | int]) -> None:
+    """Refuse what no model could be asked about; whether it knows the words shows when training starts."""
+    if isinstance(words, list | tuple):
+        if not words:
+            raise ValueError("words is empty; give at least one word, or a count to draw")
+        if any(isinstance(word, bool) or not isinstance(word, str | int) for word in words):
+            raise TypeError(f"words must hold strings or token ids, got {words!r}")
+    elif isinstance(words, bool) or not isinstance(words, int):
+        raise TypeError(f"words must be a count, or a list of words and token ids, got {words!r}")
+    else:
+        count("words", words)
+
+
+def _entries(name: str, layers: list[int], matrices: list[Tensor]) -> dict[str, float]:
     entries: dict[str, float] = {}
     for layer, matrix in zip(layers, matrices, strict=True):
         measured = measure(matrix)
@@ -177,5 +260,5 @@ def _entries(layers: list[int], matrices: list[Tensor]) -> dict[str, float]:
             "adjusted_locality": adjusted_locality(matrix),
             "direction_balance": direction_balance(matrix),
         }
-        entries |= {f"pelocality/{name}/layer_{layer}": value.mean().item() for name, value in values.items()}
+        entries |= {f"{name}/{metric}/layer_{layer}": value.mean().item() for metric, value in values.items()}
     return entries
