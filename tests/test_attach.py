@@ -67,7 +67,7 @@ def random_table(heads, seed=0):
 
 def sharing(**more):
     """The published form, whose bias depends on which keys are there; loud enough to be seen."""
-    return AttenuatedEncoding(decay=0.1, symmetry=0.4, scale=5.0, **more)
+    return AttenuatedEncoding(**{"decay": 0.1, "symmetry": 0.4, "scale": 5.0} | more)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,46 @@ def test_the_future_changes_nothing_before_it(name, own, implementation):
         one, another = hidden(model, ids), hidden(model, other)
         torch.testing.assert_close(one[:, :6], another[:, :6], rtol=0, atol=2e-6)
         assert (one[:, 6:] - another[:, 6:N]).abs().max() > 1e-3
+
+
+DECODERS = ["gpt2", "llama", "mistral", "qwen2", "bloom", "bert as decoder"]
+
+
+@pytest.mark.parametrize("asked", ["config", "call"])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(DECODERS))
+def test_a_decoder_that_looks_both_ways_goes_on_doing_so(name, implementation, asked):
+    """``is_causal=False`` is how transformers makes an encoder of a decoder: a bias of zero must change nothing."""
+    model, ids = set_implementation(tiny(name), implementation), tokens(2, N)
+    more = {"use_cache": False}
+    if asked == "call":
+        more["is_causal"] = False
+    else:
+        model.config.is_causal = False
+    before = hidden(model, ids, **more)
+    with attach(model, NoEncoding(), position_embeddings="keep"):
+        torch.testing.assert_close(hidden(model, ids, **more), before, rtol=0, atol=2e-6)
+    if asked == "config":
+        table = random_table(model.config.num_attention_heads)
+        maps = attentions(set_implementation(model, "eager"), ids, **more)[0]
+        assert torch.equal(maps.amin((0, 1)) > 0, architecture(model).visible(model, modules_of(model)[0], N))
+        with attach(model, table, position_embeddings="keep"):
+            after = attentions(model, ids, **more)[0]
+        torch.testing.assert_close(after, (maps.log() + table(N).detach()).softmax(-1), rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize("least", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(["bert", "llama"]))
+def test_what_a_mask_of_numbers_hides_takes_no_share(name, implementation, least):
+    model, ids = set_implementation(tiny(name), implementation), tokens(2, N)
+    visible = (torch.arange(N) < torch.tensor([[N], [7]]))[:, None, None].expand(2, 1, N, N)
+    if name == "llama":
+        visible = visible & torch.ones(N, N, dtype=torch.bool).tril()
+    added = torch.zeros(visible.shape).double().masked_fill(~visible, least)
+    with attach(model, sharing(symmetry=1.0)):
+        expected, output = (hidden(model, ids, attention_mask=mask)[:, :7] for mask in (visible, added))
+        torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
+        with pytest.raises(TypeError, match=r"must be boolean.* got torch\.int64; pass attention_mask\.bool\(\)"):
+            hidden(model, ids, attention_mask=visible.long())
 
 
 @pytest.mark.parametrize("name", ATTACHABLE)

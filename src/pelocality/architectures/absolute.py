@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from pelocality.architectures.record import AbsoluteInput, Architecture, heads
+from pelocality.architectures.record import AbsoluteInput, Architecture, heads, looks_back
 
 
 class Bert(Architecture):
@@ -116,7 +116,7 @@ class Gpt2(Architecture):
         return heads(query, module.head_dim), heads(key, module.head_dim)
 
     def causal(self, base: Any) -> bool:
-        return True
+        return looks_back(base)
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         return AbsoluteInput(table=base.wpe, offset=0, norm=base.h[0].ln_1)

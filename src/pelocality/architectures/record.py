@@ -89,7 +89,7 @@ class Architecture(ABC):
 
     def causal(self, base: Any) -> bool:
         """Return whether a token sees only itself and what stands before it."""
-        return bool(getattr(base.config, "is_decoder", False))
+        return bool(getattr(base.config, "is_decoder", False)) and looks_back(base)
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the keys each query may attend to, padding aside: (n, n) of bool."""
@@ -145,6 +145,11 @@ class Architecture(ABC):
     def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
         """Return what token types add to the unscaled logits themselves: (batch, head, n, n), or None."""
         return None
+
+
+def looks_back(base: Any) -> bool:
+    """Return whether a decoder is causal: ``config.is_causal = False`` makes any of transformers look both ways."""
+    return getattr(base.config, "is_causal", None) is not False
 
 
 def heads(states: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.architectures.record import AbsoluteInput, Architecture, by_distance, heads
+from pelocality.architectures.record import AbsoluteInput, Architecture, by_distance, heads, looks_back
 
 
 class T5(Architecture):
@@ -102,7 +102,7 @@ class Bloom(Architecture):
         return float(module.inv_norm_factor)
 
     def causal(self, base: Any) -> bool:
-        return True
+        return looks_back(base)
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         device = base.word_embeddings.weight.device

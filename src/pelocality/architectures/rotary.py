@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.architectures.record import Architecture, heads
+from pelocality.architectures.record import Architecture, heads, looks_back
 
 
 class Llama(Architecture):
@@ -26,15 +26,18 @@ class Llama(Architecture):
         return query, key.repeat_interleave(module.num_key_value_groups, dim=1)
 
     def causal(self, base: Any) -> bool:
-        return True
+        return looks_back(base)
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
-        past = torch.ones(length, length, dtype=torch.bool).tril()
+        seen = super().visible(base, module, length)
         if hasattr(module, "sliding_window"):  # Qwen2: some layers only
             window = module.sliding_window
         else:  # Mistral: every layer
             window = getattr(base.config, "sliding_window", None)
-        return past if window is None else past.triu(1 - window)
+        if window is None:
+            return seen
+        # looking both ways transformers counts the window on either side, looking back it counts the token itself too
+        return seen.triu(1 - window) if self.causal(base) else seen.tril(window).triu(-window)
 
     def rotary(self, base: Any) -> nn.Module | None:
         module: nn.Module = base.rotary_emb

@@ -14,6 +14,7 @@ from pelocality.attachment.calls import Arguments, Call, unhook
 from pelocality.encodings import Encoding
 
 _XLNET_MASKED = 1e30  # what XLNet multiplies its mask by before it subtracts it from the logits
+_HIDDEN = -1e3  # from here down exp gives 0 in float64 too (it ends at -745), with room for logits that stand above
 
 
 class PositionalBias(nn.Module):
@@ -26,7 +27,6 @@ class PositionalBias(nn.Module):
         encoding: The encoding; it is not copied here.
         record: Of the model's family.
         attention: The attention module.
-        causal: Whether the model hides the future.
         silent: Whether the model's own positions are silenced.
         note: What a saved model has to say to be attached again; it travels in the buffer ``configuration``.
     """
@@ -37,13 +37,11 @@ class PositionalBias(nn.Module):
         record: Architecture,
         attention: nn.Module,
         *,
-        causal: bool,
         silent: bool,
         note: dict[str, Any],
     ) -> None:
         super().__init__()
         self.encoding = encoding
-        self.causal = causal
         self.silent = silent
         self.arguments = Arguments.of(attention)
         self.mask_argument = record.mask_argument
@@ -83,13 +81,13 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     own: PositionalBias = getattr(attention, ATTACHED)
     call = Call(own.arguments, args, kwargs)
     hidden: Tensor = call["hidden_states"]
-    mask: Tensor | None = call[own.mask_argument]
+    mask = _checked(call[own.mask_argument])
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)
-    if mask is None and own.causal:
-        # without a mask transformers leaves causality to the kernel, which forgets it once there is a mask
+    if mask is None and _causal_without_mask(attention, call):
+        # the kernel forgets causality once there is a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
-    visible = mask if mask is None or mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    visible = mask if mask is None or mask.dtype == torch.bool else mask > _HIDDEN
     bias = own.of(queries, keys, None if visible is None else visible[..., :keys], hidden.dtype)
     if slots > keys:  # a static cache has room for what is still to come
         bias = nn.functional.pad(bias, (0, slots - keys))
@@ -162,6 +160,24 @@ def _keys(attention: Any, call: Call, queries: int, mask: Tensor | None) -> tupl
     past = int(cache.get_seq_length(attention.layer_idx))  # a tensor in a static cache
     slots, first = cache.get_mask_sizes(queries, attention.layer_idx)
     return past + queries - int(first), slots if mask is None else mask.shape[-1]
+
+
+def _checked(mask: Tensor | None) -> Tensor | None:
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            "attention_mask of four axes must be boolean, True where a query sees a key, or a float that is added to "
+            f"the logits, got {mask.dtype}; pass attention_mask.bool()"
+        )
+    return mask
+
+
+def _causal_without_mask(attention: Any, call: Call) -> bool:
+    """Return whether the kernel would hide the future by itself, as transformers' function for it decides."""
+    config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
+    if config is None or config._attn_implementation != "sdpa":  # eager hides what a mask hides and nothing else
+        return False
+    asked = call["is_causal"]
+    return bool(getattr(attention, "is_causal", True) if asked is None else asked)
 
 
 def _least(hidden: Tensor) -> float:

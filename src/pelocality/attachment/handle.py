@@ -115,7 +115,6 @@ def attach(
             each,
             record,
             module,
-            causal=record.causal(base),
             silent=position_embeddings == "silence",
             note=_note(each, position_embeddings, base),
         )
