@@ -1,5 +1,7 @@
 """One data model: words, spacing, phrases, dependencies."""
 
+import json
+import re
 from collections import Counter
 
 import pytest
@@ -178,6 +180,48 @@ def test_bracketed_trees_lose_traces_and_function_tags_and_keep_unary_chains():
 def test_broken_brackets_are_an_error(broken):
     with pytest.raises(ValueError, match=r"\w"):
         parse_bracketed(broken, "x")
+
+
+@pytest.mark.parametrize(
+    "binary",
+    [
+        "( ( Two women ) ( ( are ( embracing . ) ) ) )",
+        "( They ( are ( sleeping . ) ) )",
+        "( ( Two women ) ( are sleeping ) )",
+        "( ( ( A man ) ( in red ) ) ( ( is tall ) . ) )",
+        "(S the cat)",
+        "(S (NP (DT the) cat))",
+    ],
+)
+def test_trees_without_labels_are_refused_before_they_lose_words(binary):
+    with pytest.raises(ValueError, match=r"label in each node.*sentence1_binary_parse.*sentence1_parse"):
+        parse_bracketed(binary, "x")
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ("(TOP (FRAG (NN Yes)))", ("Yes",)),
+        ("( (FRAG (UH Yes) (. .)) )", ("Yes", ".")),
+        ("( S ( NP ( NN Rain ) ) )", ("Rain",)),
+        ("((S (NN Rain)))", ("Rain",)),
+        ("( (S (NP (DT a)) (VP (VB go))) (. .) )", ("a", "go", ".")),
+    ],
+)
+def test_short_and_spaced_trees_with_labels_are_read(tree, words):
+    assert parse_bracketed(tree, "x")[0] == words
+
+
+@NEEDS_DATA
+def test_every_binary_parse_of_snli_is_refused_and_every_labelled_one_read():
+    with (DATA / "snli_parsed" / "snli_dev_subset.jsonl").open() as lines:
+        rows = [json.loads(line) for line in lines]
+    for row in rows[::10]:
+        for name in ("sentence1", "sentence2"):
+            words, _ = parse_bracketed(row[f"{name}_parse"], "x")
+            assert len(words) == len(re.findall(r"[^\s()]+", row[f"{name}_binary_parse"]))
+            with pytest.raises(ValueError, match="binary parse"):
+                parse_bracketed(row[f"{name}_binary_parse"], "x")
 
 
 def test_categories_are_labels_without_functions():

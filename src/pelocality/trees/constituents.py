@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import functools
+import re
+from typing import TYPE_CHECKING
 
 from pelocality.trees.sentence import Constituent, Constituents, Dependencies, Sentence
 from pelocality.trees.spacing import unescape
 
+if TYPE_CHECKING:
+    from nltk import Tree
+
 _ROOTS = frozenset({"", "ROOT", "TOP"})
+_BINARY = (
+    "a bracketed tree must have a label in each node and each word in a node of its own, such as (NP (DT the) (NN "
+    "dog)), got {what!r}; if this is a binary parse without labels (sentence1_binary_parse of SNLI), take the field "
+    "with the labelled one (sentence1_parse)"
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,7 +51,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         The words and the phrases over them; a unary chain over the same words is one phrase with more labels.
 
     Raises:
-        ValueError: Where the brackets do not make one tree.
+        ValueError: Where the brackets do not make one tree of labelled nodes, each word in a node of its own:
+            binary parses without labels (``sentence1_binary_parse`` of SNLI) are refused.
 
     Examples:
         >>> words, phrases = parse_bracketed("(TOP (S (NP (DT The) (NN dog)) (VP (VBD ran))))", "gold")
@@ -54,7 +65,7 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     tags: list[str] = []
     found: list[tuple[int, int, str]] = []
 
-    def visit(node: Tree | str, tag: str | None) -> None:
+    def visit(node: Tree | str, tag: str | None, top: bool) -> None:
         if not isinstance(node, Tree):
             words.append(unescape(node))
             tags.append(tag or "")
@@ -63,21 +74,46 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         if label == "-NONE-":
             return
         leaf = len(node) == 1 and not isinstance(node[0], Tree)
+        if not leaf:
+            _check_labelled(node, top)
         place, start = len(found), len(words)
         if not leaf and label not in _ROOTS:
             found.append((start, start, category(label)))
         for child in node:
-            visit(child, label if leaf else None)
+            visit(child, label if leaf else None, top and label in _ROOTS and len(node) == 1)
         if not leaf and label not in _ROOTS:
             found[place] = (start, len(words), category(label))
 
-    visit(Tree.fromstring(bracketed), None)
+    tree = Tree.fromstring(bracketed)
+    if _looks_binary(bracketed):
+        raise ValueError(_BINARY.format(what=" ".join(bracketed.split())[:60]))
+    visit(tree, None, True)
     chains: dict[tuple[int, int], list[str]] = {}
     for start, end, label in found:
         if start < end:
             chains.setdefault((start, end), []).append(label)
     spans = tuple(Constituent(start, end, tuple(labels)) for (start, end), labels in chains.items())
     return tuple(words), Constituents(spans, source, tuple(tags), bracketed, automatic)
+
+
+def _check_labelled(node: Tree, top: bool) -> None:
+    """Refuse a node that is neither a phrase nor a word under its tag: reading on would lose words."""
+    from nltk import Tree
+
+    words = [child for child in node if not isinstance(child, Tree)]
+    if words or (not node.label() and not top):
+        raise ValueError(_BINARY.format(what=" ".join(str(node).split())[:60]))
+
+
+def _looks_binary(bracketed: str) -> bool:
+    """Spot the binary parses that have the form of a labelled tree: ``( They ( are ( sleeping . ) ) )``.
+
+    In a binary tree words outnumber brackets by one, in a labelled one only where it has one word or two;
+    SNLI's binary parses have a space after each bracket, and words are seldom all capitals, as labels are.
+    """
+    tokens = bracketed.replace("(", " ").replace(")", " ").split()
+    spaced = re.search(r"\([^\s)]", bracketed) is None
+    return spaced and len(tokens) == bracketed.count("(") + 1 and not all(token.isupper() for token in tokens[:-1])
 
 
 def dependency_constituents(dependencies: Dependencies) -> Constituents:
