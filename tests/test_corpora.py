@@ -1,8 +1,10 @@
 """Readers: streaming, exact text, line numbers in errors, counts of what was left out."""
 
 import json
+import unicodedata
 
 import pytest
+from hypothesis import given, strategies as st
 
 from pelocality.corpora import (
     SpacyParser,
@@ -197,6 +199,32 @@ def test_a_parser_gives_the_sides_their_structure():
 def test_plain_text_comes_back_exactly():
     for text in ("Well-known dogs don't bark; 3.5% do!", "  spaced   out ", "C'est l'été…", "他来了。"):
         assert plain_sentence(text).text == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("नमस्ते हिन्दी।", ("नमस्ते", "हिन्दी", "।")),
+        ("שָׁלוֹם עֲלֵיכֶם!", ("שָׁלוֹם", "עֲלֵיכֶם", "!")),
+        ("cafe\u0301 o\u0308de.", ("cafe\u0301", "o\u0308de", ".")),
+        ("สวัสดีครับ เพื่อน", ("สวัสดีครับ", "เพื่อน")),
+        ("မြန်မာစာ", ("မြန်မာစာ",)),
+        ("می\u200cروم خانه", ("می\u200cروم", "خانه")),
+        ("I ❤\ufe0f you", ("I", "❤\ufe0f", "you")),
+        ("他来了。", ("他来了", "。")),
+    ],
+)  # fmt: skip
+def test_a_mark_stays_with_its_letter(text, words):
+    sentence = plain_sentence(text)
+    assert (sentence.words, sentence.text) == (words, text)
+
+
+@given(st.text(st.sampled_from("ab1 .,!'-ि์ั\u0301\u200dก他か\u3099ا❤\ufe0f"), max_size=12))
+def test_no_plain_text_is_cut_before_a_mark(text):
+    sentence = plain_sentence(text)
+    assert sentence.text == text.strip()
+    for i, space in enumerate(sentence.spaces[:-1]):
+        assert space or unicodedata.category(sentence.words[i + 1][0])[0] != "M"
 
 
 @pytest.mark.parametrize(("parser", "package"), [(SpacyParser, "spacy"), (StanzaParser, "stanza")])

@@ -142,6 +142,13 @@ def test_scripts_without_spaces_have_words_all_the_same():
     assert len(sentence.written_words) == 4
 
 
+def test_marks_count_as_part_of_the_letter_they_stand_on():
+    assert Sentence(("か\u3099", "る"), ("", "")).written_words == ((0, 1), (1, 2))
+    assert join(["e\u0301", "a"], ["", ""]) == "e\u0301 a"
+    assert is_punctuation("\u203c\ufe0f")
+    assert not is_punctuation("नि")
+
+
 def test_join_puts_a_space_where_two_words_would_run_into_one():
     assert join(["用", "iPhone", "15"], ["", "", ""]) == "用iPhone 15"
     assert join(["don", "'t"], ["", ""]) == "don't"

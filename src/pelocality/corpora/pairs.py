@@ -11,10 +11,12 @@ from typing import Any
 
 from pelocality.corpora.corpus import Corpus, Record, existing, indexed, json_lines, json_object
 from pelocality.trees import Dropped, Pair, Sentence, align, parse_bracketed
+from pelocality.trees.spacing import is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = "no gold label"
-_WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
+_MARK = "\u0301"  # stands for every mark: re knows no class of them
+_WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
 
 
 def read_snli(path: str | Path) -> Corpus[Pair]:
@@ -177,6 +179,10 @@ def _read_row(
 def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
     """Cut a text into words at spaces and punctuation, without any further structure.
 
+    A word is letters and digits with their marks (vowel signs, accents). Scripts that put no spaces between words
+    (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are not cut into words: there, whatever stands between two
+    spaces or marks of punctuation is one word. Give ``read_pairs`` a parser that knows their words.
+
     Args:
         text: The text.
         language: ISO code, where known.
@@ -188,7 +194,10 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
     Examples:
         >>> plain_sentence("Well-known dogs don't bark.").words
         ('Well-known', 'dogs', "don't", 'bark', '.')
+        >>> plain_sentence("他来了。").words
+        ('他来了', '。')
     """
-    found = align(_WORD.findall(text), text)
+    shadow = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
+    found = align([text[match.start() : match.end()] for match in _WORD.finditer(shadow)], text)
     words, spaces = found or ((), ())
     return Sentence(words, spaces, uid=uid, language=language, source="plain text")

@@ -148,7 +148,7 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         if i and (tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
             spaces[i - 1] = ""
     for i in range(len(tokens) - 1):
-        if _unspaced(tokens[i][-1]) and _unspaced(tokens[i + 1][0]):
+        if _unspaced(_last_letter(tokens[i])) and _unspaced(tokens[i + 1][0]):
             spaces[i] = ""
     return tuple(spaces)
 
@@ -187,12 +187,33 @@ def is_punctuation(word: str) -> bool:
         >>> is_punctuation("..."), is_punctuation("don't"), is_punctuation("%")
         (True, False, False)
     """
-    return all((unicodedata.category(c).startswith("P") and c not in "%&@#") or c in "`´^~|=<>+" for c in word)
+    return all((unicodedata.category(c)[0] in "PM" and c not in "%&@#") or c in "`´^~|=<>+" for c in word)
+
+
+def is_mark(character: str) -> bool:
+    """Say whether a character belongs to the letter before it: vowel signs, accents, joiners.
+
+    Args:
+        character: One character.
+
+    Returns:
+        True for the Unicode categories Mn, Mc and Me and for the two zero-width joiners.
+
+    Examples:
+        >>> [is_mark(c) for c in "नि"], is_mark("n")
+        ([False, True], False)
+    """
+    return not character.isascii() and (unicodedata.category(character)[0] == "M" or character in "\u200c\u200d")
 
 
 @functools.lru_cache(maxsize=65536)
 def _unspaced(character: str) -> bool:
     return unicodedata.name(character, "").startswith(_UNSPACED)
+
+
+def _last_letter(word: str) -> str:
+    """Give the last character that is no mark: the name of a mark does not always tell its script."""
+    return next((c for c in reversed(word) if not is_mark(c)), word[-1])
 
 
 def is_glued(left: str, space: str, right: str) -> bool:
@@ -210,7 +231,7 @@ def is_glued(left: str, space: str, right: str) -> bool:
         >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
         (True, False, False)
     """
-    return not space and not _unspaced(left[-1]) and not _unspaced(right[0])
+    return not space and not _unspaced(_last_letter(left)) and not _unspaced(right[0])
 
 
 def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:
@@ -236,6 +257,6 @@ def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:
         if i + 1 == len(pieces):
             break
         following = pieces[i + 1]
-        runs_on = bool(piece and following) and piece[-1].isalnum() and following[0].isalnum()
+        runs_on = bool(piece and following) and _last_letter(piece).isalnum() and following[0].isalnum()
         text.append(" " if runs_on and is_glued(piece, gaps[i], following) else gaps[i])
     return "".join(text)
