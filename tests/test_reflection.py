@@ -161,6 +161,28 @@ def test_an_encoder_decoder_model_is_measured_in_its_encoder():
     assert reflection_gap(bart, tokens(1, 9)).shape == (1,)
 
 
+def test_a_model_whose_output_is_all_zero_has_no_gap():
+    model = tiny("t5")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert reflection_gap(model, tokens(2, 9)).tolist() == [0.0, 0.0]
+
+
+def test_broken_hidden_states_are_not_called_a_gap():
+    model = tiny("bert")
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[7] = float("nan")
+    gap = reflection_gap(model, torch.tensor([[7, 8, 9], [8, 8, 9]]))
+    assert gap.isnan().tolist() == [True, False]
+
+
+def test_a_model_without_its_own_positions_reads_any_length():
+    model = model_of("bert")
+    with attach(model, AttenuatedEncoding()):
+        assert reflection_gap(model, tokens(1, model.config.max_position_embeddings + 3)) < ROUNDING
+
+
 def test_the_model_comes_back_as_it_was():
     model = set_implementation(tiny("bert").train(), "sdpa")
     before = state(model)
@@ -174,7 +196,14 @@ def test_bad_input_is_named():
         (([7, 8],), TypeError, "input_ids must be a tensor of integers, got list"),
         ((torch.ones(1, 3),), TypeError, "input_ids must be a tensor of integers, got a tensor of torch.float32"),
         ((tokens(1, 3)[None],), ValueError, r"\(batch, n\) or \(n,\), got shape \(1, 1, 3\)"),
-        ((tokens(1, 3), torch.ones(1, 4).long()), ValueError, r"\(1, 3\), got \(1, 4\)"),
+        ((tokens(1, 3) > 9,), TypeError, "input_ids .* booleans"),
+        ((tokens(1, 3), torch.ones(1, 4).long()), ValueError, r"\(1, 3\), got shape \(1, 4\)"),
+        ((tokens(1, 3), torch.tensor(1)), ValueError, r"\(1, 3\), got shape \(\)"),
+        ((tokens(1, 3), torch.ones(1, 1, 3).long()), ValueError, r"\(1, 3\), got shape \(1, 1, 3\)"),
+        ((tokens(1, 3), [[1, 1, 1]]), TypeError, "attention_mask must be a tensor"),
+        ((tokens(1, model.config.max_position_embeddings + 1),), ValueError, "input_ids are too long.*ask for at most"),
+        ((torch.tensor([7, model.config.vocab_size]),), ValueError, "input_ids must be in 0"),
+        ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
         ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "every sequence a token"),
     ]:
         with pytest.raises(kind, match=message):

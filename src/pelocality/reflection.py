@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.architectures import architecture, known_families, pretrained
-from pelocality.extract.eager import eager_attention
+from pelocality.extract.eager import check_length, device_of, eager_attention
 
 
 def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -27,16 +27,18 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
     Args:
         model: A transformers model, with or without a task head; of an encoder-decoder model the encoder is measured.
         input_ids: (batch, n), or (n,) for one sequence. Special tokens are reversed like all others.
-        attention_mask: (batch, n), 1 for tokens and 0 for padding; tokens are reversed among themselves and padding
+        attention_mask: As input_ids, 1 for tokens and 0 for padding; tokens are reversed among themselves and padding
             stays where it is. None: all are tokens.
 
     Returns:
         (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
-        (about 1e-7 in float32). The model is left as it was.
+        (about 1e-7 in float32), or where all its hidden states are 0; NaN where they hold NaN or infinity. The model is
+        left as it was.
 
     Raises:
-        TypeError: No transformers model, or ids or a mask that are no integers.
-        ValueError: Ids or a mask of another shape.
+        TypeError: No transformers model, ids that are no integers, or a mask that holds neither integers nor booleans.
+        ValueError: Ids or a mask of another shape, ids outside the vocabulary, more of them than the model has
+            positions for, or a sequence that is padding alone.
 
     Note:
         Hidden states share a large common part, so a gap well below 1 is a large one. Compare models, and with
@@ -58,8 +60,8 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
     """
     ids, mask = _checked(input_ids, attention_mask)
     base = _base(model)
-    device = base.get_input_embeddings().weight.device
-    ids, mask = ids.to(device), mask.to(device)
+    _check_fit(base, ids)
+    ids, mask = ids.to(device_of(base)), mask.to(device_of(base))
     order = _reversed_among_tokens(mask)
     with eager_attention(model):
         forward = _hidden_states(base, ids, mask)
@@ -70,8 +72,8 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
         torch.linalg.vector_norm((states * tokens).double(), dim=(1, 2))
         for states in (forward - backward, forward, backward)
     )
-    gap: Tensor = difference / (one + other)
-    return gap
+    total = one + other
+    return torch.where(total == 0, 0, difference / total)  # two outputs of nothing but zeros are equal
 
 
 def _checked(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -81,15 +83,32 @@ def _checked(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, 
         if not isinstance(given, Tensor) or given.is_floating_point():
             kind = f"a tensor of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
             raise TypeError(f"{name} must be a tensor of integers, got {kind}; tokenizer(text, return_tensors='pt')")
+    if input_ids.dtype == torch.bool:
+        raise TypeError("input_ids must be a tensor of integers, got one of booleans; is it the attention mask?")
     if input_ids.ndim not in (1, 2) or input_ids.numel() == 0:
         raise ValueError(f"input_ids must be (batch, n) or (n,), got shape {tuple(input_ids.shape)}")
     ids = input_ids.reshape(-1, input_ids.shape[-1])
-    mask = torch.ones_like(ids) if attention_mask is None else attention_mask.reshape(-1, attention_mask.shape[-1])
-    if mask.shape != ids.shape:
-        raise ValueError(f"attention_mask must be shaped like input_ids, {tuple(ids.shape)}, got {tuple(mask.shape)}")
+    if attention_mask is None:
+        return ids, torch.ones_like(ids)
+    shape, wanted = tuple(attention_mask.shape), tuple(input_ids.shape)
+    if shape != wanted:
+        raise ValueError(f"attention_mask must be shaped like input_ids, {wanted}, got shape {shape}")
+    mask = attention_mask.reshape(ids.shape)
     if not bool((mask != 0).any(1).all()):
         raise ValueError("attention_mask must leave every sequence a token, and one has none")
     return ids, (mask != 0).long()
+
+
+def _check_fit(base: Any, ids: Tensor) -> None:
+    size = base.get_input_embeddings().weight.shape[0]
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= size:
+        raise ValueError(f"input_ids must be in 0..{size - 1}, the model's vocabulary, got {low if low < 0 else high}")
+    record = architecture(base) if base.config.model_type in known_families() else None
+    try:
+        check_length(base, record, ids.shape[1])
+    except ValueError as error:
+        raise ValueError(f"input_ids are too long: {error}") from None
 
 
 def _base(model: nn.Module) -> Any:
