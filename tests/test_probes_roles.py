@@ -215,6 +215,34 @@ def test_agreement_is_read_off_features_in_other_languages():
     }
 
 
+@pytest.mark.parametrize("agreement", ["skip", "reinflect"])
+@pytest.mark.parametrize(("first", "rows"), [("dogs", 0), ("dog", 1)])
+def test_a_verb_that_shares_the_subject_must_agree_with_the_new_one_too(first, rows, agreement):
+    plural = {"Number": "Plur"} if first == "dogs" else {"Number": "Sing"}
+    past = {"VerbForm": "Fin", "Tense": "Past"}
+    item = Sentence(
+        ("The", first, "bit", "a", "man", "and", "were" if first == "dogs" else "was", "gone"),
+        uid="c", language="en",
+        dependencies=Dependencies((2, 3, 0, 5, 3, 8, 8, 3),
+                                  ("det", "nsubj", "root", "det", "obj", "cc", "cop", "conj"), "gold",
+                                  ("DET", "NOUN", "VERB", "DET", "NOUN", "CCONJ", "AUX", "ADJ"),
+                                  ({}, plural, past, {}, {"Number": "Sing"}, {}, past, {})),
+    )  # fmt: skip
+    probe = semantic_role_swap([item], source="dependencies", agreement=agreement)
+    assert [row["hypothesis"] for row in probe] == ["A man bit the dog and was gone"] * rows
+    assert probe_info(probe).set_aside == ({} if rows else {"another verb would not agree with its new subject": 1})
+    assert semantic_role_swap([item], source="dependencies", agreement="ignore").num_rows == 1
+
+
+@pytest.mark.parametrize(("number", "rows"), [("Plur", 0), ("Sing", 1)])
+def test_verbs_that_share_a_subject_are_read_together_in_other_languages(number, rows):
+    features = ({"Number": "Sing"}, {"VerbForm": "Fin"}, {"Number": number}, {}, {"Number": "Sing", "VerbForm": "Fin"})
+    item = framed(("rex", "vidit", "canes", "et", "fugit"), ("nsubj", "root", "obj", "cc", "conj"), (2, 0, 2, 5, 2),
+                  (("ARG0", 0, 1), ("ARG1", 2, 3)), 1, upos=("NOUN", "VERB", "NOUN", "CCONJ", "VERB"),
+                  features=features, language="la")  # fmt: skip
+    assert len(semantic_role_swap([item])) == rows
+
+
 def nli(label="entailment"):
     item = sentence("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT the) (NN hat))))")
     return Pair(item, item, label, "p")

@@ -27,6 +27,30 @@ def _small(letter: str, language: str) -> str:
     return {"I": "ı", "İ": "i"}.get(letter, letter.lower()) if language in ("tr", "az") else letter.lower()
 
 
+def is_all_capitals(sentence: Sentence) -> bool:
+    """Say whether a sentence is written in capitals throughout.
+
+    Args:
+        sentence: The sentence.
+
+    Returns:
+        True for ``THE DOG BIT HIM.``; no word of it owes its capital to its place.
+    """
+    return sentence.text.isupper() and any(word.isupper() and len(word) > 1 for word in sentence.words)
+
+
+def is_camel_case(word: str) -> bool:
+    """Say whether a word starts small and has a capital within.
+
+    Args:
+        word: A word.
+
+    Returns:
+        True for ``iPhone`` and ``eBay``, which are written so wherever they stand.
+    """
+    return word[0].islower() and any(letter.isupper() for letter in word[1:])
+
+
 def starts_sentence(sentence: Sentence, start: int) -> bool:
     """Say whether a word stands where a sentence starts, and so may owe its capital to that.
 
@@ -54,8 +78,10 @@ def uncapitalised(sentence: Sentence, start: int, end: int) -> str | SetAside:
     """
     text = sentence.written(start, end)
     word = sentence.words[start]
-    if not starts_sentence(sentence, start) or not word[0].isupper() or word == "I":
+    if not starts_sentence(sentence, start) or not word[0].isupper() or word == "I" or is_all_capitals(sentence):
         return text
+    if sentence.language == "en" and len(word) > 1 and word.isupper() and word.lower() in english.LOWER_CASE:
+        return SetAside("whose capital the first word bears is unknown")  # "THE dog": louder, or half a heading
     lowered = _small(text[0], sentence.language) + text[1:]
     if sentence.language == "en" and word.lower() in english.LOWER_CASE:
         return lowered

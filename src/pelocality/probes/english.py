@@ -293,8 +293,8 @@ def inflect(finite: str, tag: str | None, number: Number) -> str | None:
         ImportError: Where lemminflect is not installed.
 
     Examples:
-        >>> inflect("Does", "VBZ", "plural"), inflect("watch", "VBP", "3sg"), inflect("was", "VBD", "plural")
-        ('Do', 'watches', 'were')
+        >>> inflect("Does", "VBZ", "plural"), inflect("watch", "VBP", "3sg"), inflect("WAS", "VBD", "plural")
+        ('Do', 'watches', 'WERE')
     """
     word = finite.lower()
     if word in BE:
@@ -313,4 +313,6 @@ def inflect(finite: str, tag: str | None, number: Number) -> str | None:
         form = forms[0]
     else:
         return None
+    if finite.isupper() and len(finite) > 1:
+        return form.upper()
     return form.capitalize() if finite[0].isupper() else form

@@ -10,11 +10,12 @@ from typing import Literal
 import datasets
 
 from pelocality.probes.build import Item, Row, SetAside, build, check_seed, generator_for
+from pelocality.probes.candidates import Candidate, Filler
 from pelocality.probes.clauses import Clause, Slot, constituent_clauses, dependency_clauses
 from pelocality.probes.english import SYMMETRIC_VERBS
 from pelocality.probes.rows import check_choice, check_labels, content_of, name_of, pair_features, pair_row, span
 from pelocality.probes.stretches import Spans
-from pelocality.probes.swapping import Agreement, Candidate, Filler, Replacement, exchange
+from pelocality.probes.swapping import Agreement, Replacement, exchange
 from pelocality.trees import Dropped, Pair, Records, Sentence
 
 LabelPolicy = str | Callable[[str], str | None]

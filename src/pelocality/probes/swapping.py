@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pelocality.probes import english
 from pelocality.probes.build import SetAside
-from pelocality.probes.capitals import capital, starts_sentence, uncapitalised
+from pelocality.probes.candidates import Candidate, Filler
+from pelocality.probes.capitals import capital, is_all_capitals, is_camel_case, starts_sentence, uncapitalised
+from pelocality.probes.forbidden import check_english
 from pelocality.trees import Sentence, is_punctuation
 
 Agreement = Literal["skip", "reinflect", "ignore"]
-
-
-@dataclass(frozen=True, slots=True)
-class Filler:
-    """The filler of a role: its words, and whether it is a subject (None where nobody knows)."""
-
-    role: str
-    start: int
-    end: int
-    subject: bool | None = None
-    object: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Two fillers that may change places, and what is known of their clause.
-
-    ``verb`` and ``finite`` are words, None where unknown or absent; ``checked`` says that the clause was
-    found in a tree, so that an absent finite verb means a clause without one.
-    """
-
-    fillers: tuple[Filler, Filler]
-    verb: int | None
-    finite: int | None
-    extent: tuple[int, int]
-    voice: str
-    lemma: str = ""
-    shared: bool = False
-    checked: bool = False
 
 
 Replacement = tuple[int, int, str, str]  # start, end, text, and the role or "agreement"
@@ -66,7 +37,7 @@ def exchange(
         if reason:
             return SetAside(reason)
     if sentence.language == "en":
-        reason = _check_english(sentence, candidate, symmetric)
+        reason = check_english(sentence, candidate, symmetric)
         if reason:
             return SetAside(reason)
     replacements: list[Replacement] = []
@@ -171,116 +142,6 @@ def _head(heads: Sequence[int], filler: Filler) -> int:
     return outside[0] if outside else filler.end - 1
 
 
-def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
-    tags = english.tags_of(sentence)
-    lower = [word.lower() for word in sentence.words]
-    verb = lower[candidate.verb] if candidate.verb is not None else ""
-    if verb in english.COPULAS or candidate.lemma in ("be", "become", "seem", "remain"):
-        return "the verb is a copula"
-    if verb in english.verb_forms(symmetric) or candidate.lemma in symmetric:
-        return "the verb is symmetric"
-    if verb in english.MEASURE_VERBS:
-        return "the verb takes a measure"
-    if verb in english.QUOTING_VERBS:
-        return "the verb takes words"
-    reason = _check_verb_phrase(sentence, candidate, lower, tags)
-    if reason:
-        return reason
-    for filler, other in (candidate.fillers, candidate.fillers[::-1]):
-        words = lower[filler.start : filler.end]
-        own = tags[filler.start : filler.end] if tags is not None else None
-        reason = _check_noun_phrase(words, own)
-        if reason:
-            return reason
-        their = lower[other.start : other.end]
-        owner = (english.POSSESSIVES | english.THIRD_PERSON) & set(words if len(words) > 1 else ())
-        if owner and not (
-            len(their) == 1 and their[0] in english.PRONOUN_NUMBER and their[0] not in english.THIRD_PERSON
-        ):
-            return "a pronoun in one filler may mean the other"
-    start, end = candidate.extent
-    if candidate.verb is not None and any(
-        word in english.FLOATING and not any(f.start <= i < f.end for f in candidate.fillers)
-        for i, word in enumerate(lower[start:end], start)
-        if i < candidate.verb
-    ):
-        return "a quantifier floats off its filler"
-    return None
-
-
-def _check_verb_phrase(
-    sentence: Sentence, candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None
-) -> str | None:
-    """Look at the words around the verb: likeness, *have on*, and what a parser may have misread."""
-    if candidate.verb is None:
-        return None
-    after = lower[candidate.verb + 1 : candidate.verb + 2]
-    if lower[candidate.verb] in english.SENSE_VERBS and after == ["like"]:
-        return "the verb is symmetric"
-    last = max(filler.end for filler in candidate.fillers)
-    if lower[candidate.verb] in ("have", "has", "had", "having") and lower[last : last + 1] == ["on"]:
-        return "the verb is 'have on'"
-    if not sentence.automatic or tags is None:
-        return None
-    if (
-        after
-        and after[0] in english.PREPOSITIONAL_PARTICLES
-        and any(filler.start == candidate.verb + 2 for filler in candidate.fillers)
-    ):
-        return "a particle may be a preposition"
-    for filler in candidate.fillers:
-        if _may_go_on(filler, candidate.verb, lower, tags):
-            return "a filler may not end where the parser ends it"
-    if tags[candidate.verb] == "VB" and candidate.finite is None and "to" not in lower[: candidate.verb]:
-        return "whether the verb is finite is in doubt"
-    return None
-
-
-def _may_go_on(filler: Filler, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
-    """Look for what parsers cut off a noun phrase, or take into it, most often."""
-    following = words[filler.end : filler.end + 1]
-    if following in (["and"], ["or"]):
-        return True
-    if following == ["to"] and filler.end - filler.start == 1:  # "making something to eat"
-        return words[filler.start] in english.PRONOUN_NUMBER
-    if filler.end < verb:  # "a man with a hat on is ..."
-        return following == ["on"] or tags[filler.end] in ("IN", "RP")
-    # "holding a microphone singing": whoever sings
-    return "VBG" in tags[filler.start + 1 : filler.end] and bool(filler.object)
-
-
-def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None) -> str | None:
-    """Say why an English filler is not a plain noun phrase, if it is not."""
-    if set(words[:2]) & english.WH_WORDS or (tags and tags[0] in ("WDT", "WP", "WP$", "WRB")):
-        return "a filler is interrogative or relative"
-    if english.NEGATIVE_POLARITY & set(words):
-        return "a filler is bound to negation"
-    if len(words) > 1 and (words[0] in english.ACCUSATIVE or words[0] in english.NOMINATIVE.keys() - {"her"}):
-        return "a pronoun inside a longer filler"
-    if any(
-        w in ("and", "or") and words[k + 1] in {*english.ACCUSATIVE, *english.NOMINATIVE}
-        for k, w in enumerate(words[:-1])
-    ):
-        return "a pronoun inside a longer filler"
-    if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
-        return "a filler is not headed by a noun"
-    if tags is None:
-        return None
-    if tags[0] in ("IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
-        return "a filler is not a noun phrase"
-    head = english.head_of(words, tags)
-    if head is None:
-        return "a filler is not headed by a noun"
-    if ("TO", "VB") in itertools.pairwise(tags):
-        return "a filler carries an infinitive"  # "a role to play": its subject is the other filler
-    if any(m == words[head] or m + "s" == words[head] for m in english.MEASURES):
-        return "a filler is a measure"
-    bare = tags[head] == "NN" and words[head] not in english.PRONOUN_NUMBER
-    if bare and not any(t in ("DT", "PRP$", "POS", "CD", "PDT", "NNP", "NNPS") for t in tags[:head]):
-        return "a filler is a bare singular noun"
-    return None
-
-
 def _placed(sentence: Sentence, candidate: Candidate, here: Filler, other: Filler) -> str | SetAside:
     """Write the other filler as it must stand here: pronoun case, and capitals of a sentence's first word."""
     text = uncapitalised(sentence, other.start, other.end)
@@ -292,12 +153,17 @@ def _placed(sentence: Sentence, candidate: Candidate, here: Filler, other: Fille
             nominative = _wants_nominative(sentence, candidate, here)
             if nominative is None:
                 return SetAside("which case a pronoun must take is unknown")
-            text = (english.NOMINATIVE if nominative else english.ACCUSATIVE).get(pronoun, text)
+            form = (english.NOMINATIVE if nominative else english.ACCUSATIVE).get(pronoun, text)
+            text = form.upper() if (len(text) > 1 and text.isupper()) or is_all_capitals(sentence) else form
         if (pronoun in english.PRONOUN_NUMBER and len(pronoun) < 5 and here.object
                 and candidate.verb is not None and here.start != candidate.verb + 1):  # fmt: skip
             return SetAside("a pronoun would stand apart from its verb")
-    if starts_sentence(sentence, here.start) and sentence.words[here.start][0].isupper():
-        text = capital(text[0], sentence.language) + text[1:]
+    there = sentence.words[here.start]
+    if starts_sentence(sentence, here.start) and not is_camel_case(sentence.words[other.start]):
+        if is_camel_case(there):  # "iPhones" bear none: would others here?
+            return SetAside("whose capital the first word bears is unknown")
+        if not there[0].islower():
+            text = capital(text[0], sentence.language) + text[1:]
     return text
 
 
@@ -331,20 +197,20 @@ def _agreement(sentence: Sentence, candidate: Candidate, agreement: Agreement) -
     word, tag = sentence.words[finite], tags[finite] if tags is not None else None
     if old is not None and tag is not None and not english.agrees(word, tag, old, old):
         return SetAside("the verb does not agree with the subject it has")
+    if candidate.shared and (old is None or old != new):
+        return SetAside("another verb would not agree with its new subject")
     if english.agrees(word, tag, old, new):
         return []
     if agreement == "skip":
         return SetAside("the verb would not agree with its new subject")
     if new is None:
         return SetAside("the number of the new subject is in doubt")
-    if candidate.shared:
-        return SetAside("several verbs would have to be re-inflected")
     form = english.inflect(word, tag, new)
     place = next((place for place in sentence.written_words if place[0] == finite), None)
     if form is None or place is None:
         return SetAside("the verb cannot be re-inflected")
     rest = sentence.written(finite + 1, place[1])  # the n't of "doesn't"
-    if form == "am" and rest:
+    if form.lower() == "am" and rest:
         return SetAside("the verb cannot be re-inflected")
     return [(*place, form + rest, "agreement")]
 
@@ -358,7 +224,10 @@ def _foreign_agreement(
         return []
     other = next(f for f in candidate.fillers if f is not subject)
     old, new = (layer.features[_head(layer.heads, f)] for f in (subject, other))
-    marked = layer.features[candidate.finite]
+    marked = set(layer.features[candidate.finite])
+    if candidate.shared and layer.upos is not None:  # "went and were seen": what any of the verbs marks
+        verbs = (i for i in range(*candidate.extent) if layer.upos[i] in ("VERB", "AUX"))
+        marked.update(*(layer.features[i] for i in verbs))
     default = {"Person": "3"}
     for feature in ("Number", "Person", "Gender"):
         if feature in marked and old.get(feature, default.get(feature)) != new.get(feature, default.get(feature)):

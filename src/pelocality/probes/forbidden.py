@@ -1,0 +1,138 @@
+"""What forbids an exchange in English: verbs whose roles are no two, fillers that are no plain noun phrase."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from pelocality.probes import english
+from pelocality.probes.candidates import Candidate, Filler
+from pelocality.probes.capitals import is_all_capitals, starts_sentence
+from pelocality.trees import Sentence
+
+
+def check_english(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
+    """Say why two English fillers must stay where they are, if they must.
+
+    Args:
+        sentence: The sentence.
+        candidate: The fillers and their clause.
+        symmetric: Base forms of verbs whose roles mean the same exchanged.
+
+    Returns:
+        The reason, None where nothing speaks against the exchange.
+    """
+    tags = english.tags_of(sentence)
+    lower = [word.lower() for word in sentence.words]
+    verb = lower[candidate.verb] if candidate.verb is not None else ""
+    if (
+        candidate.verb is not None
+        and not starts_sentence(sentence, candidate.verb)
+        and sentence.words[candidate.verb][0].isupper()
+        and not is_all_capitals(sentence)
+    ):
+        return "the sentence is written as a heading"  # "The Dog Bit Him": which words bear a capital is a style's
+    if verb in english.COPULAS or candidate.lemma in ("be", "become", "seem", "remain"):
+        return "the verb is a copula"
+    if verb in english.verb_forms(symmetric) or candidate.lemma in symmetric:
+        return "the verb is symmetric"
+    if verb in english.MEASURE_VERBS:
+        return "the verb takes a measure"
+    if verb in english.QUOTING_VERBS:
+        return "the verb takes words"
+    reason = _check_verb_phrase(sentence, candidate, lower, tags)
+    if reason:
+        return reason
+    for filler, other in (candidate.fillers, candidate.fillers[::-1]):
+        words = lower[filler.start : filler.end]
+        own = tags[filler.start : filler.end] if tags is not None else None
+        reason = _check_noun_phrase(words, own)
+        if reason:
+            return reason
+        their = lower[other.start : other.end]
+        owner = (english.POSSESSIVES | english.THIRD_PERSON) & set(words if len(words) > 1 else ())
+        if owner and not (
+            len(their) == 1 and their[0] in english.PRONOUN_NUMBER and their[0] not in english.THIRD_PERSON
+        ):
+            return "a pronoun in one filler may mean the other"
+    start, end = candidate.extent
+    if candidate.verb is not None and any(
+        word in english.FLOATING and not any(f.start <= i < f.end for f in candidate.fillers)
+        for i, word in enumerate(lower[start:end], start)
+        if i < candidate.verb
+    ):
+        return "a quantifier floats off its filler"
+    return None
+
+
+def _check_verb_phrase(
+    sentence: Sentence, candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None
+) -> str | None:
+    """Look at the words around the verb: likeness, *have on*, and what a parser may have misread."""
+    if candidate.verb is None:
+        return None
+    after = lower[candidate.verb + 1 : candidate.verb + 2]
+    if lower[candidate.verb] in english.SENSE_VERBS and after == ["like"]:
+        return "the verb is symmetric"
+    last = max(filler.end for filler in candidate.fillers)
+    if lower[candidate.verb] in ("have", "has", "had", "having") and lower[last : last + 1] == ["on"]:
+        return "the verb is 'have on'"
+    if not sentence.automatic or tags is None:
+        return None
+    if (
+        after
+        and after[0] in english.PREPOSITIONAL_PARTICLES
+        and any(filler.start == candidate.verb + 2 for filler in candidate.fillers)
+    ):
+        return "a particle may be a preposition"
+    for filler in candidate.fillers:
+        if _may_go_on(filler, candidate.verb, lower, tags):
+            return "a filler may not end where the parser ends it"
+    if tags[candidate.verb] == "VB" and candidate.finite is None and "to" not in lower[: candidate.verb]:
+        return "whether the verb is finite is in doubt"
+    return None
+
+
+def _may_go_on(filler: Filler, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Look for what parsers cut off a noun phrase, or take into it, most often."""
+    following = words[filler.end : filler.end + 1]
+    if following in (["and"], ["or"]):
+        return True
+    if following == ["to"] and filler.end - filler.start == 1:  # "making something to eat"
+        return words[filler.start] in english.PRONOUN_NUMBER
+    if filler.end < verb:  # "a man with a hat on is ..."
+        return following == ["on"] or tags[filler.end] in ("IN", "RP")
+    # "holding a microphone singing": whoever sings
+    return "VBG" in tags[filler.start + 1 : filler.end] and bool(filler.object)
+
+
+def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None) -> str | None:
+    """Say why an English filler is not a plain noun phrase, if it is not."""
+    if set(words[:2]) & english.WH_WORDS or (tags and tags[0] in ("WDT", "WP", "WP$", "WRB")):
+        return "a filler is interrogative or relative"
+    if english.NEGATIVE_POLARITY & set(words):
+        return "a filler is bound to negation"
+    if len(words) > 1 and (words[0] in english.ACCUSATIVE or words[0] in english.NOMINATIVE.keys() - {"her"}):
+        return "a pronoun inside a longer filler"
+    if any(
+        w in ("and", "or") and words[k + 1] in {*english.ACCUSATIVE, *english.NOMINATIVE}
+        for k, w in enumerate(words[:-1])
+    ):
+        return "a pronoun inside a longer filler"
+    if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
+        return "a filler is not headed by a noun"
+    if tags is None:
+        return None
+    if tags[0] in ("IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
+        return "a filler is not a noun phrase"
+    head = english.head_of(words, tags)
+    if head is None:
+        return "a filler is not headed by a noun"
+    if ("TO", "VB") in itertools.pairwise(tags):
+        return "a filler carries an infinitive"  # "a role to play": its subject is the other filler
+    if any(m == words[head] or m + "s" == words[head] for m in english.MEASURES):
+        return "a filler is a measure"
+    bare = tags[head] == "NN" and words[head] not in english.PRONOUN_NUMBER
+    if bare and not any(t in ("DT", "PRP$", "POS", "CD", "PDT", "NNP", "NNPS") for t in tags[:head]):
+        return "a filler is a bare singular noun"
+    return None
