@@ -302,6 +302,29 @@ def test_it_takes_its_place_in_torchs_encoder_whose_fast_path_keeps_away(nested)
         assert encoder(x, mask=causal, is_causal=True).shape == x.shape
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_with_the_way_out():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    encoder.layers[0].self_attn = PositionalSelfAttention(8, 2, ALiBi(2))  # after the encoder chose nested tensors
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad(), pytest.raises(ValueError, match="enable_nested_tensor=False"):
+        encoder(torch.randn(2, 5, 8), src_key_padding_mask=padding)
+    jagged = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
+    with pytest.raises(ValueError, match="to_padded_tensor"):
+        PositionalSelfAttention(8, 2)(jagged)
+
+
+def test_a_layer_moved_elsewhere_leaves_the_encoding_it_was_given_alone():
+    encoding = AttenuatedEncoding(2, learnable=True)
+    one, other = (PositionalSelfAttention(8, 2, encoding) for _ in range(2))
+    assert one.encoding is other.encoding is encoding  # layers given one encoding share it
+    double = PositionalSelfAttention(8, 2, encoding, dtype=torch.float64)
+    on_meta = PositionalSelfAttention(8, 2, encoding, device="meta")
+    assert {p.dtype for p in double.parameters()} == {torch.float64}
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
+    assert {(p.dtype, p.device.type) for p in encoding.parameters()} == {(torch.float32, "cpu")}
+
+
 @MODES
 def test_half_precision_and_autocast_stay_close(mode):
     torch.manual_seed(0)
@@ -348,7 +371,27 @@ def test_layers_of_one_encoding_share_its_bias():
     [
         (lambda: PositionalSelfAttention(7, 2), ValueError, "multiple of num_heads"),
         (lambda: PositionalSelfAttention(8, 2, mode="multiply"), ValueError, "mode must be"),
+        (lambda: PositionalSelfAttention(8, 0), ValueError, "num_heads must be at least 1"),
+        (lambda: PositionalSelfAttention(8, 2.0), TypeError, "num_heads must be an integer"),
+        (lambda: PositionalSelfAttention(8, True), TypeError, "num_heads must be an integer"),
+        (lambda: PositionalSelfAttention(8.0, 2), TypeError, "embed_dim must be an integer"),
         (lambda: PositionalSelfAttention(8, 2, dropout=1.0), ValueError, "dropout"),
+        (lambda: PositionalSelfAttention(8, 2, dropout=None), TypeError, "dropout must be a number"),
+        (lambda: PositionalSelfAttention(8, 2, dropout=True), TypeError, "dropout must be a number"),
+        (lambda: PositionalSelfAttention(8, 2, bias="no"), TypeError, "bias must be True or False"),
+        (lambda: PositionalSelfAttention(8, 2)([[1.0] * 8]), TypeError, "query must be a tensor, got list"),
+        (lambda: PositionalSelfAttention(8, 2)(None), TypeError, "query must be a tensor, got NoneType"),
+        (
+            lambda: PositionalSelfAttention(8, 2)(torch.ones(1, 2, 8), key_padding_mask=[[False, True]]),
+            TypeError,
+            "key_padding_mask must be a tensor, got list",
+        ),
+        (
+            lambda: PositionalSelfAttention(8, 2)(torch.ones(1, 1, 8), attn_mask=[[False]]),
+            TypeError,
+            "attn_mask must be a tensor, got list",
+        ),
+        (lambda: PositionalSelfAttention(8, 2)(torch.ones(1, 0, 8)), ValueError, "at least one position"),
         (lambda: PositionalSelfAttention(8, 2, ALiBi(heads=4)), ValueError, "1 or 2 heads"),
         (lambda: PositionalSelfAttention(8, 2, nn.Identity()), TypeError, "Identity"),
         (lambda: PositionalSelfAttention(8, 2)(torch.ones(1, 3, 6)), ValueError, "query must be"),

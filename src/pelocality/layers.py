@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pelocality.encodings import Encoding, NoEncoding
+from pelocality.encodings.checks import count
 from pelocality.scores import masked_softmax
 
 Mode = Literal["add", "concat", "sequence"]
@@ -28,20 +30,27 @@ class PositionalSelfAttention(nn.Module):
     with the encoding's ``bias`` and weights ``P``, one of each per head, Q = X W_q and so on: the three ways of the
     code of Chen et al. (2023). It is called as ``nn.MultiheadAttention(batch_first=True)`` is, names its parameters as
     that does (its ``state_dict`` loads in add mode with ``strict=False``), and can take its place in
-    ``nn.TransformerEncoderLayer``.
+    ``nn.TransformerEncoderLayer(batch_first=True)``.
+
+    Warning:
+        Never in an ``nn.TransformerEncoderLayer`` without ``batch_first=True``, which is not its default: the attention
+        module alone knows of that flag, so that after the exchange nothing is left to see that the sequence comes
+        first, and the layer would attend over the batch, without a word unless a mask fails to fit.
 
     Args:
         embed_dim: d.
         num_heads: H; d_head = d / H.
-        encoding: Of H heads, or of one that all share; None: no encoding. A causal one makes the layer causal.
+        encoding: Of H heads, or of one that all share; None: no encoding. A causal one makes the layer causal. It is
+            kept as it is, not copied, so that layers given one encoding share what it learns; with a device or a dtype
+            the layer keeps a copy, moved there, and yours stays as it was.
         mode: How it enters.
         dropout: Share of attention weights left out while training; P is left whole.
         bias: Whether the projections have one.
-        device: Where the parameters and the encoding go.
-        dtype: Their precision.
+        device: Where the parameters and the encoding go; None: torch's default, and the encoding stays where it is.
+        dtype: Their precision; None: as for device.
 
     Raises:
-        TypeError: An encoding that is none.
+        TypeError: An encoding that is none, or an argument of another type than stated.
         ValueError: embed_dim that num_heads does not divide, an encoding of another number of heads, an unknown mode.
 
     Note:
@@ -72,10 +81,14 @@ class PositionalSelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        if count("embed_dim", embed_dim) % count("num_heads", num_heads):
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
         if mode not in ("add", "concat", "sequence"):
             raise ValueError(f"mode must be 'add', 'concat' or 'sequence', got {mode!r}")
+        if not isinstance(bias, bool):
+            raise TypeError(f"bias must be True or False, got {bias!r}")
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
+            raise TypeError(f"dropout must be a number, got {dropout!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         encoding = NoEncoding() if encoding is None else encoding
@@ -90,7 +103,8 @@ class PositionalSelfAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **place)) if bias else None
         self.out_proj = nn.Linear(embed_dim * (2 if mode == "concat" else 1), embed_dim, bias, **place)
         self.mix_proj = nn.Linear(embed_dim, embed_dim, bias, **place) if mode == "sequence" else None
-        self.encoding.to(**place)
+        if device is not None or dtype is not None:  # .to() works in place, and the caller's is not ours to cast
+            self.encoding = copy.deepcopy(encoding).to(**place)
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
@@ -132,15 +146,18 @@ class PositionalSelfAttention(nn.Module):
             in its row, and its output is the projection's bias.
 
         Raises:
-            TypeError: A mask that holds neither booleans nor floats.
-            ValueError: Keys or values other than the queries, or shapes that do not fit.
+            TypeError: A query that is no tensor, or a mask that is no tensor of booleans or floats.
+            ValueError: Keys or values other than the queries, shapes that do not fit, or a nested tensor.
         """
         if (key is not None and key is not query) or (value is not None and value is not query):
             raise ValueError("this is self-attention: key and value must be the query itself, or left out")
+        _check_tensors(query=query, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
         if query.ndim not in (2, 3) or query.shape[-1] != self.embed_dim:
             raise ValueError(
                 f"query must be (batch, n, {self.embed_dim}) or (n, {self.embed_dim}), got shape {tuple(query.shape)}"
             )
+        if query.shape[-2] == 0:
+            raise ValueError(f"query must hold at least one position, got shape {tuple(query.shape)}")
         x = query if query.ndim == 3 else query[None]
         if query.ndim == 2 and key_padding_mask is not None and key_padding_mask.ndim == 1:
             key_padding_mask = key_padding_mask[None]
@@ -234,3 +251,15 @@ class PositionalSelfAttention(nn.Module):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.embed_dim}, {self.num_heads}, mode={self.mode!r}, dropout={self.dropout}"
+
+
+def _check_tensors(query: Tensor, **masks: Tensor | None) -> None:
+    for name, given in {"query": query, **masks}.items():
+        if not isinstance(given, Tensor) and (given is not None or name == "query"):
+            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
+        if given is not None and given.is_nested:
+            raise ValueError(
+                f"{name} must be a padded tensor with a key_padding_mask, got a nested one; where "
+                "nn.TransformerEncoder made it, build that with enable_nested_tensor=False, else call "
+                f"{name}.to_padded_tensor(0.0)"
+            )
