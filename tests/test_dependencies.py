@@ -241,7 +241,7 @@ def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
     ({"tokenizer": byte_level()}, ValueError, "add_prefix_space=True"),
     ({"tokenizer": None}, TypeError, "tokenizer must be a transformers tokenizer, got NoneType"),
     ({"tokenizer": lambda text: text}, ValueError, "tokenizer must be a fast one"),
-    ({"sentences": [Sentence(("a",))]}, ValueError, "none of 1 has; see read_conllu"),
+    ({"sentences": [Sentence(("a",))]}, ValueError, r"none of 1 has \(\{'no dependencies': 1\}\); see read_conllu"),
     ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
     ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
     ({"sentences": []}, ValueError, "sentences must have dependencies"),

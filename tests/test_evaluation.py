@@ -45,9 +45,11 @@ def shuffled(count=12, seed=0):
 
 def made(originals, edits, **columns):
     """A probe by hand, of labels alone: the hypothesis of each pair is what the model should answer."""
-    n = len(originals)
-    texts = {"original_premise": ["x"] * n, "premise": ["y"] * n}
+    names = columns.get("uid", range(len(originals)))
+    texts = {f"{side}premise": [f"{side}{name}" for name in names] for side in ("original_", "")}
     texts |= {"original_hypothesis": originals, "hypothesis": edits}
+    if "label" in columns:
+        texts["original_label"] = columns["label"]
     return datasets.Dataset.from_dict(texts | columns)
 
 
@@ -253,7 +255,8 @@ def test_labels_may_be_numbers_whose_names_the_dataset_knows():
     values = made(["neutral", "entailment"], ["neutral", "neutral"], label=[1, 0])
     with pytest.raises(ValueError, match="labels of the probe must be names"):
         evaluate(echo, None, values)
-    named = values.cast_column("label", datasets.ClassLabel(names=["entailment", "neutral"]))
+    names = datasets.ClassLabel(names=["entailment", "neutral"])
+    named = values.cast_column("label", names).cast_column("original_label", names)
     assert evaluate(echo, None, named).examples["correct"].tolist() == [True, False]
 
 
@@ -261,6 +264,9 @@ def test_single_sentences_work_as_pairs_do():
     probe = datasets.Dataset.from_dict({"original_sentence": ["good", "bad"], "sentence": ["good", "good"]})
     assert evaluate(lambda texts: texts, None, probe).agreement.value == 0.5
     labelled = probe.add_column("label", ["good", "bad"])
+    with pytest.raises(ValueError, match="no original_label; where both are the same"):
+        evaluate(lambda texts: texts, None, labelled)
+    labelled = labelled.add_column("original_label", labelled["label"])
     assert evaluate(lambda texts: texts, None, labelled).difference.value == -0.5
 
 
@@ -271,7 +277,7 @@ def test_texts_longer_than_the_model_are_cut_counted_and_logged(caplog):
         assert evaluate(classifier(), wordpiece(), probe).truncated == 1
     assert "1 texts were cut" in caplog.text
     assert "1 texts cut" in repr(evaluate(classifier(), wordpiece(), probe))
-    assert evaluate(classifier(), wordpiece(), probe, max_length=3).truncated == 3
+    assert evaluate(classifier(), wordpiece(), probe, max_length=5).truncated == 1
 
 
 def test_a_callable_may_give_scores_of_classes_that_are_named():
@@ -311,6 +317,20 @@ def test_bad_input_is_refused():
         evaluate(model, tokenizer, shuffled(), labels="entailment")
     with pytest.raises(ValueError, match="batch_size must be a positive number"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
+    with pytest.raises(ValueError, match="max_length must be a number of tokens, at least"):
+        evaluate(model, tokenizer, shuffled(), max_length=0)
+    with pytest.raises(TypeError, match="confidence must be a number"):
+        evaluate(model, tokenizer, shuffled(), confidence="95")
+    with pytest.raises(ValueError, match="a column 'group', a name that evaluate gives itself"):
+        evaluate(model, tokenizer, shuffled().add_column("group", list(range(len(shuffled())))))
+    with pytest.raises(ValueError, match="class names must differ"):
+        evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), labels=[*THREE, THREE[0].upper()])
+    with pytest.raises(ValueError, match="scores that are NaN"):
+        evaluate(lambda p, h: np.full((len(p), 3), np.nan), None, shuffled(), labels=THREE)
+    broken = classifier()
+    torch.nn.init.constant_(broken.classifier.weight, torch.nan)
+    with pytest.raises(ValueError, match="logits that are NaN"):
+        evaluate(broken, tokenizer, shuffled())
     with pytest.raises(ValueError, match="no padding token"):
         evaluate(model, byte_level(), shuffled())
     with pytest.raises(TypeError, match="tokenizer must be the model's tokenizer, got NoneType"):
@@ -349,6 +369,21 @@ def test_several_runs_give_their_mean_and_students_interval():
     assert (row["low"], row["high"]) == pytest.approx((-20 - 4.303 * 10 / 3**0.5, -20 + 4.303 * 10 / 3**0.5), abs=0.01)
 
 
+def test_originals_of_two_corpora_are_told_apart_by_their_texts_and_not_by_their_ids():
+    rows = {"a b c": "neutral", "d e f": "entailment"}
+    found = {
+        text: evaluate(
+            lambda premises, hypotheses: ["neutral"] * len(premises),
+            None,
+            random_shuffling(read_pairs([{"premise": text, "hypothesis": "x", "label": label}])),
+        )
+        for text, label in rows.items()
+    }
+    assert found["a b c"].examples["uid"].tolist() == found["d e f"].examples["uid"].tolist()
+    values = paper_table({"m": found}).values.set_index("column")
+    assert values.loc["original", "value"] == 50
+
+
 def test_intervals_over_runs_stay_within_what_is_possible():
     labels = ["neutral"] * 10
     runs = [evaluate(echo, None, made(labels[:k] + ["entailment"] * (10 - k), labels, label=labels)) for k in (0, 10)]
@@ -363,6 +398,10 @@ def test_tables_of_nothing_or_of_something_else_are_refused():
     with pytest.raises(TypeError, match=r"models\['m'\]\['Random'\] must be an Evaluation"):
         paper_table({"m": {"Random": [0.5]}})
     found = evaluate(echo, None, made(["a"], ["a"], label=["a"]))
+    with pytest.raises(ValueError, match=r"models\['n'\] has no evaluation"):
+        paper_table({"m": {"Random": found}, "n": {}})
+    with pytest.raises(ValueError, match="different numbers of runs"):
+        paper_table({"m": {"Random": [found, found], "Sh-3": found}})
     with pytest.raises(ValueError, match="Sym is given for 'n'"):
         paper_table({"m": {"Random": found}}, symmetry={"n": 1})
     with pytest.raises(ValueError, match="a column of its own"):

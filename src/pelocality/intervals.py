@@ -188,8 +188,12 @@ def check_confidence(confidence: float, resamples: int) -> None:
         resamples: number of resamples.
 
     Raises:
+        TypeError: for what is no number.
         ValueError: for a coverage outside (0, 1), or fewer than 1 resample.
     """
+    for name, given in (("confidence", confidence), ("resamples", resamples)):
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise TypeError(f"{name} must be a number, got {given!r}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")
     if resamples < 1:

@@ -117,10 +117,15 @@ def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], C
             )
         if item.dependencies is None:
             left_out["no dependencies"] += 1
+        elif len(item.words) < 2:
+            left_out["fewer than two words"] += 1
         else:
             chosen.append(item)
     if not chosen:
-        raise ValueError(f"sentences must have dependencies, none of {sum(left_out.values())} has; see read_conllu")
+        raise ValueError(
+            f"sentences must have dependencies between words, none of {sum(left_out.values())} has ({dict(left_out)}); "
+            "see read_conllu"
+        )
     return chosen, left_out
 
 

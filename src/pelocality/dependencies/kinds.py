@@ -124,6 +124,8 @@ def compare_head_kinds(
         row |= {"p": mcnemar(int((second & ~first).sum()), int((first & ~second).sum()))}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
         rows.append(row)
+    if not rows:
+        raise ValueError(f"no relation has {minimum} questions in both halves; give more sentences, or a lower minimum")
     table = pd.DataFrame(rows)
     table["q"] = stats.false_discovery_control(table["p"])
     table = table.sort_values(["direction", "distance"], ignore_index=True)

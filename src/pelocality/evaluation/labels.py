@@ -52,8 +52,8 @@ def class_names(config: Any, labels: Sequence[str] | None, wanted: Collection[st
                 f"the model's config calls its classes {', '.join(own)}, which cannot be matched with the probe's "
                 f"labels {_listed(wanted)}; set config.id2label, or pass labels= in the order of the logits"
             )
-        return _distinct(own)
-    names = _distinct(check_labels(labels))
+        return distinct(own)
+    names = distinct(check_labels(labels))
     if len(names) != len(own):
         raise ValueError(f"labels must name the model's {len(own)} classes, got {len(names)}: {', '.join(names)}")
     theirs = [normal(name) for name in own]
@@ -116,7 +116,18 @@ def right(gold: str, given: str) -> bool:
     return gold == given or (NOT_ENTAILMENT in lumped and bool(lumped & set(OTHERS)))
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names of classes as they are compared, refusing two that are the same.
+
+    Args:
+        names: names of classes.
+
+    Returns:
+        One normal name for each.
+
+    Raises:
+        ValueError: where two cannot be told apart.
+    """
     plain = [normal(name) for name in names]
     if len(set(plain)) < len(plain):
         raise ValueError(f"class names must differ, got {', '.join(names)}; pass labels= in the order of the logits")

@@ -154,7 +154,8 @@ def log_likelihood(
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             if beginning:
                 ids = [first, *ids]
-            yield _Scored(number, ids, list(range(len(ids) - 1)), ids[1:])
+            if ids:
+                yield _Scored(number, ids, list(range(len(ids) - 1)), ids[1:])
 
     return _log_likelihood(model, tokenizer, _texts(sentences), once, reduction, batch_size, progress)
 

@@ -19,6 +19,7 @@ from pelocality.evaluation.labels import (
     check_labels,
     check_match,
     class_names,
+    distinct,
     normal,
 )
 
@@ -87,6 +88,14 @@ class Classifier:
                 "model.config.pad_token_id, or pass batch_size=1"
             )
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+        if max_length is not None and (
+            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < least
+        ):
+            raise ValueError(
+                f"max_length must be a number of tokens, at least {least} for two texts and the special tokens between "
+                f"them, got {max_length!r}"
+            )
         limits = [limit for limit in (max_length, tokenizer.model_max_length, position_limit(model)) if limit]
         self.limit = min(limits)
         self.truncated: set[Texts] = set()
@@ -119,6 +128,8 @@ class Classifier:
                 f"model must classify sequences, with logits ({len(batch)}, {len(self.classes)}); "
                 f"{type(self.model).__name__} gave {got}; load it with AutoModelForSequenceClassification"
             )
+        if logits.isnan().any():
+            raise ValueError(f"{type(self.model).__name__} gave logits that are NaN; look at its weights and precision")
         return logits.cpu()
 
 
@@ -127,7 +138,7 @@ class Answering:
 
     def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, wanted: set[str]) -> None:
         self.function = function
-        self.classes = None if labels is None else [normal(name) for name in check_labels(labels)]
+        self.classes = None if labels is None else distinct(check_labels(labels))
         if self.classes is not None:
             check_match(self.classes, wanted)
         self.known = set(self.classes) if self.classes is not None else set(wanted)
@@ -159,4 +170,6 @@ class Answering:
             )
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
+        if np.isnan(scores).any():
+            raise ValueError("model returned scores that are NaN")
         return [(self.classes[row.argmax()], float("nan")) for row in scores]

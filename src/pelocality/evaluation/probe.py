@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from pelocality.intervals import check_confidence
 logger = logging.getLogger(__name__)
 _CHUNK = 2048  # rows in memory at a time; texts are sorted by length within
 _TEXTS = (("premise", "hypothesis"), ("sentence",))
+_ANSWERS = tuple(f"{side}{name}" for side in ("", "original_") for name in ("prediction", "probability", "correct"))
+_OURS = ("original", "group", "agrees", *_ANSWERS)
 
 
 def evaluate(
@@ -56,9 +59,11 @@ def evaluate(
             ``sentence``) and the same under ``original_``. Without labels only the agreement is known.
         labels: names of the model's classes in the order of its logits, where its configuration does not say.
         groups: column whose equal values are drawn together by the bootstrap: rows that share a sentence are not
-            independent. None takes ``uid``. In SNLI three pairs share a premise: ``groups="original_premise"``.
+            independent. None draws the edits of one original together. In SNLI three pairs share a premise:
+            ``groups="original_premise"``.
         batch_size: texts per forward pass.
-        max_length: tokens a text is cut to; None takes what the model can read. Cut texts are counted and logged.
+        max_length: tokens a text is cut to, special tokens included; None takes what the model can read. Cut texts
+            are counted and logged.
         confidence: coverage of the intervals.
         resamples: bootstrap resamples.
         seed: seeds the bootstrap.
@@ -70,7 +75,8 @@ def evaluate(
 
     Raises:
         TypeError: for a probe that is no ``datasets.Dataset``, or a model that answers something else.
-        ValueError: for labels that cannot be matched, an empty probe, or one without the columns.
+        ValueError: for labels that cannot be matched, scores that are NaN, an empty probe, or one without the
+            columns.
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -89,7 +95,7 @@ def evaluate(
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be a positive number of texts, got {batch_size!r}")
     texts = _text_columns(probe)
-    frame = _evidence(probe, groups)
+    frame = _evidence(probe, texts, groups)
     wanted = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | Answering
     if isinstance(model, nn.Module):
@@ -141,8 +147,16 @@ def _text_columns(probe: Any) -> tuple[str, ...]:
     )
 
 
-def _evidence(probe: datasets.Dataset, groups: str | None) -> pd.DataFrame:
-    """Return the columns of a probe that are no texts, its labels by normal name, and the groups."""
+def _evidence(probe: datasets.Dataset, texts: Sequence[str], groups: str | None) -> pd.DataFrame:
+    """Return the columns of a probe that are no texts, its labels by normal name, its originals and the groups."""
+    taken = [name for name in _OURS if name in probe.column_names and name != groups]
+    if taken:
+        raise ValueError(f"probe has a column {taken[0]!r}, a name that evaluate gives itself; rename the column")
+    if "label" in probe.column_names and "original_label" not in probe.column_names:
+        raise ValueError(
+            "probe has label, of the edits, and no original_label; where both are the same: "
+            "probe.add_column('original_label', probe['label'])"
+        )
     plain = [
         name
         for name, feature in probe.features.items()
@@ -150,8 +164,7 @@ def _evidence(probe: datasets.Dataset, groups: str | None) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(probe.select_columns(plain).with_format(None)[:], index=range(len(probe)))
     for name in ("label", "original_label"):
-        source = name if name in probe.column_names else "label"
-        frame[name] = pd.Series(_labels(probe, source), index=frame.index, dtype=object)
+        frame[name] = pd.Series(_labels(probe, name), index=frame.index, dtype=object)
     missing = frame[["label", "original_label"]].isna()
     if missing.any(axis=None) and not missing.all(axis=None):
         raise ValueError(
@@ -162,9 +175,16 @@ def _evidence(probe: datasets.Dataset, groups: str | None) -> pd.DataFrame:
         raise ValueError(
             f"groups must be a column of the probe, one of {', '.join(probe.column_names)}, got {groups!r}"
         )
-    column = groups if groups is not None else "uid" if "uid" in frame else None
-    frame["group"] = frame.index if column is None else list(probe.with_format(None)[column])
+    originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
+    labelled = zip(originals, frame["original_label"], strict=True)
+    frame["original"] = [_digest(*sides, label or "") for sides, label in labelled]
+    frame["group"] = frame["original"] if groups is None else list(probe.with_format(None)[groups])
     return frame
+
+
+def _digest(*texts: str) -> str:
+    """Return a name for an original, the same in every probe; a uid may stand for another text in another corpus."""
+    return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
 
 
 def _is_text(name: str) -> bool:

@@ -111,7 +111,8 @@ def paper_table(
 
     Raises:
         TypeError: for something that is no evaluation.
-        ValueError: for no model, an evaluation without labels, or an unknown model in ``symmetry`` or ``locality``.
+        ValueError: for no model, a model without evaluations or with more runs of one probe than of another, an
+            evaluation without labels, or an unknown model in ``symmetry`` or ``locality``.
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -143,11 +144,13 @@ def paper_table(
                 raise ValueError(f"{metric} is given for {model!r}, which is none of {', '.join(models)}")
             add(0, model, metric, (Estimate(float(value), float("nan"), float("nan")), 1))
     for model, probes in models.items():
+        if not probes:
+            raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
         runs = {name: _runs(model, name, found) for name, found in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
             mine = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
             if mine:
-                add(part, model, column, _originals(list(mine.values())))
+                add(part, model, column, _originals(model, mine))
             for name, found in mine.items():
                 add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
     columns = ("model", "column", "value", "low", "high", "runs")
@@ -165,20 +168,17 @@ def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     return runs
 
 
-def _originals(probes: Sequence[Sequence[Evaluation]]) -> tuple[Estimate, int]:
+def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> tuple[Estimate, int]:
     """Return the accuracy on every original that one of the probes edits, run by run."""
-    runs = min(map(len, probes))
+    runs = {name: len(found) for name, found in probes.items()}
+    if len(set(runs.values())) > 1:
+        raise ValueError(f"models[{model!r}] has probes of different numbers of runs, {runs}; give as many of each")
     found = []
-    for run in range(runs):
-        evaluations = [probe[run] for probe in probes]
-        frames = [evaluation.examples for evaluation in evaluations]
-        if not all("uid" in frame for frame in frames):
-            frames = frames[:1]  # nothing says which originals are the same
-        else:
-            frames = [pd.concat(frames).drop_duplicates("uid")]
-        right = frames[0]["original_correct"]
+    for evaluations in zip(*probes.values(), strict=True):
+        originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")
+        right = originals["original_correct"]
         found.append(proportion(int(right.sum()), len(right), evaluations[0].confidence))
-    return _over_runs(found, probes[0][0].confidence, least=0)
+    return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
 
 
 def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> tuple[Estimate, int]:
@@ -198,5 +198,6 @@ def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
 
 def _latex(text: str) -> str:
     """Return text with LaTeX's own characters escaped, and minus signs as such."""
-    escaped = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    named = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    escaped = re.sub(r"[&%$#_{}\\^~]", lambda found: named.get(found[0], "\\" + found[0]), text)
     return re.sub(r"(?<![\w)])-(?=\d)", "$-$", escaped)
