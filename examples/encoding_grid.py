@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
     parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)

@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
     parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     arguments, options = parser.parse_known_args()

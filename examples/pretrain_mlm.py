@@ -190,7 +190,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--form", choices=("weights", "logits"), default="logits")
     parser.add_argument("--learnable", action="store_true", help="train decay and symmetry")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument(
         "--length", type=int, default=32, help="tokens a block; in long ones positions take long to learn"
@@ -198,7 +198,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--masked", type=float, default=0.3, help="share of the words asked for; BERT's is 0.15")
     parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements and checkpoints")
     parser.add_argument("--words", type=int, default=16, help="identical words per measurement")
