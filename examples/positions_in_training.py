@@ -79,10 +79,12 @@ def figure(trajectories: pd.DataFrame) -> plt.Figure:
     fig, axes = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained", sharex=True)
     for metric, ax in zip(METRICS, axes.flat, strict=True):
         plots.trajectory(trajectories, metric, ax=ax)
+        ax.set_ylim(-1 if metric == "direction_balance" else 0, 1)  # what is possible; three seeds reach beyond
         ax.grid(alpha=0.25, linewidth=0.6)
-        ax.label_outer()
-    for ax in axes.flat[1:]:
         ax.get_legend().remove()
+    for ax in axes[0]:
+        ax.set_xlabel("")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     return fig
 
 
