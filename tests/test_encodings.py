@@ -157,6 +157,15 @@ def test_what_is_added_for_real_tokens_does_not_depend_on_padding(make):
     torch.testing.assert_close(padded.expand(1, 3, 7, 7)[0, :, :5, :5], encoding(5))
 
 
+def test_a_mask_that_tells_heads_apart_gives_an_encoding_of_one_head_as_many():
+    mask = torch.ones(1, 3, 1, 4).bool()
+    mask[0, 1, 0, 2:] = False
+    many = AttenuatedEncoding(3, decay=0.2)
+    one = AttenuatedEncoding(1, decay=0.2)
+    assert torch.equal(one(4, mask=mask), many(4, mask=mask))
+    assert torch.equal(one.weights(4, mask=mask), many.weights(4, mask=mask))
+
+
 def test_a_query_that_sees_nothing_has_no_weights():
     weights = NoEncoding().weights(3, mask=torch.tensor([[0, 0, 0], [1, 0, 0]]))
     assert torch.equal(weights[:, 0, 1], torch.tensor([[0.0, 0, 0], [1, 0, 0]]))
@@ -373,10 +382,18 @@ def test_an_encoding_of_ones_own_needs_only_its_formula():
         (lambda: ALiBi(heads=2).relative(0), ValueError, "n must be at least 1"),
         (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 4, dtype=torch.bool)), ValueError, "mask must be"),
         (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 3)), TypeError, "booleans or integers"),
+        (
+            lambda: ALiBi(heads=2)(3, mask=torch.ones(1, 3, 3, 3).bool()),
+            ValueError,
+            "1 head or the encoding's 2, got 3",
+        ),
+        (lambda: ALiBi(heads=2)(3, dtype=torch.int64), TypeError, "dtype must be a floating-point"),
+        (lambda: ALiBi(heads=2, slopes=1e40), ValueError, r"slopes must be a number that torch\.float32 can hold"),
         (lambda: ALiBi(heads=2).score_modification(3, 2), ValueError, "at least query_length"),
         (lambda: FixedWindow(width=-1), ValueError, "width"),
         (lambda: SinusoidalEncoding(width=5), ValueError, "even"),
         (lambda: SinusoidalEncoding(base=math.inf), ValueError, "base"),
+        (lambda: SinusoidalEncoding(base="a"), TypeError, "base must be a number"),
         (lambda: T5Buckets(heads=1, buckets=2), ValueError, "buckets"),
         (lambda: T5Buckets(heads=1, max_distance=8), ValueError, "max_distance"),
         (lambda: KERPLE(heads=1, kernel="gauss"), ValueError, "kernel"),

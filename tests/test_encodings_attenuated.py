@@ -166,6 +166,12 @@ def test_a_learned_encoding_starts_where_it_was_told():
         ({"decay": [0.1, 0.2, 0.3]}, ValueError, "each of 2 heads"),
         ({"decay": "big"}, TypeError, "decay must be a number"),
         ({"symmetry": -1.0}, ValueError, "symmetry must be above 0"),
+        ({"decay": 1e40}, ValueError, r"decay must be a number that torch\.float32 can hold"),
+        ({"decay": 1e-60}, ValueError, r"decay must be a number that torch\.float32 can hold"),
+        ({"decay": True}, TypeError, "decay must be a number"),
+        ({"decay": [0.1, True]}, TypeError, "decay must be a number"),
+        ({"learnable": 1}, TypeError, "learnable must be"),
+        ({"learnable": None}, TypeError, "learnable must be"),
         ({"scale": math.inf}, ValueError, "scale must be finite"),
         ({"form": "bias"}, ValueError, "form must be"),
         ({"learnable": "slope"}, ValueError, "learnable must be"),
@@ -209,6 +215,21 @@ def test_targets_are_those_of_the_weights_in_every_form(form):
     assert set(dict(encoding.named_parameters())) == {"log_decay", "log_symmetry"}
 
 
+@pytest.mark.parametrize("form", ["weights", "logits"])
+def test_targets_may_come_with_a_scale_per_head(form):
+    encoding = AttenuatedEncoding.from_targets(locality=0.3, length=64, heads=2, form=form, scale=[0.5, 2.0])
+    assert encoding.scale.tolist() == [0.5, 2.0]
+    assert locality(encoding.weights(64)).tolist() == pytest.approx([0.3, 0.3], abs=1e-5)
+
+
+def test_a_decay_however_steep_gives_numbers():
+    for decay, lean, scale in [(3e38, 3e38, 1.0), (3e38, 1e-30, 1e30), (1e-30, 1e-30, 1.0), (1e38, 2.0, 0.0)]:
+        for form in ("weights", "logits"):
+            encoding = AttenuatedEncoding(decay=decay, symmetry=lean, scale=scale, form=form)
+            assert torch.isfinite(encoding.weights(9)).all()
+            assert not encoding(9).isnan().any()
+
+
 def test_no_balance_asked_for_is_symmetric_to_the_bit():
     encoding = AttenuatedEncoding.from_targets(locality=0.2, length=100, heads=4)
     assert encoding.heads == 4
@@ -245,6 +266,12 @@ def test_targets_at_a_long_length_need_no_matrix():
         ({"locality": "much", "length": 64}, TypeError, "locality must be a number"),
         ({"locality": [0.4, 0.5], "direction_balance": [0.1, 0.2, 0.3], "length": 64}, ValueError, "got 2 and 3"),
         ({"locality": 0.4, "length": 64, "form": "logits", "scale": 0.0}, ValueError, "scale"),
+        ({"locality": [0.3, 0.4, 0.5], "length": 64, "heads": 2}, ValueError, "each of 2 heads, got 3"),
+        ({"locality": 0.4, "length": 64, "heads": 0}, ValueError, "heads must be at least 1"),
+        ({"locality": 0.4, "length": 64, "heads": 2.0}, TypeError, "heads must be an integer"),
+        ({"locality": ["a", 0.4], "length": 64}, TypeError, "locality must be a number"),
+        ({"locality": [], "length": 64}, ValueError, "locality must be a number"),
+        ({"locality": 0.4, "length": 64, "scale": "a"}, TypeError, "scale must be a number"),
     ],
 )
 def test_targets_out_of_reach_are_refused_with_the_range(targets, error, words):

@@ -1,5 +1,6 @@
 """Tables of distances: what they learn, what they start from, and how they grow."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,9 @@ def test_resizing_keeps_precision_and_freedom():
     table.values.requires_grad_(False)
     assert table.resize(6).values.dtype == torch.float64
     assert not table.resize(6).values.requires_grad
+    half = ramp(learnable=False).half()  # its numbers keep their precision, what it gives does not
+    assert half.resize(6)(3).dtype == torch.float16
+    assert half.resize(6).values.dtype == torch.float32
     assert not dict(ramp(learnable=False).resize(6).named_parameters())
 
 
@@ -107,6 +111,9 @@ def test_resizing_keeps_precision_and_freedom():
     ("call", "error", "words"),
     [
         (lambda: DistanceTable(length=0), ValueError, "length"),
+        (lambda: DistanceTable(signed=np.True_), TypeError, "signed must be True or False"),
+        (lambda: DistanceTable(shared="no"), TypeError, "shared must be True or False"),
+        (lambda: DistanceTable(learnable="no"), TypeError, "learnable must be True or False"),
         (lambda: ramp().resize(0), ValueError, "length"),
         (lambda: DistanceTable.from_encoding(torch.eye(3), 4), TypeError, "relative"),
         (lambda: DistanceTable.from_encoding(FixedWindow(), 9), ValueError, "masks some distances"),

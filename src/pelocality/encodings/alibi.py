@@ -40,7 +40,7 @@ class ALiBi(RelativeEncoding):
     def __init__(self, heads: int, slopes: PerHead | None = None, causal: bool = False) -> None:
         super().__init__(heads, causal)
         numbers = _published_slopes(heads) if slopes is None else slopes
-        self.register_buffer("fixed_slopes", per_head("slopes", numbers, heads).to(self.working_dtype))
+        self.register_buffer("fixed_slopes", self._working(per_head("slopes", numbers, heads)))
 
     @property
     def slopes(self) -> Tensor:
@@ -54,6 +54,6 @@ class ALiBi(RelativeEncoding):
 
 def _published_slopes(heads: int) -> Tensor:
     smaller = 2 ** math.floor(math.log2(heads))
-    first = torch.arange(1, smaller + 1, dtype=torch.float64) / smaller
-    between = (torch.arange(heads - smaller, dtype=torch.float64) + 0.5) / smaller
+    first = torch.arange(1, smaller + 1, dtype=torch.float64, device="cpu") / smaller
+    between = (torch.arange(heads - smaller, dtype=torch.float64, device="cpu") + 0.5) / smaller
     return torch.exp2(-8 * torch.cat([first, between]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import PerHead, per_head
+from pelocality.encodings.checks import PerHead, count, per_head, positive
 from pelocality.encodings.protocol import RelativeEncoding, ScoreModification
 from pelocality.scores import masked_softmax, toeplitz
 
@@ -81,11 +81,11 @@ class AttenuatedEncoding(RelativeEncoding):
             raise ValueError(f"form must be 'weights' or 'logits', got {form!r}")
         self.form = form
         self.learnable = learnable if isinstance(learnable, bool) else _names(learnable)
-        learned = (
-            ({"decay"} if causal else {"decay", "symmetry"})
-            if learnable is True
-            else set(self.learnable if isinstance(self.learnable, tuple) else ())
-        )
+        if isinstance(self.learnable, bool):
+            names: tuple[str, ...] = () if not self.learnable else ("decay",) if causal else ("decay", "symmetry")
+        else:
+            names = self.learnable
+        self._learned = learned = frozenset(names)
         leaning = per_head("symmetry", symmetry, heads)
         if causal and (bool((leaning != 1).any()) or "symmetry" in learned):
             raise ValueError("a causal encoding has no right side: leave symmetry at 1 and do not learn it")
@@ -93,16 +93,15 @@ class AttenuatedEncoding(RelativeEncoding):
         self._hold("symmetry", leaning, "symmetry" in learned)
         scale = per_head("scale", scale, heads, positive=False)
         if "scale" in learned:
-            self.free_scale = nn.Parameter(scale.expand(heads).to(self.working_dtype, copy=True))
+            self.free_scale = nn.Parameter(self._working(scale.expand(heads)))
         else:
-            self.register_buffer("fixed_scale", scale.to(self.working_dtype))
+            self.register_buffer("fixed_scale", self._working(scale))
 
     def _hold(self, name: str, value: Tensor, learned: bool) -> None:
         if learned:
-            logarithm = value.log().expand(self.heads).to(self.working_dtype, copy=True)
-            self.register_parameter(f"log_{name}", nn.Parameter(logarithm))
+            self.register_parameter(f"log_{name}", nn.Parameter(self._working(value.log().expand(self.heads))))
         else:
-            self.register_buffer(f"fixed_{name}", value.to(self.working_dtype))
+            self.register_buffer(f"fixed_{name}", self._working(value))
 
     @property
     def decay(self) -> Tensor:
@@ -120,18 +119,23 @@ class AttenuatedEncoding(RelativeEncoding):
         return self._scale().expand(self.heads)
 
     def _positive(self, name: str) -> Tensor:
-        logarithm = self._parameters.get(f"log_{name}")
-        if logarithm is not None:
-            return logarithm.to(self.working_dtype).exp()
-        return self.get_buffer(f"fixed_{name}").to(self.working_dtype)
+        # read as an attribute: in DataParallel and FSDP a parameter is no entry of _parameters
+        held: Tensor = getattr(self, f"log_{name}" if name in self._learned else f"fixed_{name}")
+        held = held.to(self.working_dtype)
+        return positive(held) if name in self._learned else held
 
     def _scale(self) -> Tensor:
-        free = self._parameters.get("free_scale")
-        return (self.get_buffer("fixed_scale") if free is None else free).to(self.working_dtype)
+        held: Tensor = self.free_scale if "scale" in self._learned else self.get_buffer("fixed_scale")
+        return held.to(self.working_dtype)
 
     @property
     def shares_out(self) -> bool:  # noqa: D102
         return self.form == "weights"
+
+    @property
+    def future_only(self) -> str | None:  # noqa: D102
+        leans = "symmetry" in self._learned or bool((self.symmetry != 1).any())
+        return "symmetry" if leans else None
 
     def at(self, distance: Tensor) -> Tensor:
         """Return log e at signed distances; in the logits form times the scale.
@@ -144,8 +148,10 @@ class AttenuatedEncoding(RelativeEncoding):
         """
         trailing = (-1, *(1,) * distance.ndim)
         w, s = self._positive("decay").view(trailing), self._positive("symmetry").view(trailing)
-        kernel = -torch.where(distance < 0, w, s * w) * distance.square()
-        return self._scale().view(trailing) * kernel if self.form == "logits" else kernel
+        # finite however steep: an infinity times a distance or a scale of 0 would be NaN
+        most = torch.finfo(self.working_dtype).max
+        kernel = (-torch.where(distance < 0, w, (s * w).clamp(max=most)) * distance.square()).clamp(min=-most)
+        return (self._scale().view(trailing) * kernel).clamp(-most, most) if self.form == "logits" else kernel
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         if self.form == "logits":
@@ -216,7 +222,7 @@ class AttenuatedEncoding(RelativeEncoding):
         heads: int | None = None,
         form: Form = "weights",
         learnable: bool | Sequence[str] = False,
-        scale: float = 1.0,
+        scale: PerHead = 1.0,
         causal: bool = False,
     ) -> Self:
         """Find the decay and symmetry that give a wanted locality and direction balance.
@@ -231,7 +237,7 @@ class AttenuatedEncoding(RelativeEncoding):
             direction_balance: What `direction_balance` shall read: 0 symmetric, below 0 leans left, above 0 right;
                 a number or one per head. A causal encoding has none to choose.
             length: At how many positions. Another length gives other numbers.
-            heads: H; None: as many as targets.
+            heads: H, as many as targets where those are several; None: as many as targets.
             form: As for the class; the targets are those of delta in both.
             learnable: As for the class.
             scale: As for the class; in the logits form the decay is divided by it.
@@ -242,7 +248,8 @@ class AttenuatedEncoding(RelativeEncoding):
 
         Raises:
             TypeError: A target that is no number.
-            ValueError: Targets that no decay and symmetry reach, with the range that can be reached.
+            ValueError: A number of targets that is not heads, or targets that no decay and symmetry reach, with the
+                range that can be reached.
 
         Examples:
             >>> from pelocality.metrics import locality, direction_balance
@@ -254,12 +261,15 @@ class AttenuatedEncoding(RelativeEncoding):
         """
         from pelocality.encodings.targets import solve  # scipy is slow to import, and only this needs it
 
-        if form == "logits" and not scale > 0:
-            raise ValueError(f"scale must be above 0 for the logits form to have targets, got {scale}")
         decay, symmetry = solve(locality, direction_balance, length, causal)
+        if heads is None:
+            heads = len(decay)
+        elif len(decay) not in (1, count("heads", heads)):
+            raise ValueError(f"locality and direction_balance must be one for each of {heads} heads, got {len(decay)}")
+        scales = per_head("scale", scale, heads, positive=form == "logits")  # only a positive one leaves delta alone
         return cls(
-            heads=max(len(decay), 1 if heads is None else heads),
-            decay=[w / scale for w in decay] if form == "logits" else decay,
+            heads=heads,
+            decay=torch.tensor(decay, dtype=torch.float64, device="cpu") / (scales if form == "logits" else 1),
             symmetry=symmetry,
             form=form,
             learnable=learnable,
@@ -269,6 +279,8 @@ class AttenuatedEncoding(RelativeEncoding):
 
 
 def _names(learnable: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(learnable, (str, Sequence, Set)):
+        raise TypeError(f"learnable must be True, False or names of 'decay', 'symmetry', 'scale', got {learnable!r}")
     names = (learnable,) if isinstance(learnable, str) else tuple(learnable)
     unknown = [name for name in names if name not in ("decay", "symmetry", "scale")]
     if unknown:

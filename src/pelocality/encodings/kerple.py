@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import PerHead, per_head
+from pelocality.encodings.checks import PerHead, per_head, positive
 from pelocality.encodings.protocol import RelativeEncoding
 
 
@@ -56,19 +56,22 @@ class KERPLE(RelativeEncoding):
         if kernel == "power" and bool((r_2 >= 2).any()):
             raise ValueError(f"curvature of the power kernel must be below 2, got {curvature!r}")
         bounded = r_2.log() if kernel == "log" else (r_2 / 2).logit()
-        self.log_strength = nn.Parameter(r_1.log().expand(heads).to(self.working_dtype, copy=True))
-        self.free_curvature = nn.Parameter(bounded.expand(heads).to(self.working_dtype, copy=True))
+        self.log_strength = nn.Parameter(self._working(r_1.log().expand(heads)))
+        self.free_curvature = nn.Parameter(self._working(bounded.expand(heads)))
 
     @property
     def strength(self) -> Tensor:
         """r_1 of every head, (heads,)."""
-        return self.log_strength.to(self.working_dtype).exp()
+        return positive(self.log_strength.to(self.working_dtype))
 
     @property
     def curvature(self) -> Tensor:
         """r_2 of every head, (heads,)."""
         free = self.free_curvature.to(self.working_dtype)
-        return free.exp() if self.kernel == "log" else 2 * free.sigmoid()
+        if self.kernel == "log":
+            return positive(free)
+        bounds = torch.finfo(torch.float32)
+        return (2 * free.sigmoid()).clamp(bounds.tiny, 2 - bounds.eps)  # rounding reaches the ends, which are excluded
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         away = distance.abs()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.cache import BiasCache
-from pelocality.encodings.checks import count, plain
+from pelocality.encodings.cache import BiasCache, fingerprint
+from pelocality.encodings.checks import count, flag, plain
 from pelocality.scores import masked_softmax, toeplitz
 
 ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -39,12 +39,9 @@ class Encoding(nn.Module, ABC):
 
     def __init__(self, heads: int, causal: bool = False) -> None:
         super().__init__()
-        if not isinstance(causal, bool):
-            raise TypeError(f"causal must be True or False, got {causal!r}")
         self.heads = count("heads", heads)
-        self.causal = causal
+        self.causal = flag("causal", causal)
         self.cache = BiasCache()
-        self._identity: tuple[Hashable, Hashable] | None = None
         self._like: Tensor
         # holds nothing but the dtype and device that the module was moved to
         self.register_buffer("_like", torch.empty(0), persistent=False)
@@ -56,6 +53,11 @@ class Encoding(nn.Module, ABC):
         Where it does not, `forward` hands no mask to `bias`, and one tensor serves every batch.
         """
         return True
+
+    @property
+    def future_only(self) -> str | None:
+        """The argument that acts on the future alone, or None; `attach` refuses it where the future is hidden."""
+        return None
 
     @abstractmethod
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
@@ -93,14 +95,14 @@ class Encoding(nn.Module, ABC):
 
         Returns:
             (heads, query, key), or (batch, heads, query, key) where the mask changes it; on the module's device. Do
-            not write into it: equal encodings share it.
+            not write into it: equal encodings share it. A mask that tells heads apart gives an encoding of one head
+            as many as the mask has.
 
         Raises:
-            TypeError: A length that is no integer.
+            TypeError: A length that is no integer, a mask of floats, or a dtype that is no float.
             ValueError: A length below 1, more queries than keys, or a mask that does not fit.
         """
-        bias = self.distinct(query_length, key_length, mask=mask, dtype=dtype)
-        return bias.expand(*bias.shape[:-3], self.heads, -1, -1)
+        return self._every_head(self.distinct(query_length, key_length, mask=mask, dtype=dtype))
 
     def weights(self, n: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the attention that the encoding stands for: what its bias gives where content says nothing.
@@ -119,9 +121,8 @@ class Encoding(nn.Module, ABC):
             TypeError: A length that is no integer.
             ValueError: A length below 1, or a mask that does not fit.
         """
-        visible = _visible(mask, count("n", n), n)
-        weights = masked_softmax(self._kernel(n, n, visible), visible)
-        return weights.expand(*weights.shape[:-3], self.heads, -1, -1)
+        visible = self._visible(mask, count("n", n), n)
+        return self._every_head(masked_softmax(self._kernel(n, n, visible), visible))
 
     def relative(self, n: int) -> Tensor:
         """Return the bias at every distance, of which `weights` are the softmax, where distance alone decides.
@@ -145,10 +146,17 @@ class Encoding(nn.Module, ABC):
 
         Returns:
             ``{"type": ..., argument: value, ...}``. Numbers that were learned are in the ``state_dict`` (and, rounded
-            to their precision, here where they are arguments).
+            to their precision, here where they are arguments). An encoding that was an argument stands there with
+            its own configuration.
+
+        Raises:
+            TypeError: An argument of the constructor is not kept as an attribute of its name.
         """
         names = inspect.signature(type(self)).parameters
-        return {"type": type(self).__name__, **{name: plain(getattr(self, name)) for name in names}}
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise TypeError(f"{type(self).__name__} must keep its argument '{missing[0]}' as an attribute of that name")
+        return {"type": type(self).__name__, **{name: _written(getattr(self, name)) for name in names}}
 
     @classmethod
     def from_configuration(cls, configuration: dict[str, Any]) -> Self:
@@ -169,15 +177,22 @@ class Encoding(nn.Module, ABC):
         if name not in known:
             raise ValueError(f"encoding type {name!r} is not known; known: {', '.join(sorted(known))}")
         found: type[Self] = known[name]  # type: ignore[assignment]  # one of its subclasses
-        return found(**arguments)
+        return found(**{name: _read(value) for name, value in arguments.items()})
 
     @property
     def working_dtype(self) -> torch.dtype:
         """The precision biases are built in: float32, or float64 after ``.double()``."""
         return torch.promote_types(self._like.dtype, torch.float32)
 
+    def _working(self, value: Tensor) -> Tensor:
+        """A number of the constructor as the module holds it."""
+        return value.to(self._like.device, self.working_dtype, copy=True)
+
     def extra_repr(self) -> str:  # noqa: D102
-        named = {name: value for name, value in self.configuration().items() if name != "type"}
+        try:
+            named = {name: value for name, value in self.configuration().items() if name != "type"}
+        except TypeError:  # printing a module must not fail
+            return f"heads={self.heads!r}, causal={self.causal!r}"
         return ", ".join(f"{name}={value!r}" for name, value in named.items())
 
     def _kernel(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
@@ -212,30 +227,29 @@ class Encoding(nn.Module, ABC):
         if keys < queries:
             raise ValueError(f"key_length must be at least query_length, got {keys} keys for {queries} queries")
         dtype = self._like.dtype if dtype is None else dtype
-        visible = _visible(mask, queries, keys)
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
+        visible = self._visible(mask, queries, keys)
         if not self.shares_out:
             visible = None
-        # a mask may change from call to call; parameters may be written to without a trace; a compiler folds it itself
-        if visible is not None or torch.compiler.is_compiling() or next(self.parameters(), None) is not None:
+        # a mask may change from call to call; a compiler folds what is fixed by itself
+        identity = None if visible is not None or torch.compiler.is_compiling() else fingerprint(self)
+        if identity is None:
             return _cast(self.bias(queries, keys, visible), dtype)
-        key = (self._fingerprint(), queries, keys, dtype, self._like.device)
+        key = (identity, queries, keys, dtype, self._like.device)
         return self.cache.get(key, lambda: _cast(self.bias(queries, keys, None), dtype))
 
-    def _fingerprint(self) -> Hashable:
-        """Everything but length, dtype and device that a bias without parameters depends on."""
-        versions = tuple((id(buffer), 0 if buffer.is_inference() else buffer._version) for buffer in self.buffers())
-        if self._identity is None or self._identity[0] != versions:
-            values = tuple(buffer.detach().cpu().numpy().tobytes() for name, buffer in self._numbers())
-            self._identity = (versions, (type(self), repr(self.configuration()), self.working_dtype, values))
-        return self._identity[1]
+    def _every_head(self, scores: Tensor) -> Tensor:
+        return scores.expand(*scores.shape[:-3], max(self.heads, scores.shape[-3]), -1, -1)
+
+    def _visible(self, mask: Tensor | None, queries: int, keys: int) -> Tensor | None:
+        visible = _visible(mask, queries, keys)
+        if visible is not None and self.heads > 1 and visible.shape[1] not in (1, self.heads):
+            raise ValueError(f"mask must have 1 head or the encoding's {self.heads}, got {visible.shape[1]}")
+        return visible
 
     def _numbers(self) -> list[tuple[str, Tensor]]:
         return [(name, buffer) for name, buffer in self._buffers.items() if name != "_like" and buffer is not None]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_identity":
-            self.__dict__["_identity"] = None
-        super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         exact = self._numbers()
@@ -244,7 +258,6 @@ class Encoding(nn.Module, ABC):
             after = self._buffers[name]
             if after is not None and after.dtype in _HALF:  # numbers keep their precision, the finished bias is cast
                 self._buffers[name] = before.to(after.device)
-        self._identity = None
         self.cache.clear()
         return self
 
@@ -355,6 +368,20 @@ def _visible(mask: Tensor | None, queries: int, keys: int) -> Tensor | None:
         )
     shaped = mask[shapes.get(mask.ndim, ())]
     return shaped if shaped.dtype == torch.bool else shaped != 0
+
+
+def _written(value: Any) -> Any:
+    """An argument as JSON can hold it, encodings among them."""
+    if isinstance(value, Encoding):
+        return value.configuration()
+    return [_written(each) for each in value] if isinstance(value, (list, tuple)) else plain(value)
+
+
+def _read(value: Any) -> Any:
+    """Undo `_written`."""
+    if isinstance(value, dict) and "type" in value:
+        return Encoding.from_configuration(value)
+    return [_read(each) for each in value] if isinstance(value, list) else value
 
 
 def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pelocality.encodings.checks import count
+from pelocality.encodings.checks import count, per_head
 from pelocality.encodings.protocol import RelativeEncoding
 
 
@@ -89,7 +89,7 @@ class SinusoidalEncoding(RelativeEncoding):
 
     Raises:
         TypeError: An argument of the wrong type.
-        ValueError: An odd width, or a base not above 0.
+        ValueError: An odd width, or a base not above 0 or not finite.
 
     Note:
         The bias does not fall monotonically with distance, and hardly at all beyond a few hundred tokens.
@@ -104,9 +104,7 @@ class SinusoidalEncoding(RelativeEncoding):
         super().__init__(heads, causal)
         if count("width", width, least=2) % 2:
             raise ValueError(f"width must be even, a sine and a cosine for each wave, got {width}")
-        if not 0 < base < math.inf:
-            raise ValueError(f"base must be above 0 and finite, got {base}")
-        self.width, self.base = width, float(base)
+        self.width, self.base = width, per_head("base", base, 1).item()
 
     def table(self, n: int) -> Tensor:
         """Return the embeddings to add to the input.

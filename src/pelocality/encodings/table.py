@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import count
+from pelocality.encodings.checks import count, flag
 from pelocality.encodings.protocol import RelativeEncoding
 
 
@@ -58,7 +58,8 @@ class DistanceTable(RelativeEncoding):
     ) -> None:
         super().__init__(heads, causal)
         self.length = count("length", length)
-        self.signed, self.shared, self.learnable = signed, shared, learnable
+        self.signed, self.shared = flag("signed", signed), flag("shared", shared)
+        self.learnable = flag("learnable", learnable)
         self.values: Tensor
         values = torch.zeros(1 if shared else heads, 2 * length - 1 if signed else length)
         if learnable:
@@ -119,8 +120,8 @@ class DistanceTable(RelativeEncoding):
             length: How many distances each side shall have.
 
         Returns:
-            A new table on the same device. Longer: the new distances start as the last one, which is what they were
-            taken as, so nothing changes until they learn. Shorter: what lies beyond is forgotten.
+            A new table on the same device, of the same dtype. Longer: the new distances start as the last one, which
+            is what they were taken as, so nothing changes until they learn. Shorter: what lies beyond is forgotten.
 
         Raises:
             TypeError: length is no integer.
@@ -130,10 +131,10 @@ class DistanceTable(RelativeEncoding):
         kept = torch.arange(-reach if self.signed else 0, length, device=self.values.device)
         arguments = {**self.configuration(), "length": length}
         arguments.pop("type")
-        table = type(self)(**arguments).to(self.values.device, self.values.dtype).train(self.training)
-        if isinstance(table.values, nn.Parameter):
-            table.values.requires_grad_(self.values.requires_grad)
-        return table._filled(self.values.detach()[:, self._index(kept)])
+        table = type(self)(**arguments).to(self._like.device, self._like.dtype).train(self.training)
+        values = self.values.detach()[:, self._index(kept)]  # in a precision of their own, where a model was cast
+        table.values = nn.Parameter(values, self.values.requires_grad) if self.learnable else values
+        return table
 
     def _filled(self, values: Tensor) -> Self:
         with torch.no_grad():

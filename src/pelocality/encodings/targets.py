@@ -145,5 +145,8 @@ def _check(w: float, s: float, locality: float, n: int, causal: bool) -> None:
 
 
 def _targets(name: str, value: float | Sequence[float]) -> list[float]:
-    flat = len(value) if isinstance(value, Sequence) else torch.as_tensor(value).numel()
-    return [float(number) for number in per_head(name, value, flat, positive=False)]
+    try:
+        many = torch.as_tensor(value).numel()
+    except (TypeError, ValueError, RuntimeError):
+        many = 1  # per_head says what is wrong with it
+    return [float(number) for number in per_head(name, value, max(many, 1), positive=False)]
