@@ -270,6 +270,22 @@ def test_layers_that_do_not_fit_the_words_are_refused(layers):
         Sentence(("a", "cat"), uid="7", **layers)
 
 
+@pytest.mark.parametrize(
+    ("tag", "code"), [("en", "en"), ("EN", "en"), ("eng", "en"), ("en-US", "en"), ("en_GB", "en"), ("", ""), 
+                      ("deu", "de"), ("tur", "tr"), ("zh-hans", "zh"), ("fil", "fil")],
+)  # fmt: skip
+def test_language_tags_are_cut_down_to_the_code_that_rules_go_by(tag, code):
+    assert Sentence(("a",), language=tag).language == code
+
+
+@pytest.mark.parametrize(
+    ("tag", "error"), [("English", ValueError), ("e", ValueError), ("-", ValueError), (None, TypeError)]
+)
+def test_what_is_no_language_tag_is_refused(tag, error):
+    with pytest.raises(error, match="language must be an ISO code"):
+        Sentence(("a",), language=tag)
+
+
 def test_a_pair_of_strings_is_refused_with_the_way_out():
     with pytest.raises(TypeError, match=r"premise must be .*Sentence, got str.*read_pairs"):
         Pair("A cat.", "A dog.")  # type: ignore[arg-type]

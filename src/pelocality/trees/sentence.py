@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -14,6 +15,36 @@ if TYPE_CHECKING:
     import nltk
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+# three-letter codes of the languages that some rule knows
+_TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
+
+
+@functools.lru_cache(maxsize=1024)
+def language_code(language: str) -> str:
+    """Cut a language tag down to the code that rules go by.
+
+    Args:
+        language: A tag such as ``en``, ``EN``, ``en-US``, ``en_GB`` or ``eng``; empty where unknown.
+
+    Returns:
+        The language alone, in small letters; of two letters where a rule knows it.
+
+    Raises:
+        TypeError: Where it is no string.
+        ValueError: Where it is not a tag.
+
+    Examples:
+        >>> [language_code(tag) for tag in ("en-US", "eng", "zh-hans", "")]
+        ['en', 'en', 'zh', '']
+    """
+    if not isinstance(language, str):
+        raise TypeError(f"language must be an ISO code such as 'en', or '' where unknown, got {language!r}")
+    code = re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
+    if language and not re.fullmatch("[a-z]{2,3}", code):
+        raise ValueError(f"language must be an ISO code such as 'en', or '' where unknown, got {language!r}")
+    return _TWO_LETTERS.get(code, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +131,9 @@ class Sentence:
     Args:
         words: The words, in order, as written (no treebank escapes).
         spaces: The white space after each word. Empty guesses it by English rule, and ``spacing`` says so.
-        uid: A name no other sentence of the corpus has; it seeds the random choices made for the sentence.
-        language: ISO code, such as ``en``. Empty where unknown: English rules then stay out.
+        uid: A name no other sentence of the corpus has; what is made of the sentence carries it.
+        language: ISO code, such as ``en``. Empty where unknown: English rules then stay out. Tags such as
+            ``en-US`` or ``eng`` are cut down to the code.
         contractions: Words written as one, ``(start, end, form)``: German *am*, two words, is ``(3, 5,
             "am")``.
         constituents: Its phrases.
@@ -111,7 +143,7 @@ class Sentence:
         spacing: Where the spaces came from, ``"corpus"`` or ``"rule"``.
 
     Raises:
-        ValueError: Where layers do not fit the words.
+        ValueError: Where layers do not fit the words, or where ``language`` is no ISO code.
 
     Examples:
         >>> s = Sentence(("Dogs", "do", "n't", "bark", "."), language="en")
@@ -132,6 +164,7 @@ class Sentence:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "words", tuple(self.words))
+        object.__setattr__(self, "language", language_code(self.language))
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
         if not self.spaces:
