@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from pelocality.corpora.records import Record
 from pelocality.trees import Dropped
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Record = tuple[int, Any]  # line number (or index) and what stands there
 
 
 class Corpus(Generic[T]):
@@ -30,6 +29,8 @@ class Corpus(Generic[T]):
         read: Callable[[Any, str], T | Dropped],
     ) -> None:
         self.name = name
+        # a base name alone ("dev.jsonl") would name the sentences of two corpora alike
+        self._short = "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_file() else name
         self.dropped: Counter[str] = Counter()
         self._open_records = open_records
         self._read = read
@@ -56,10 +57,9 @@ class Corpus(Generic[T]):
         """
         line, content = record
         try:
-            return self._read(content, f"{Path(self.name).name}:{line}")
-        except (ValueError, KeyError) as error:
-            what = f"no field {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{self.name}:{line}: {what}") from error
+            return self._read(content, f"{self._short}:{line}")
+        except ValueError as error:
+            raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
     def __iter__(self) -> Iterator[T]:
         dropped: Counter[str] = Counter()
@@ -75,65 +75,3 @@ class Corpus(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r})"
-
-
-def existing(path: str | Path) -> Path:
-    """Check that a corpus file is there before anything is built on it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The file as a path.
-
-    Raises:
-        FileNotFoundError: Where there is no such file.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
-    return Path(path)
-
-
-def json_lines(path: Path) -> Iterator[Record]:
-    """Read a file of one JSON object a line.
-
-    Args:
-        path: The file, UTF-8.
-
-    Returns:
-        Line number and line, empty lines left out.
-    """
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, line
-
-
-def json_object(line: str) -> Mapping[str, Any]:
-    """Parse a line that must hold one JSON object.
-
-    Args:
-        line: The line.
-
-    Returns:
-        The object.
-
-    Raises:
-        ValueError: Where it is something else.
-    """
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError(f"expected one JSON object a line, got {type(found).__name__}")
-    return found
-
-
-def indexed(rows: Iterable[Any]) -> Iterator[Record]:
-    """Number the rows of something in memory.
-
-    Args:
-        rows: The rows.
-
-    Returns:
-        Number, from 1, and row.
-    """
-    return enumerate(rows, 1)

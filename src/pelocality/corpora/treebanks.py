@@ -7,24 +7,37 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pelocality.corpora.corpus import Corpus, Record, existing, json_lines, json_object
-from pelocality.trees import Argument, Dependencies, Frame, Sentence, align, parse_bracketed
+from pelocality.corpora.corpus import Corpus
+from pelocality.corpora.records import (
+    Record,
+    brief,
+    checked,
+    existing,
+    field,
+    json_lines,
+    json_object,
+    name_in,
+    text_lines,
+)
+from pelocality.trees import Argument, Constituents, Dependencies, Dropped, Frame, Sentence, align, parse_bracketed
+from pelocality.trees.sentence import language_code
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     r"""Read bracketed trees, Penn Treebank style, one after the other, on one line or over many.
 
     Args:
-        path: The file, UTF-8.
+        path: The file, UTF-8; ``.gz`` is read too.
         language: ISO code of its language.
 
     Returns:
         The sentences with their constituents, read lazily. Bracketed files keep no spaces: text comes back by
-        the rules of English treebanks (``spacing`` is ``"rule"``).
+        the rules of English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted.
 
     Raises:
         FileNotFoundError: Where there is no such file.
@@ -42,32 +55,33 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     return Corpus(
         str(path),
         functools.partial(_bracketed_records, path),
-        functools.partial(_read_bracketed, language=language),
+        functools.partial(_read_bracketed, language=language_code(language)),
     )
 
 
 def _bracketed_records(path: Path) -> Iterator[Record]:
     depth, first, held = 0, 0, ""
     number = 0
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            for part in re.split(r"([()])", line):
-                if depth == 0 and not part.strip():
-                    continue
-                if depth == 0 and part != "(":
-                    raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
-                if depth == 0:
-                    first, held = number, ""
-                held += part
-                depth += (part == "(") - (part == ")")
-                if depth == 0:
-                    yield first, held
+    for number, line in text_lines(path):
+        for part in re.split(r"([()])", line):
+            if depth == 0 and not part.strip():
+                continue
+            if depth == 0 and part != "(":
+                raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
+            if depth == 0:
+                first, held = number, ""
+            held += part
+            depth += (part == "(") - (part == ")")
+            if depth == 0:
+                yield first, held
     if depth:
         raise ValueError(f"{path}:{first}: the tree that opens here is not closed at the end, line {number}")
 
 
-def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence:
+def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence | Dropped:
     words, constituents = parse_bracketed(bracketed, where)
+    if not words:
+        return Dropped("tree without words")
     return Sentence(words, uid=where, language=language, constituents=constituents, source=where)
 
 
@@ -78,8 +92,9 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     nodes (``1.1``) are not words and are left out.
 
     Args:
-        path: The file, UTF-8.
-        language: ISO code. None takes it from a file name such as ``de_pud-ud-test.conllu``.
+        path: The file, UTF-8; ``.gz`` is read too.
+        language: ISO code. None takes it from a file name such as ``de_pud-ud-test.conllu`` or
+            ``de-ud-test.conllu``, and warns where the name tells none: rules of one language then stay out.
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced as ``# text`` and
@@ -87,7 +102,8 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
 
     Raises:
         FileNotFoundError: Where there is no such file.
-        ValueError: While reading, with file and line, where a sentence is malformed.
+        ValueError: While reading, with file and line, where a sentence is malformed, or where its heads make no
+            tree: no root, or words that are their own heads, directly or in a circle.
 
     Examples:
         >>> import tempfile
@@ -101,25 +117,26 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     """
     path = existing(path)
     if language is None:
-        prefix = re.match(r"([a-z]{2,3})_", path.name)
+        prefix = re.match(r"([a-z]{2,3})(?:_|-ud-)", path.name, re.IGNORECASE)
         language = prefix[1] if prefix else ""
+        if not prefix:
+            logger.warning("%s: the name tells no language, and rules of one language stay out; pass language=", path)
     return Corpus(
         str(path),
         functools.partial(_conllu_records, path),
-        functools.partial(_read_conllu_block, language=language),
+        functools.partial(_read_conllu_block, language=language_code(language)),
     )
 
 
 def _conllu_records(path: Path) -> Iterator[Record]:
     first, block = 0, ""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                first = first if block else number
-                block += line
-            elif block:
-                yield first, block
-                block = ""
+    for number, line in text_lines(path):
+        if line.strip():
+            first = first if block else number
+            block += line
+        elif block:
+            yield first, block
+            block = ""
     if block:
         yield first, block
 
@@ -128,19 +145,27 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
     import conllu
     from conllu.exceptions import ParseException
 
+    if all(line.startswith("#") for line in block.splitlines()):
+        raise ValueError("a sentence must have words, here are comments alone")
     try:
         tokens = conllu.parse(block)[0]
     except (ParseException, IndexError) as error:
         raise ValueError(f"not a CoNLL-U sentence: {error}") from error
+    for token in tokens:
+        if len(token) != 10:
+            raise ValueError(f"word {token.get('id')} must have the 10 columns of CoNLL-U, got {len(token)}")
     words = [token for token in tokens if isinstance(token["id"], int)]
-    heads = [word["head"] for word in words]
-    if [word["id"] for word in words] != list(range(1, len(words) + 1)) or None in heads:
-        raise ValueError("words must be numbered 1, 2, 3 ... and each must have a head")
+    if not words or [word["id"] for word in words] != list(range(1, len(words) + 1)):
+        raise ValueError(f"words must be numbered 1, 2, 3 ..., got {brief([word['id'] for word in words])}")
+    heads = [checked(word["head"], f"the head of word {word['id']}", int, "a whole number") for word in words]
+    _check_heads(heads)
     spaces = ["" if (word["misc"] or {}).get("SpaceAfter") == "No" else " " for word in words]
     contractions = []
     for token in tokens:
         if isinstance(token["id"], tuple) and token["id"][1] == "-":
             first, _, last = token["id"]
+            if not 1 <= first < last <= len(words):
+                raise ValueError(f"words written as one must be some of the {len(words)} words, got {first}-{last}")
             contractions.append((first - 1, last, token["form"]))
             spaces[first - 1 : last] = [""] * (last - first) + [
                 "" if (token["misc"] or {}).get("SpaceAfter") == "No" else " "
@@ -164,6 +189,27 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
         ),
         source=where,
     )
+
+
+def _check_heads(heads: Sequence[int]) -> None:
+    """Refuse heads that make no tree: every word must lead to a root."""
+    n = len(heads)
+    for word, head in enumerate(heads, 1):
+        if not 0 <= head <= n:
+            raise ValueError(f"the head of word {word} must lie in 0..{n}, got {head}")
+        if head == word:
+            raise ValueError(f"word {word} must not be its own head; a root has the head 0")
+    if 0 not in heads:
+        raise ValueError("one word must be the root, with the head 0; none is")
+    rooted = {0}
+    for word in range(1, n + 1):
+        path: list[int] = []
+        while word not in rooted and word not in path:
+            path.append(word)
+            word = heads[word - 1]
+        if word not in rooted:
+            raise ValueError(f"every word must lead to the root, the heads of word {word} run in a circle")
+        rooted.update(path)
 
 
 def _spaces_from_text(
@@ -194,12 +240,14 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     ``V``; and, where known, ``text``, ``tokens``, ``head``, ``deprel``, ``upos``.
 
     Args:
-        path: The file, UTF-8.
+        path: The file, UTF-8; ``.gz`` is read too.
         language: ISO code of its language.
 
     Returns:
         The sentences with frames and whatever trees the line has, read lazily. A tree that does not parse,
         or that does not fit the tokens, costs its sentence the constituents, with a warning, not its place.
+        Lines whose ``text`` and words disagree are dropped and counted: a text made up from the words would
+        not be the corpus's.
 
     Raises:
         FileNotFoundError: Where there is no such file.
@@ -209,43 +257,66 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     return Corpus(
         str(path),
         functools.partial(json_lines, path),
-        functools.partial(_read_frames_line, language=language),
+        functools.partial(_read_frames_line, language=language_code(language)),
     )
 
 
-def _read_frames_line(line: str, where: str, language: str) -> Sentence:
+def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:
     row = json_object(line)
-    constituents, tokens = None, row.get("tokens")
-    try:
-        words, constituents = parse_bracketed(row["tree"], where)
-    except ValueError as error:
-        if tokens is None:
-            raise ValueError(f"the tree does not parse ({error})") from error
-        words = ()
-    if tokens is not None and len(words) != len(tokens):
-        logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
-        constituents = None
-    words = tuple(tokens) if tokens is not None else words
-    found = align(words, row["text"]) if row.get("text") else None
+    tokens = _listed(row, "tokens", str) if row.get("tokens") is not None else None
+    words, constituents = _frames_tree(field(row, "tree", str, "a bracketed tree"), tokens, where)
+    found = None
+    if row.get("text") is not None:
+        found = align(words, field(row, "text", str, "a text"))
+        if found is None:
+            return Dropped("text and words disagree")
     dependencies = None
     if row.get("head"):
-        upos = tuple(row["upos"]) if row.get("upos") else None
-        dependencies = Dependencies(tuple(row["head"]), tuple(row["deprel"]), where, upos)
+        heads = _listed(row, "head", int)
+        _check_heads(heads)
+        upos = _listed(row, "upos", str) if row.get("upos") else None
+        dependencies = Dependencies(heads, _listed(row, "deprel", str), where, upos)
+    frames = field(row, "frames", list, "a list of objects")
     return Sentence(
         found[0] if found else words,
         found[1] if found else (),
-        uid=row["id"],
+        uid=name_in(row, "id"),
         language=language,
         constituents=constituents,
         dependencies=dependencies,
-        frames=tuple(_frame(frame, where) for frame in row["frames"]),
+        frames=tuple(_frame(frame, where) for frame in frames),
         source=where,
     )
 
 
-def _frame(frame: Mapping[str, Any], where: str) -> Frame:
-    roleset = frame["roleset"] if "roleset" in frame else frame["r"]
-    arguments = [Argument(*argument) for argument in (frame["args"] if "args" in frame else frame["a"])]
+def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple[tuple[str, ...], Constituents | None]:
+    """Give the words, and the constituents where the tree has them over the same words."""
+    try:
+        words, constituents = parse_bracketed(tree, where)
+    except ValueError as error:
+        if tokens is None:
+            raise ValueError(f"field 'tree' does not parse: {error}") from error
+        words, constituents = (), None
+    if tokens is None or (len(words) == len(tokens) and align(words, "".join(tokens)) is not None):
+        return words if tokens is None else tokens, constituents
+    logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
+    return tokens, None
+
+
+def _listed(row: Mapping[str, Any], name: str, kind: type[T]) -> tuple[T, ...]:
+    plural = "a list of texts" if kind is str else "a list of whole numbers"
+    return tuple(checked(item, f"field {name!r}", kind, plural) for item in field(row, name, list, plural))
+
+
+def _frame(frame: Any, where: str) -> Frame:
+    checked(frame, "a frame", dict, "an object with roleset and args")
+    roleset = field(frame, "roleset" if "roleset" in frame or "r" not in frame else "r", str, "a text")
+    name = "args" if "args" in frame or "a" not in frame else "a"
+    arguments = []
+    for argument in field(frame, name, list, "a list of [role, start, end]"):
+        if [type(part) for part in (argument if isinstance(argument, list) else ())] != [str, int, int]:
+            raise ValueError(f"an argument of {roleset} must be [role, start, end], got {brief(argument)}")
+        arguments.append(Argument(*argument))
     verbs = [(a.start, a.end) for a in arguments if a.role == "V"]
     if len(verbs) != 1:
         raise ValueError(f"a frame must have one argument with the role V, {roleset} has {len(verbs)}")

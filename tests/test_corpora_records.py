@@ -1,0 +1,222 @@
+"""What a reader makes of records that are not what they should be, and of labels of every kind."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from pelocality.corpora import read_conllu, read_frames, read_pairs, read_snli, read_trees
+from tests.test_corpora import TREES, conllu, frames_row, snli_row, write
+
+JUNK = st.sampled_from(
+    [None, 1, -1, 2.5, True, "", "x", "(", "(S the cat)", [], [None], [1], ["a"], [[]], {}, {"a": 1}]
+)
+
+
+NAMES = ["entailment", "neutral", "contradiction"]
+
+
+def labels(values, **options):
+    corpus = read_pairs([{"premise": "a", "hypothesis": "b", "label": value} for value in values], **options)
+    return [pair.label for pair in corpus], corpus.dropped["no gold label"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@given(st.sampled_from(["snli", "frames", "pairs"]), st.data())
+def test_whatever_a_field_holds_the_only_error_is_one_that_names_file_and_line(tmp_path, kind, data):
+    rows = {"snli": snli_row(), "frames": frames_row(), "pairs": {"premise": "a", "hypothesis": "b", "label": "n"}}
+    read = {"snli": read_snli, "frames": read_frames, "pairs": read_pairs}[kind]
+    row = dict(rows[kind])
+    name = data.draw(st.sampled_from(sorted(row)))
+    if data.draw(st.booleans()):
+        row[name] = data.draw(JUNK)
+    else:
+        del row[name]
+    try:
+        list(read(write(tmp_path / "a.jsonl", rows[kind], row)))
+    except ValueError as error:
+        assert re.search(r"a\.jsonl:2: \w", str(error))  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sentence1_parse": None}, "field 'sentence1_parse' must be a bracketed tree, got None"),
+        ({"sentence1": None}, "field 'sentence1' must be a text, got None"),
+        ({"gold_label": 1}, "field 'gold_label' must be a text, .*got 1"),
+        ({"sentence2_parse": "( ( It ( 's old ) ) . )"}, "field 'sentence2_parse' does not parse: .*binary parse"),
+        ({"pairID": [1]}, "field 'pairID' must be"),
+    ],
+)
+def test_snli_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, changes, says):
+    with pytest.raises(ValueError, match=rf"a\.jsonl:2: {says}"):
+        list(read_snli(write(tmp_path / "a.jsonl", snli_row(), snli_row(**changes))))
+
+
+@pytest.mark.parametrize("source", [["x"], [None], [["a", "b"]]])
+def test_rows_that_are_no_mappings_are_errors(source):
+    with pytest.raises(ValueError, match="list:1: a row must be a mapping of fields, got"):
+        list(read_pairs(source))
+
+
+def test_a_file_with_a_byte_order_mark_or_compressed_is_read_like_any_other(tmp_path):
+    text = json.dumps({"premise": "a", "hypothesis": "b", "label": "é"}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8-sig")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress("\ufeffpremise,hypothesis,label\na,b,é\n".encode()))
+    for name in ("a.jsonl", "a.jsonl.gz", "a.csv.gz"):
+        assert [pair.label for pair in read_pairs(tmp_path / name)] == ["é"]
+    (tmp_path / "a.mrg").write_text(TREES, encoding="utf-8-sig")
+    assert [sentence.text for sentence in read_trees(tmp_path / "a.mrg")] == ["A cat naps."]
+
+
+def test_bytes_that_are_not_utf8_are_errors_with_file_and_line(tmp_path):
+    rows = [json.dumps({"premise": x, "hypothesis": "b", "label": "n"}, ensure_ascii=False) for x in ("a", "café")]
+    (tmp_path / "a.jsonl").write_bytes("\n".join(rows).encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: must be UTF-8, got the byte 0xe9 after .*caf.*iconv"):
+        list(read_pairs(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("damage", [slice(0, 30), slice(3, None)])
+def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path, damage):
+    packed = gzip.compress(json.dumps({"premise": "a", "hypothesis": "b", "label": "n"}).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[damage])
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:1: the compressed file is damaged"):
+        list(read_pairs(tmp_path / "a.jsonl.gz"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("{", r"a.jsonl:2: "), ('["x"]', r"a.jsonl:2: expected one JSON object"),
+     (json.dumps({"gold_label": "neutral"}), r"a.jsonl:2: no field 'sentence1'; there are 'gold_label'"),
+     (json.dumps(snli_row(sentence1_parse="(S (NP")), r"a.jsonl:2: ")],
+)  # fmt: skip
+def test_malformed_lines_are_errors_with_file_and_line(tmp_path, line, says):
+    corpus = read_snli(write(tmp_path / "a.jsonl", snli_row(), line))
+    with pytest.raises(ValueError, match=says):
+        list(corpus)
+
+
+@pytest.mark.parametrize("read", [read_snli, read_trees, read_conllu, read_frames, read_pairs])
+def test_a_missing_file_is_an_error_at_once(read, tmp_path):
+    with pytest.raises(FileNotFoundError, match="path must name a file"):
+        read(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(f"{TREES}\n(S (NP", "a.mrg:2: .*not closed"), (f"{TREES}\n)", r"a.mrg:2: .*open with")]
+)
+def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
+    with pytest.raises(ValueError, match=says):
+        list(read_trees(write(tmp_path / "a.mrg", text)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 must not be its own head"),
+        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "one word must be the root"),
+        (["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"], "word 2 run in a circle"),
+        (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must lie in 0\.\.1, got 7"),
+        (["1 Go _ VERB _ _ _ root _ _"], "head of word 1 must be a whole number, got None"),
+        (["1 Go _"], "word 1 must have the 10 columns"),
+        (["# text = Go"], "comments alone"),
+        (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
+        (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], "got 1-4"),
+        (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
+    ],
+)
+def test_conllu_that_makes_no_tree_is_an_error_with_the_line(tmp_path, rows, says):
+    good = conllu("1 Go _ VERB _ _ 0 root _ _")
+    with pytest.raises(ValueError, match=rf"en_x\.conllu:3: .*{says}"):
+        list(read_conllu(write(tmp_path / "en_x.conllu", good + conllu(*rows))))
+
+
+def test_conllu_errors_name_the_line_where_the_sentence_starts(tmp_path):
+    good = conllu("1 Go _ VERB _ _ 0 root _ _")
+    with pytest.raises(ValueError, match=r"x\.conllu:3: words must be numbered"):
+        list(read_conllu(write(tmp_path / "x.conllu", good + conllu("2 Go _ VERB _ _ 0 root _ _"))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"frames": None}, "field 'frames' must be a list of objects, got None"),
+        ({"tree": None}, "field 'tree' must be a bracketed tree, got None"),
+        ({"id": None}, "field 'id' must be a text or a whole number, got None"),
+        ({"tokens": ["Cats", None]}, "field 'tokens' must be a list of texts, got None"),
+        ({"head": [2, 0, 2, 4]}, "word 4 must not be its own head"),
+        ({"frames": [1]}, "a frame must be an object with roleset and args, got 1"),
+        ({"frames": [{"args": []}]}, "no field 'roleset'; there are 'args'"),
+        ({"frames": [{"roleset": "x.01", "args": [["V", 1, 2, 3]]}]}, r"x\.01 must be \[role, start, end\], got"),
+        ({"frames": [{"roleset": "x.01", "args": [["V", "1", "2"]]}]}, r"x\.01 must be \[role, start, end\], got"),
+        ({"frames": [{"roleset": "x.01", "args": [["V", 1, 9]]}]}, "spans must hold words of the 4"),
+    ],
+)
+def test_frames_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, changes, says):
+    with pytest.raises(ValueError, match=rf"f\.jsonl:2: .*{says}"):
+        list(read_frames(write(tmp_path / "f.jsonl", frames_row(), frames_row(**changes))))
+
+
+def test_a_frame_without_predicate_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"f.jsonl:1: .*role V"):
+        list(read_frames(write(tmp_path / "f.jsonl", frames_row(frames=[{"r": "go.01", "a": [["ARG0", 0, 1]]}]))))
+
+
+@pytest.mark.parametrize(
+    "one", [1, 1.0, "1", " 1 ", "1.0", "neutral", np.int64(1), np.float32(1), torch.tensor(1), True]
+)
+def test_a_label_number_of_any_kind_gets_its_name(one):
+    assert labels([one], label_names=NAMES) == (["neutral"], 0)
+
+
+@pytest.mark.parametrize(
+    "none", [None, "", " ", "-", "-1", -1, -1.0, np.int64(-1), torch.tensor(-1), float("nan"), np.nan, pandas.NA]
+)
+def test_a_label_that_says_none_is_dropped_and_counted(none):
+    assert labels([none], label_names=NAMES) == ([], 1)
+    assert labels([none]) == ([], 1)
+
+
+@pytest.mark.parametrize("wrong", [3, "3", "Neutral", 0.5, float("inf"), [1], {}, torch.tensor([1, 2]), np.array([1])])
+def test_a_label_that_has_no_name_is_an_error_with_the_row(wrong):
+    with pytest.raises(ValueError, match=r"list:1: .*label"):
+        labels([wrong], label_names=NAMES)
+
+
+def test_labels_of_a_table_are_numbers_too(tmp_path):
+    (tmp_path / "a.csv").write_text("premise,hypothesis,label\na,b,0\nc,d,-1\n")
+    corpus = read_pairs(tmp_path / "a.csv", label_names=NAMES)
+    assert [pair.label for pair in corpus] == ["entailment"]
+    assert corpus.dropped == {"no gold label": 1}
+
+
+@pytest.mark.parametrize("names", ["entailment", {0: "entailment"}, [0, 1]])
+def test_label_names_that_are_no_list_of_names_are_refused_at_once(names):
+    with pytest.raises(TypeError, match="label_names must be a list of names"):
+        read_pairs([], label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*header \(3\), got 4.*quotes"),
+        ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*header \(3\), got 2"),
+        ("premise,premise,label\n", r"a\.csv:1: the header must name each column once"),
+        ("", r"a\.csv:1: must begin with a header"),
+    ],
+)
+def test_a_row_with_cells_too_many_or_too_few_is_an_error(tmp_path, text, says):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        list(read_pairs(tmp_path / "a.csv"))
+
+
+def test_integer_labels_without_names_are_refused():
+    with pytest.raises(ValueError, match="label 0 has no name; pass label_names="):
+        list(read_pairs([{"premise": "a", "hypothesis": "b", "label": 0}]))
