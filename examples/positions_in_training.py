@@ -7,6 +7,7 @@ interval over seeds. Runs that are complete are not repeated, and one that was c
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -20,8 +21,9 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from dependency_heads import markdown
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from pelocality import plots
+from pelocality import direction_balance, measure, plots, positional_attention
 from pelocality.intervals import mean_over_runs
 
 PRETRAIN = Path(__file__).with_name("pretrain_mlm.py")
@@ -74,6 +76,20 @@ def summary(trajectories: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def heads_of_first_layer(folder: Path, length: int) -> pd.DataFrame:
+    """Locality and lean of each head of the first layer of a trained model."""
+    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
+    attention = positional_attention(model, tokenizer, length=length, words=16, layers=[0], progress=False).attention[0]
+    columns = {
+        "locality": measure(attention).locality,
+        "relative asymmetry": measure(attention).relative_asymmetry,
+        "direction balance": direction_balance(attention),
+    }
+    heads = pd.DataFrame({name: values.tolist() for name, values in columns.items()})
+    return heads.map("{:+.2f}".format).rename_axis("head").reset_index()
+
+
 def figure(trajectories: pd.DataFrame) -> plt.Figure:
     """A panel a metric over training steps, a line a layer."""
     fig, axes = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained", sharex=True)
@@ -106,6 +122,9 @@ def main() -> None:
     read = [pd.read_csv(folder / "trajectory.csv").assign(seed=seed) for seed, folder in folders.items()]
     trajectories = pd.concat(read)
     print(markdown(summary(trajectories)))
+    for seed, folder in folders.items():
+        length = json.loads((folder / "result.json").read_text())["length"]
+        print(f"\nfirst layer, seed {seed}\n\n{markdown(heads_of_first_layer(folder, length))}")
     trajectories.to_csv(arguments.output / "positions_in_training.csv", index=False)
     figure(trajectories).savefig(arguments.output / "positions_in_training.png", dpi=150)
 

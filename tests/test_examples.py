@@ -92,8 +92,9 @@ def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_pa
 def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monkeypatch, capsys):
     options = ["--seeds", 3, 4, "--steps", 2, "--every", 1, "--output", tmp_path / "runs", *SMALL]
     run("positions_in_training", text, *options, monkeypatch=monkeypatch)
-    layers = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert layers == ["| layer", "| ---", "| 0", "| mean"]
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
+    assert rows == ["| layer", "| ---", "| 0", "| mean", *["| head", "| ---", "| 0", "| 1"] * 2]
     table = pd.read_csv(tmp_path / "runs" / "positions_in_training.csv")
     assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
     assert (tmp_path / "runs" / "positions_in_training.png").exists()
