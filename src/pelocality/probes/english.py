@@ -35,8 +35,26 @@ POSSESSIVES = _words("his her its their hers theirs")
 THIRD_PERSON = _words("he him she her it they them")
 COPULAS = _words(
     "be am is are was were been being 's 're 'm become becomes became becoming "
-    "seem seems seemed seeming remain remains remained remaining appear appears appeared appearing"
+    "seem seems seemed seeming remain remains remained remaining appear appears appeared appearing "
+    "stay stays stayed staying constitute constitutes constituted constituting"
 )
+SHAKE = _words("shake shakes shook shaken shaking")  # hands
+MAKE = _words("make makes made making")
+# "she makes a good doctor" says what she is
+JUDGEMENTS = _words("good better great fine excellent perfect wonderful lovely nice poor bad terrible")
+# "it rains cats and dogs", "it takes courage": this it refers to nothing
+EXPLETIVE_VERBS = _words(
+    "rain rains rained raining snow snows snowed snowing hail hails hailed hailing drizzle drizzles drizzled "
+    "drizzling pour pours poured pouring take takes took taking taken"
+)
+CLAUSE_WORDS = _words("to that when if how whether")
+# verbs after which a clause has a bare infinitive: "she made him go"
+HELPING_VERBS = _words(
+    "help helps helped helping let lets letting see sees saw seen seeing watch watches watched watching "
+    "hear hears heard hearing"
+)
+HAVE = _words("have has had having")
+BARE_INFINITIVE_VERBS = HELPING_VERBS | MAKE | HAVE
 # verbs whose "object" is an amount or a time: "it costs a fortune", "the talk lasts an hour"
 MEASURE_VERBS = _words(
     "cost costs costing weigh weighs weighed weighing last lasts lasted lasting total totals totaled "
@@ -60,6 +78,8 @@ VAGUE_NUMBER = _words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
     "fish sheep deer series species aircraft police staff crew data media"
 )
+# "a group of people holding hands": the people hold them; "a view of a woman holding a drink": no view does
+GROUPS = VAGUE_NUMBER | _words("group crowd team bunch pair band line row class family crew gathering")
 PLURAL_DETERMINERS = _words("these those both many several few two three four five six seven eight nine ten")
 SINGULAR_DETERMINERS = _words("a an this that each every another one")
 # words whose capital at the start of a sentence is the sentence's, when no tag says so
@@ -76,10 +96,11 @@ _BE_FORMS: dict[str, dict[Number, str]] = {
     "past": {"1sg": "was", "3sg": "was", "plural": "were"},
 }
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
-# likeness and place that hold both ways: what A does to B, B does to A.
+# likeness, place and company that hold both ways: what A does to B, B does to A, or so nearly that no label changes.
 SYMMETRIC_VERBS = _words(
     "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
-    "intersect overlap fight battle duel debate wrestle tie rhyme"
+    "intersect overlap fight battle duel debate wrestle tie rhyme "
+    "hug embrace cuddle kiss touch contact face accompany join"
 )
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",)}
 
@@ -107,6 +128,8 @@ def verb_forms(verbs: frozenset[str]) -> frozenset[str]:
             forms.discard(verb + "ed")
         if verb.endswith(("ch", "sh", "s", "x")):
             forms.add(verb + "es")
+        if verb[-1] not in "aeiouwxy":  # hugged
+            forms |= {verb + verb[-1] + "ed", verb + verb[-1] + "ing"}
     return frozenset(forms)
 
 
@@ -201,11 +224,37 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
         return PRONOUN_NUMBER[lower[head]]
     if lower[head] in VAGUE_NUMBER or not tags[head].startswith("NN"):
         return None
-    plural_noun = tags[head] in ("NNS", "NNPS") or lower[head] in IRREGULAR_PLURALS
-    determiners = set(lower[:head])
-    if determiners & (SINGULAR_DETERMINERS if plural_noun else PLURAL_DETERMINERS - {"few"}):
-        return None  # "two woman": a slip of the writer or of the tagger
-    return "plural" if plural_noun else "3sg"
+    if is_slip(words, tags):
+        return None
+    return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
+
+
+def _is_plural(word: str, tag: str) -> bool:
+    return tag in ("NNS", "NNPS") or word in IRREGULAR_PLURALS
+
+
+def is_slip(words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Say whether a determiner does not fit the number of its noun: a slip of the writer or of the tagger.
+
+    Args:
+        words: The words of a noun phrase.
+        tags: Their Penn Treebank tags.
+
+    Returns:
+        True for *two woman*, and for *a marathon talks*, a noun and a verb taken for two nouns.
+
+    Examples:
+        >>> is_slip(["a", "marathon", "talks"], ["DT", "NN", "NNS"]), is_slip(["a", "few", "men"], ["DT", "JJ", "NNS"])
+        (True, False)
+    """
+    head = head_of(words, tags)
+    if head is None:
+        return False
+    own = max((k + 1 for k in range(head) if tags[k] == "POS"), default=0)  # "a man's hats"
+    determiners = {word.lower() for word in words[own:head]}
+    if _is_plural(words[head].lower(), tags[head]):
+        return bool(determiners & SINGULAR_DETERMINERS) and not determiners & PLURAL_DETERMINERS - {"both"}
+    return bool(determiners & PLURAL_DETERMINERS - {"few"})
 
 
 def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:

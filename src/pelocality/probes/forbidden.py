@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pelocality.probes import english
 from pelocality.probes.candidates import Candidate, Filler
 from pelocality.probes.capitals import is_all_capitals, starts_sentence
+from pelocality.probes.misread import misread
 from pelocality.trees import Sentence
 
 
@@ -32,7 +33,7 @@ def check_english(sentence: Sentence, candidate: Candidate, symmetric: frozenset
         and not is_all_capitals(sentence)
     ):
         return "the sentence is written as a heading"  # "The Dog Bit Him": which words bear a capital is a style's
-    if verb in english.COPULAS or candidate.lemma in ("be", "become", "seem", "remain"):
+    if verb in english.COPULAS or candidate.lemma in ("be", "become", "seem", "remain", "stay"):
         return "the verb is a copula"
     if verb in english.verb_forms(symmetric) or candidate.lemma in symmetric:
         return "the verb is symmetric"
@@ -40,6 +41,8 @@ def check_english(sentence: Sentence, candidate: Candidate, symmetric: frozenset
         return "the verb takes a measure"
     if verb in english.QUOTING_VERBS:
         return "the verb takes words"
+    if any(_is_expletive(candidate, filler, lower) for filler in candidate.fillers):
+        return "a filler is an expletive"
     reason = _check_verb_phrase(sentence, candidate, lower, tags)
     if reason:
         return reason
@@ -68,42 +71,46 @@ def check_english(sentence: Sentence, candidate: Candidate, symmetric: frozenset
 def _check_verb_phrase(
     sentence: Sentence, candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None
 ) -> str | None:
-    """Look at the words around the verb: likeness, *have on*, and what a parser may have misread."""
+    """Look at the words around the verb: likeness, *have on*, and what may be misread."""
     if candidate.verb is None:
         return None
     after = lower[candidate.verb + 1 : candidate.verb + 2]
-    if lower[candidate.verb] in english.SENSE_VERBS and after == ["like"]:
+    verb, ends = lower[candidate.verb], [lower[filler.start : filler.end] for filler in candidate.fillers]
+    if verb in english.SHAKE and any(end[-1] == "hands" for end in ends):
+        return "the verb is symmetric"
+    if verb in english.MAKE and any(end[0] in ("a", "an") and set(end[1:2]) & english.JUDGEMENTS for end in ends):
+        return "the verb is a copula"
+    if verb in english.SENSE_VERBS and after == ["like"]:
         return "the verb is symmetric"
     last = max(filler.end for filler in candidate.fillers)
-    if lower[candidate.verb] in ("have", "has", "had", "having") and lower[last : last + 1] == ["on"]:
+    if verb in english.HAVE and lower[last : last + 1] == ["on"]:
         return "the verb is 'have on'"
-    if not sentence.automatic or tags is None:
+    if tags is None:
         return None
-    if (
-        after
-        and after[0] in english.PREPOSITIONAL_PARTICLES
-        and any(filler.start == candidate.verb + 2 for filler in candidate.fillers)
-    ):
-        return "a particle may be a preposition"
-    for filler in candidate.fillers:
-        if _may_go_on(filler, candidate.verb, lower, tags):
-            return "a filler may not end where the parser ends it"
-    if tags[candidate.verb] == "VB" and candidate.finite is None and "to" not in lower[: candidate.verb]:
+    if _may_be_finite(candidate, lower, tags):
         return "whether the verb is finite is in doubt"
-    return None
+    return misread(candidate, lower, tags) if sentence.automatic else None
 
 
-def _may_go_on(filler: Filler, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
-    """Look for what parsers cut off a noun phrase, or take into it, most often."""
-    following = words[filler.end : filler.end + 1]
-    if following in (["and"], ["or"]):
+def _may_be_finite(candidate: Candidate, words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Find base forms that nothing explains: "whether you need it" may be tagged so and still agree."""
+    subject = next((f for f in candidate.fillers if f.subject), None)
+    if subject is None or candidate.verb is None or candidate.finite is not None or tags[candidate.verb] != "VB":
+        return False
+    before = words[subject.start - 1] if subject.start else ""
+    return "to" not in words[subject.end : candidate.verb] and before not in english.BARE_INFINITIVE_VERBS
+
+
+def _is_expletive(candidate: Candidate, filler: Filler, words: Sequence[str]) -> bool:
+    """Say whether a pronoun refers to nothing: "it rained cats", "it takes courage", "it pained him to go"."""
+    own = words[filler.start : filler.end]
+    if own == ["there"] and filler.subject is not False:
         return True
-    if following == ["to"] and filler.end - filler.start == 1:  # "making something to eat"
-        return words[filler.start] in english.PRONOUN_NUMBER
-    if filler.end < verb:  # "a man with a hat on is ..."
-        return following == ["on"] or tags[filler.end] in ("IN", "RP")
-    # "holding a microphone singing": whoever sings
-    return "VBG" in tags[filler.start + 1 : filler.end] and bool(filler.object)
+    if own != ["it"] or candidate.verb is None:
+        return False
+    last = max(f.end for f in candidate.fillers)
+    begins = filler.end <= candidate.verb and words[candidate.verb] in english.EXPLETIVE_VERBS
+    return begins or (last < len(words) and words[last] in english.CLAUSE_WORDS)
 
 
 def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None) -> str | None:

@@ -284,7 +284,9 @@ def _slot_at(clause: Clause, where: tuple[int, int]) -> Slot | None:
     return next((slot for slot in clause.slots if where in ((slot.start, slot.end), slot.outer)), None)
 
 
-def _candidate(clause: Clause, roles: tuple[str, str], slots: tuple[Slot, Slot], lemma: str) -> Candidate:
+def _candidate(clause: Clause, roles: tuple[str, str], slots: tuple[Slot, Slot], lemma: str) -> Candidate | SetAside:
+    if any(slot.function == "indirect object" and slot not in slots for slot in clause.slots):
+        return SetAside("an indirect object stands beside the fillers")  # "a meal makes her husband a woman"
     first, second = (
         Filler(role, slot.start, slot.end, slot.function == "subject", "object" in slot.function)
         for role, slot in zip(roles, slots, strict=True)
