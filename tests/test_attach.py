@@ -65,19 +65,23 @@ def random_table(heads, seed=0):
     return table
 
 
-def sharing(**more):
+def sharing(name="bert", *, learnable=False, **more):
     """The published form, whose bias depends on which keys are there; loud enough to be seen."""
-    return AttenuatedEncoding(**{"decay": 0.1, "symmetry": 0.4, "scale": 5.0} | more)
+    if name in CAUSAL:
+        return AttenuatedEncoding(decay=0.1, scale=5.0, learnable=["decay"] if learnable else False, **more)
+    return AttenuatedEncoding(decay=0.1, symmetry=0.4, scale=5.0, learnable=learnable, **more)
 
 
 @pytest.mark.parametrize(
-    "encoding", [random_table, lambda heads: sharing(heads=heads).double()], ids=["table", "delta"]
+    "encoding",
+    [lambda heads, name: random_table(heads), lambda heads, name: sharing(name, heads=heads).double()],
+    ids=["table", "delta"],
 )
 @pytest.mark.parametrize("name", ATTACHABLE)
 def test_attention_is_the_softmax_of_the_old_logarithm_plus_the_bias(name, encoding):
     model = set_implementation(tiny(name), "eager")
     record, base, modules = architecture(model), base_of(model), modules_of(model)
-    encoding = encoding(base.config.num_attention_heads)
+    encoding = encoding(base.config.num_attention_heads, name)
     ids = tokens(2, N)
     before = attentions(model, ids)
     for index, module in enumerate(modules):
@@ -136,7 +140,7 @@ def test_eager_and_sdpa_agree(name, padded):
     if padded:
         mask[1, 7:] = 0
     outputs = []
-    with attach(model, sharing()):
+    with attach(model, sharing(name)):
         for implementation in ("eager", "sdpa"):
             set_implementation(model, implementation)
             outputs.append(hidden(model, ids, attention_mask=mask)[mask.bool()])
@@ -154,7 +158,7 @@ def test_a_sentence_gives_the_same_with_and_without_padding(name, side, implemen
     present = slice(7) if side == "right" else slice(4, None)
     mask = torch.zeros_like(padded)
     mask[:, present] = 1
-    with attach(model, sharing()):
+    with attach(model, sharing(name)):
         alone, among = hidden(model, ids), hidden(model, padded, attention_mask=mask)[:, present]
     torch.testing.assert_close(among, alone, rtol=0, atol=3e-6)
 
@@ -165,7 +169,7 @@ def test_the_future_changes_nothing_before_it(name, own, implementation):
     model = set_implementation(tiny(name), implementation)
     ids = tokens(2, N)
     other = torch.cat([ids[:, :6], tokens(2, N + 3, seed=1)[:, 6:]], 1)
-    with attach(model, sharing(), position_embeddings=own):
+    with attach(model, sharing(name), position_embeddings=own):
         one, another = hidden(model, ids), hidden(model, other)
         torch.testing.assert_close(one[:, :6], another[:, :6], rtol=0, atol=2e-6)
         assert (one[:, 6:] - another[:, 6:N]).abs().max() > 1e-3
@@ -204,7 +208,7 @@ def test_what_a_mask_of_numbers_hides_takes_no_share(name, implementation, least
     if name == "llama":
         visible = visible & torch.ones(N, N, dtype=torch.bool).tril()
     added = torch.zeros(visible.shape).double().masked_fill(~visible, least)
-    with attach(model, sharing(symmetry=1.0)):
+    with attach(model, sharing(name)):
         expected, output = (hidden(model, ids, attention_mask=mask)[:, :7] for mask in (visible, added))
         torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
         with pytest.raises(TypeError, match=r"must be boolean.* got torch\.int64; pass attention_mask\.bool\(\)"):
@@ -248,7 +252,7 @@ def test_gradients_reach_what_is_learned(name):
 def test_half_precision_and_autocast_stay_near_float32(name):
     model, ids = tiny(name).float(), tokens(2, N)
     more = {} if name == "xlnet one way" else {"attention_mask": (torch.arange(N) < torch.tensor([[N], [7]])).long()}
-    with attach(model, sharing(learnable=True)):
+    with attach(model, sharing(name, learnable=True)):
         exact = hidden(model, ids, **more)
         with torch.autocast("cpu", torch.bfloat16):
             automatic = hidden(model, ids, **more)
@@ -267,7 +271,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, reentrant):
     gradients = []
     for checkpointing in (False, True):
         model = tiny(name)
-        attachment = attach(model, sharing(learnable=True))
+        attachment = attach(model, sharing(name, learnable=True))
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
@@ -285,7 +289,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, reentrant):
 def test_a_copy_is_attached_on_its_own(name):
     model, ids = tiny(name), tokens(1, N)
     before = hidden(model, ids)
-    attach(model, sharing(), position_embeddings="keep")
+    attach(model, sharing(name), position_embeddings="keep")
     changed = hidden(model, ids)
     for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(hidden(clone, ids), changed)
@@ -311,7 +315,7 @@ def test_removal_restores_everything_to_the_bit(name, own):
     model, ids = tiny(name).train(), tokens(2, N)
     model.eval()
     output, before, registered = hidden(model, ids), state(model), hooks(model)
-    attachment = attach(model, sharing(learnable=True), position_embeddings=own)
+    attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
     assert not torch.equal(hidden(model, ids), output)
     attachment.remove()
     attachment.remove()
@@ -329,7 +333,7 @@ def test_an_error_in_the_middle_restores_everything(name):
         raise KeyboardInterrupt
 
     handle = modules_of(model)[-1].register_forward_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt), attach(model, sharing()):
+    with pytest.raises(KeyboardInterrupt), attach(model, sharing(name)):
         hidden(model, ids)
     handle.remove()
     assert same(before, state(model))
@@ -342,7 +346,7 @@ def test_silenced_models_run_at_four_times_their_length(name):
     model = tiny(name)
     length = 4 * 42
     ids = tokens(1, length)
-    with attach(model, sharing()):
+    with attach(model, sharing(name)):
         output = hidden(model, ids)
         assert output.shape[1] == length
         assert torch.isfinite(output).all()
@@ -357,7 +361,7 @@ def test_two_models_of_one_configuration_do_not_see_each_other(name):
     two = type(one)(one.config).double().eval()
     two.load_state_dict(one.state_dict())
     before, described = hidden(two, tokens(1, N)), two.config.to_dict()
-    attach(one, sharing(), position_embeddings="keep")
+    attach(one, sharing(name), position_embeddings="keep")
     assert attached(two) is None
     assert torch.equal(hidden(two, tokens(1, N)), before)
     assert two.config.to_dict() == described

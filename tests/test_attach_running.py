@@ -45,7 +45,7 @@ def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padd
     untouched = model.generate(ids, use_cache=False, **options).logits
     for implementation in ("sdpa", "eager") if name != "bloom" else ("eager",):
         set_implementation(model, implementation)
-        with attach(model, sharing(), position_embeddings=own):
+        with attach(model, sharing(name), position_embeddings=own):
             slow = model.generate(ids, use_cache=False, **options)
             fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
         torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
@@ -58,7 +58,7 @@ def test_a_prompt_fed_in_two_pieces_gives_what_it_gives_in_one(padding):
     model, ids = language_model("llama"), tokens(2, N)
     mask = torch.ones_like(ids)
     mask[1, :3] = int(not padding)
-    with torch.no_grad(), attach(model, sharing()):
+    with torch.no_grad(), attach(model, sharing("llama")):
         whole = model(ids, attention_mask=mask).logits
         first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
         rest = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values).logits
@@ -210,7 +210,7 @@ def test_an_encoder_decoder_model_has_its_encoder_changed():
         assert torch.equal(model.decoder(ids).last_hidden_state, before)
         with pytest.raises(ValueError, match="carries an encoding already"):
             attach(model.encoder, sharing())
-        with attach(model.decoder, sharing()):
+        with attach(model.decoder, sharing("t5 decoder")):
             assert not torch.equal(model.decoder(ids).last_hidden_state, before)
 
 

@@ -34,7 +34,7 @@ def test_a_saved_model_loads_with_the_same_outputs_to_the_bit(name, tmp_path):
     if name == "xlnet":
         model = model.float()
     own = "keep" if name == CONVOLVED else "silence"
-    attachment = attach(model, sharing(learnable=True), position_embeddings=own)
+    attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
     with torch.no_grad():
         for index, encoding in enumerate(attachment.encodings):
             encoding.log_decay.add_(0.1 * index + 0.123456789)  # as training would
@@ -93,7 +93,7 @@ def test_layers_beyond_the_ninth_stay_in_order(tmp_path):
 @pytest.mark.parametrize("name", [name for name in ("bert", "llama", "t5") if name in ATTACHABLE])
 def test_half_precision_comes_back_as_it_was(name, tmp_path):
     model, ids = tiny(name).to(torch.bfloat16), tokens(2, N)
-    attachment = attach(model, sharing(learnable=True))
+    attachment = attach(model, sharing(name, learnable=True))
     assert attachment.encodings[0].log_decay.dtype == torch.float32  # numbers that are learned keep their precision
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path)
@@ -157,7 +157,7 @@ def test_the_configuration_stands_in_the_safetensors_file(tmp_path):
 def test_what_cannot_be_loaded_is_said(tmp_path):
     model = tiny("bert")
     model.save_pretrained(tmp_path / "plain")
-    with pytest.raises(ValueError, match="holds no encoding; load it with transformers"):
+    with pytest.raises(ValueError, match="holds no encoding in the weights that would be loaded; load it with transformers"):
         load(tmp_path / "plain")
     attach(model, NoEncoding())
     model.save_pretrained(tmp_path / "attached")

@@ -63,6 +63,9 @@ class Architecture(ABC):
     position_argument: ClassVar[str | None] = None
     """The argument that brings an attention module positions and nothing else, or None."""
 
+    position_weights: ClassVar[tuple[str, ...]] = ()
+    """The parameters of an attention module that meet `position_argument` and nothing else."""
+
     score_method: ClassVar[str | None] = None
     """The method of an attention module that returns what positions add to its logits, or None."""
 

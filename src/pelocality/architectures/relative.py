@@ -123,6 +123,7 @@ class XlNet(Architecture):
     signal = "rel_attn.r and rel_attn.r_r_bias against sinusoids of the distance, in every layer"
     mask_argument = "attn_mask_h"
     position_argument = "r"
+    position_weights = ("r", "r_r_bias")
 
     def base(self, model: Any) -> Any:
         """Return the transformer; ``bi_data`` mode, where half of each batch runs backwards, is refused."""

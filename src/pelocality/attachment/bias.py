@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from typing import Any
@@ -28,7 +29,7 @@ class PositionalBias(nn.Module):
         record: Of the model's family.
         attention: The attention module.
         silent: Whether the model's own positions are silenced.
-        note: What a saved model has to say to be attached again; it travels in the buffer ``configuration``.
+        implementation: The model's attention implementation, for `load`.
     """
 
     def __init__(
@@ -38,21 +39,83 @@ class PositionalBias(nn.Module):
         attention: nn.Module,
         *,
         silent: bool,
-        note: dict[str, Any],
+        implementation: str | None,
     ) -> None:
         super().__init__()
         self.encoding = encoding
         self.silent = silent
+        self.implementation = implementation
         self.arguments = Arguments.of(attention)
         self.mask_argument = record.mask_argument
         self.position_argument = record.position_argument if silent else None
         self.score_method = record.score_method
-        self.configuration: Tensor
-        self.register_buffer("configuration", torch.tensor(list(json.dumps(note).encode()), dtype=torch.uint8))
+        self.unheard = record.position_weights if silent else ()
+        self.frozen: list[str] = []
+
+    @property
+    def configuration(self) -> Tensor:
+        """What a saved model has to say to be attached again, as bytes, for safetensors hold nothing but tensors."""
+        note = {
+            "encoding": self.encoding.configuration(),
+            "position_embeddings": "silence" if self.silent else "keep",
+            "attn_implementation": self.implementation,
+        }
+        try:
+            return torch.tensor(list(json.dumps(note).encode()), dtype=torch.uint8, device="cpu")
+        except TypeError as error:
+            raise TypeError(
+                f"{type(self.encoding).__name__} cannot be saved: its arguments must be numbers, strings, booleans, "
+                f"None, tensors, encodings or lists of them ({error})"
+            ) from error
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Write the configuration as it is now, which a buffer would not: attributes change, numbers are learned."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "configuration"] = self.configuration
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Compare configurations: numbers of another encoding would fit, and mean something else."""
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        key = prefix + "configuration"
+        if key in unexpected_keys:
+            unexpected_keys.remove(key)
+        if key not in state_dict:
+            if strict:
+                missing_keys.append(key)
+            return
+        start = f"{prefix}encoding."
+        numbers = {name.removeprefix(start): value for name, value in state_dict.items() if name.startswith(start)}
+        saved = json.loads(bytes(state_dict[key].tolist()))
+        own = json.loads(bytes(self.configuration.tolist()))
+        if saved["position_embeddings"] != own["position_embeddings"] or not self._agrees(saved["encoding"], numbers):
+            error_msgs.append(
+                f"{prefix[:-1]}: saved were {saved['encoding']}, position_embeddings='{saved['position_embeddings']}', "
+                f"but attached are {own['encoding']}, position_embeddings='{own['position_embeddings']}'; attach the "
+                "saved encoding first, or load the whole model with pelocality.load."
+            )
+
+    def _agrees(self, configuration: dict[str, Any], numbers: dict[str, Tensor]) -> bool:
+        """Return whether an encoding of that configuration is this one, once both hold the same numbers."""
+        own = copy.deepcopy(self.encoding)
+        try:
+            other = Encoding.from_configuration(configuration).to(own._like.device, own._like.dtype)
+            for each in (own, other):
+                each.load_state_dict({name: value.to(own._like.device) for name, value in numbers.items()}, assign=True)
+        except (TypeError, ValueError, RuntimeError):  # no such encoding, or other numbers than it has
+            return False
+        return own.configuration() == other.configuration()
 
     def install(self, attention: nn.Module) -> None:
         """Enter an attention module."""
         attention.add_module(ATTACHED, self)
+        for name in self.unheard:  # a gradient of zeros would still have an optimiser decay them
+            weight = attention.get_parameter(name)
+            if weight.requires_grad:
+                weight.requires_grad_(False)
+                self.frozen.append(name)
         if self.score_method is not None:
             hook = _pass_to_scores
         elif self.mask_argument == "attn_mask_h":
@@ -67,6 +130,8 @@ class PositionalBias(nn.Module):
         """Leave it again, without a trace."""
         if self.score_method is not None:
             attention.__dict__.pop(self.score_method, None)
+        for name in self.frozen:
+            attention.get_parameter(name).requires_grad_(True)
         unhook(attention, _add_to_mask, _add_to_subtracted_mask, _pass_to_scores)
         delattr(attention, ATTACHED)
 

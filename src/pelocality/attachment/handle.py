@@ -85,15 +85,17 @@ def attach(
         The handle: ``.remove()`` undoes everything, and so does leaving it as a context manager.
 
     Raises:
-        TypeError: No transformers model, or no encoding.
+        TypeError: No transformers model, no encoding, or one of your own that could not be saved.
         ValueError: A family without a record, a model to which the bias cannot be added exactly, an attention
-            implementation other than ``"eager"`` and ``"sdpa"``, a number of heads or layers that does not fit, or a
-            model that carries an encoding already.
+            implementation other than ``"eager"`` and ``"sdpa"``, weights on the meta device, a number of heads or
+            layers that does not fit, a symmetry for a causal model, or a model that carries an encoding already.
 
     Note:
         A sliding window or a causal mask is not a position embedding and stays when positions are silenced; it tells
         the model something of order all the same. Under ``"sdpa"`` a call that asks for attention weights is refused:
-        that kernel has none to give. What ``torch.compile`` has compiled in this process is compiled anew.
+        that kernel has none to give. Under ``DistributedDataParallel`` pass ``find_unused_parameters=True`` when
+        positions are silenced, for their weights take no part. What ``torch.compile`` has compiled in this process is
+        compiled anew.
 
     Examples:
         >>> from pelocality.encodings import AttenuatedEncoding
@@ -108,23 +110,27 @@ def attach(
     record, base = _find(model)
     modules = _distinct(record, base)
     _check_model(record, base, modules, silent=position_embeddings == "silence")
-    encodings = [_fitting(each, module) for each, module in zip(_per_module(encoding, modules), modules, strict=True)]
-    _check_heads(encodings, base.config.num_attention_heads)
+    given = _per_module(encoding, modules)
+    _check_encodings(given, base.config.num_attention_heads, causal=record.causal(base))
+    encodings = [_fitting(each, module, base) for each, module in zip(given, modules, strict=True)]
     biases = [
         PositionalBias(
             each,
             record,
             module,
             silent=position_embeddings == "silence",
-            note=_note(each, position_embeddings, base),
+            implementation=base.config._attn_implementation,
         )
         for each, module in zip(encodings, modules, strict=True)
     ]
+    for bias in biases:
+        _ = bias.configuration  # what could not be saved is better refused now
     try:
         for bias, module in zip(biases, modules, strict=True):
             bias.install(module)
         for guarded in _guarded(model, base):
-            guarded.register_forward_pre_hook(_refuse_what_would_be_ignored, with_kwargs=True)
+            guard = functools.partial(_refuse_what_would_be_ignored, modules[0])
+            guarded.register_forward_pre_hook(guard, with_kwargs=True)
         if position_embeddings == "silence":
             silence(record, base)
         _forget_compiled()
@@ -198,6 +204,11 @@ def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, s
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     if any(hasattr(module, ATTACHED) for module in modules):
         raise ValueError(f"{name} carries an encoding already; remove it first: attached(model).remove()")
+    if any(parameter.is_meta for parameter in base.parameters()):
+        raise ValueError(
+            f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained "
+            "and without offloading to CPU or disk"
+        )
     reason = record.not_additive(base)
     if reason is not None:
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
@@ -216,8 +227,12 @@ def _check_implementation(module: Any) -> None:
         )
 
 
-def _refuse_what_would_be_ignored(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_what_would_be_ignored(
+    attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Stand before the model's forward: an implementation that would drop the bias, weights that nobody computes."""
+    if ATTACHED not in attention._modules:  # removed through a part of the model, which does not know the whole
+        return
     _check_implementation(module)
     wanted = kwargs.get("output_attentions")
     if wanted is None:
@@ -241,23 +256,24 @@ def _per_module(encoding: Encoding | Sequence[Encoding], modules: list[nn.Module
     return list(encoding)
 
 
-def _fitting(encoding: Encoding, module: nn.Module) -> Encoding:
-    """Return a copy on the module's device, at least as precise as its weights."""
+def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
+    """Return a copy on the module's device, at least as precise as its weights; quantised ones are no parameters."""
     weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
+    weights = weights or [next(parameter for parameter in base.parameters() if parameter.is_floating_point())]
     precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
     fitted = copy.deepcopy(encoding).to(weights[0].device, precision)
     return fitted.train(module.training)
 
 
-def _check_heads(encodings: list[Encoding], heads: int) -> None:
+def _check_encodings(encodings: list[Encoding], heads: int, *, causal: bool) -> None:
     for encoding in encodings:
         if encoding.heads not in (1, heads):
             raise ValueError(f"encoding must have 1 head or the model's {heads}, got {encoding.heads}")
-
-
-def _note(encoding: Encoding, position_embeddings: Own, base: Any) -> dict[str, Any]:
-    return {
-        "encoding": encoding.configuration(),
-        "position_embeddings": position_embeddings,
-        "attn_implementation": base.config._attn_implementation,
-    }
+        if any(tensor.is_meta for tensor in encoding.state_dict().values()):
+            raise ValueError(f"{type(encoding).__name__} is on the meta device; build it where tensors have numbers")
+        for part in encoding.modules():
+            if causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
+                raise ValueError(
+                    f"{part.future_only} of {type(part).__name__} acts on the future alone, which this model hides: "
+                    f"leave {part.future_only} at its default and do not learn it (of what is learnable, name the rest)"
+                )

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
 
-from pelocality.architectures import ATTACHED
+from pelocality.architectures import ATTACHED, architecture, known_families
 from pelocality.attachment.handle import attach
 from pelocality.encodings import Encoding
+
+# The options of from_pretrained that say where a file is.
+_PLACE = ("subfolder", "revision", "token", "cache_dir", "local_files_only", "force_download", "proxies")
 
 
 def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTrainedModel:
@@ -28,14 +32,18 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         path: The folder, or the name of a repository on the Hugging Face hub.
         model_class: What to load it as, e.g. ``AutoModelForSequenceClassification`` to fine-tune what was pre-trained;
             None: what it was saved as.
-        **options: For ``from_pretrained`` of that class, e.g. ``num_labels``, ``dtype`` or ``attn_implementation``
-            (which is the one at the time of attaching unless you say otherwise).
+        **options: For ``from_pretrained`` of that class, e.g. ``num_labels``, ``revision``, ``variant``, ``subfolder``
+            or ``attn_implementation`` (which is the one at the time of attaching unless you say otherwise). The
+            encodings are read from the files that these choose.
 
     Returns:
-        The model in evaluation mode, its outputs to the bit those of the saved one; `attached` gives its handle.
+        The model in evaluation mode, its outputs to the bit those of the saved one; `attached` gives its handle. Of an
+        encoder-decoder model each half gets what it had.
 
     Raises:
-        ValueError: No encoding is in the folder, its type is not known, or the model class has no place for it.
+        TypeError: The model class is none.
+        ValueError: No encoding is in the weights, or not the whole of it; its type is not known; or the model class
+            does not fit the model, or has no place for the encoding.
 
     Examples:
         >>> import tempfile
@@ -49,36 +57,56 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         ...     attached(load(folder)).encodings[0]
         AttenuatedEncoding(heads=1, decay=0.2, symmetry=1.0, form='weights', learnable=False, scale=1.0, causal=False)
     """
-    folder = (
-        Path(path)
-        if Path(path).is_dir()
-        else Path(snapshot_download(str(path), allow_patterns=["*.safetensors", "*.json"]))
-    )
-    saved = _read(folder)
+    if options.pop("output_loading_info", False):
+        raise ValueError("output_loading_info=True is not supported: load returns the model alone; leave it out")
+    place = {name: options[name] for name in _PLACE if name in options}
+    saved = _read(str(path), options.get("variant"), place)
     if not saved:
-        raise ValueError(f"{path} holds no encoding; load it with transformers")
-    notes = {name: json.loads(bytes(tensors["configuration"].tolist())) for name, tensors in saved.items()}
-    first = next(iter(notes.values()))
-    options.setdefault("attn_implementation", first["attn_implementation"])
-    model = _without_warning(_class(folder, model_class), folder, options)
+        raise ValueError(f"{path} holds no encoding in the weights that would be loaded; load it with transformers")
+    found = _class(options.get("config") or AutoConfig.from_pretrained(path, **place), model_class)
+    notes = {name: _note(path, name, tensors) for name, tensors in saved.items()}
+    options.setdefault("attn_implementation", next(iter(notes.values()))["attn_implementation"])
+    model = _without_warning(found, path, options)
     modules = dict(model.named_modules())
-    names = _renamed(list(saved), modules, model.base_model_prefix)
-    order = list(modules)
-    names = dict(sorted(names.items(), key=lambda pair: order.index(pair[1])))
-    encodings = [Encoding.from_configuration(notes[name]["encoding"]) for name in names]
-    attach(model, encodings, position_embeddings=first["position_embeddings"])
-    for name, now in names.items():
-        bias = modules[now].get_submodule(ATTACHED)
-        tensors = {key: tensor.to(bias.get_buffer("configuration").device) for key, tensor in saved[name].items()}
-        bias.register_buffer("configuration", tensors["configuration"])  # its length may differ in the last digit
-        bias.load_state_dict(tensors, assign=True)  # not copied: they keep the precision they were saved in
+    names = {modules[now]: name for name, now in _renamed(list(saved), modules, model.base_model_prefix).items()}
+    for stack, attentions in _stacks(model):
+        here = [names.pop(module) for module in attentions if module in names]
+        if not here:
+            continue
+        if len(here) < len(attentions):
+            raise ValueError(f"{path} holds an encoding for {len(here)} of {len(attentions)} attention modules only")
+        encodings = [Encoding.from_configuration(notes[name]["encoding"]) for name in here]
+        attach(stack, encodings, position_embeddings=notes[here[0]]["position_embeddings"])
+        for name, module in zip(here, attentions, strict=True):
+            _fill(path, name, module.get_submodule(ATTACHED), saved[name])
+    if names:
+        raise ValueError(f"the model has no place for the saved encoding '{next(iter(names.values()))}'")
     return model
 
 
-def _read(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of every bias, by the name of the attention module it was in."""
+def _read(path: str, variant: str | None, place: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of every bias, by the name of the attention module it was in.
+
+    They are looked for where ``from_pretrained`` looks for weights: what else lies in a folder may be of another model.
+    """
+
+    def find(name: str) -> str | None:
+        file: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False, **place)
+        return file
+
+    def varied(name: str) -> str:
+        stem, _, ending = name.rpartition(".")
+        return name if variant is None else f"{stem}.{variant}.{ending}"
+
+    files = [find(varied(SAFE_WEIGHTS_NAME))]
+    index = find(varied(SAFE_WEIGHTS_INDEX_NAME)) if files[0] is None else None
+    if index is not None:
+        shards: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+        files = [find(name) for name in sorted({file for key, file in shards.items() if f".{ATTACHED}." in key})]
     found: dict[str, dict[str, Tensor]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in files:
+        if file is None:
+            continue
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - a safetensors file is no dictionary
                 module, separator, rest = key.partition(f".{ATTACHED}.")
@@ -87,19 +115,50 @@ def _read(folder: Path) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def _class(folder: Path, model_class: Any) -> type[PreTrainedModel]:
-    config = AutoConfig.from_pretrained(folder)
+def _note(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if "configuration" not in tensors:
+        raise ValueError(f"{path} holds an encoding without its configuration, in '{name}'; save it again")
+    note: dict[str, Any] = json.loads(bytes(tensors["configuration"].tolist()))
+    return note
+
+
+def _fill(path: str | Path, name: str, bias: nn.Module, tensors: dict[str, Tensor]) -> None:
+    device = bias.get_buffer("encoding._like").device
+    try:  # assigned, not copied: they keep the precision they were saved in
+        bias.load_state_dict({key: tensor.to(device) for key, tensor in tensors.items()}, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
+
+
+def _stacks(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]]]:
+    """Return what can be attached to in a model, each with its attention modules: of T5 both halves."""
+    found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
+    for module in model.modules():  # the outermost first, for what stands around a stack is guarded too
+        if isinstance(module, PreTrainedModel) and module.config.model_type in known_families():
+            record = architecture(module)
+            base = record.base(module)
+            found.setdefault(base, (module, list(dict.fromkeys(record.attentions(base)))))
+    return list(found.values())
+
+
+def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
     if model_class is None:
-        model_class = getattr(transformers, config.architectures[0], None)
+        name = (config.architectures or [None])[0]
+        model_class = getattr(transformers, str(name), None)
         if model_class is None:
-            raise ValueError(f"transformers has no class '{config.architectures[0]}'; give yours as model_class")
+            raise ValueError(f"transformers has no class '{name}'; give yours as model_class")
     if hasattr(model_class, "_model_mapping"):  # an Auto class
-        model_class = model_class._model_mapping[type(config)]
-    found: type[PreTrainedModel] = model_class
-    return found
+        auto = model_class.__name__
+        try:
+            model_class = model_class._model_mapping[type(config)]
+        except KeyError as error:
+            raise ValueError(f"{auto} has no class for model type '{config.model_type}'; give another") from error
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+        raise TypeError(f"model_class must be a model class of transformers, e.g. AutoModel, got {model_class!r}")
+    return model_class
 
 
-def _without_warning(model_class: type[PreTrainedModel], folder: Path, options: dict[str, Any]) -> PreTrainedModel:
+def _without_warning(model_class: type[PreTrainedModel], path: str | Path, options: dict[str, Any]) -> PreTrainedModel:
     """Load the model itself; that the keys of the encodings are none of its own is no news here."""
     ignored = [*(model_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
     disguise = {
@@ -108,7 +167,7 @@ def _without_warning(model_class: type[PreTrainedModel], folder: Path, options: 
         "_keys_to_ignore_on_load_unexpected": ignored,
     }
     disguised: Any = type(model_class.__name__, (model_class,), disguise)
-    model: PreTrainedModel = disguised.from_pretrained(folder, **options)
+    model: PreTrainedModel = disguised.from_pretrained(path, **options)
     model.__class__ = model_class
     return model
 
@@ -123,4 +182,5 @@ def _renamed(names: list[str], modules: dict[str, nn.Module], prefix: str) -> di
         renamed = {name: rename(name) for name in names}
         if all(name in modules for name in renamed.values()):
             return renamed
-    raise ValueError(f"the model has no module '{names[0]}' to put the saved encoding into; load it as what was saved")
+    missing = next(name for name in names if name not in modules)
+    raise ValueError(f"the model has no module '{missing}' to put the saved encoding into; load it as what was saved")
