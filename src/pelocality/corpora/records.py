@@ -177,7 +177,7 @@ def field(row: Mapping[str, Any], name: str, kind: type[T], wanted: str) -> T:
         ValueError: Where the row has no such field, or where it holds something else.
     """
     if name not in row:
-        raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row)) or 'none'}")
+        raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}")
     return checked(row[name], f"field {name!r}", kind, wanted)
 
 
