@@ -7,7 +7,7 @@ import unicodedata
 
 import pandas
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pelocality.corpora import (
     SpacyParser,
@@ -260,6 +260,7 @@ def test_a_mark_stays_with_its_letter(text, words):
     assert (sentence.words, sentence.text) == (words, text)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("ab1 .,!'-ि์ั\u0301\u200dก他か\u3099ا❤\ufe0f"), max_size=12))
 def test_no_plain_text_is_cut_before_a_mark(text):
     sentence = plain_sentence(text)

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from pelocality.corpora import read_frames
 from pelocality.trees import (
@@ -97,6 +97,7 @@ def test_a_dash_does_not_make_one_written_word_of_two():
     assert [sentence.written(*place) for place in sentence.written_words] == ["the", "man", "a", "cook", "eats"]
 
 
+@settings(deadline=None)  # the first call imports nltk
 @given(st.lists(st.sampled_from(["a", "I", '"', "``", "''", "'", "`", "--", "...", ".", ",", "(", "$", "n't"])))
 def test_rule_spacing_gives_one_gap_per_word_whatever_the_marks(words):
     spaces = spaces_by_rule(words)
