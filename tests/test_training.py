@@ -150,20 +150,16 @@ class Stopper(TrainerCallback):
             control.should_training_stop = True
 
 
-@pytest.mark.parametrize(
-    ("stop", "unit"), [(None, "steps"), ("before", "steps"), ("behind", "steps"), ("behind", "epoch")]
-)
-def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp_path, stop, unit):
+def train_and_load_best(tmp_path, stop, unit, saved):
     trainer = make_trainer(
         tmp_path, max_steps=-1 if unit == "epoch" else 5, num_train_epochs=3, learning_rate=1.0,
-        lr_scheduler_type="constant", eval_strategy=unit, save_strategy=unit, eval_steps=1, save_steps=1,
+        lr_scheduler_type="constant", eval_strategy=unit, save_strategy=saved, eval_steps=1, save_steps=1,
         load_best_model_at_end=True, per_device_train_batch_size=16, save_only_model=True,
         metric_for_best_model="rank", greater_is_better=False,
     )  # fmt: skip
     ranks = itertools.count()
     trainer.compute_metrics = lambda _: {"rank": next(ranks)}  # the first model evaluated is the best
-    last = {None: 5, "before": 3, "behind": 3}[stop] if unit == "steps" else 4
-    stopper, witness = Stopper(last), Witness()
+    stopper, witness = Stopper(3), Witness()
     trainer.add_callback(witness)
     if stop == "before":
         trainer.add_callback(stopper)
@@ -171,11 +167,27 @@ def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp
     if stop == "behind":
         trainer.add_callback(stopper)
     trainer.train()
-    assert trainer.state.global_step == last > trainer.state.best_global_step
+    return trainer, callback, witness.localities
+
+
+@pytest.mark.parametrize(
+    ("stop", "unit", "saved"),
+    [(None, "steps", "steps"), ("behind", "steps", "best"), ("before", "epoch", "best"), ("behind", "epoch", "epoch")],
+)
+def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp_path, stop, unit, saved):
+    trainer, callback, localities = train_and_load_best(tmp_path, stop, unit, saved)
+    best, last = trainer.state.best_global_step, trainer.state.global_step
+    assert best < last
     table = callback.table
     assert table["step"].unique().tolist() == [0, last]
-    assert table[table["step"] == last]["locality"].tolist() == pytest.approx(witness.localities[last], abs=1e-6)
-    assert witness.localities[last] != witness.localities[trainer.state.best_global_step]
+    assert table[table["step"] == last]["locality"].tolist() == pytest.approx(localities[last], abs=1e-6)
+    assert localities[last] != localities[best]
+
+
+def test_a_last_model_that_was_gone_too_soon_is_warned_of(tmp_path, caplog):
+    _, callback, _ = train_and_load_best(tmp_path, "behind", "epoch", "best")
+    assert callback.table["step"].unique().tolist() == [0]
+    assert "step 4 was not measured: the best one, of step 2" in caplog.text
 
 
 @pytest.mark.parametrize(
