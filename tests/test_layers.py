@@ -127,6 +127,7 @@ HIDING = pytest.mark.parametrize(
     ("hiding", "dtype"),
     [
         (-math.inf, torch.float64),
+        (-1e3, torch.float64),
         (-1e4, torch.float64),
         (-1e4, torch.bfloat16),  # which holds -9984
         (-1e9, torch.float32),
@@ -161,7 +162,7 @@ def test_a_float_mask_that_only_lowers_hides_nothing(mode):
     layer = layer_of("weights", mode).eval()
     x = sequences(1, 5, 6)
     lowered = torch.zeros(1, 5, dtype=torch.float64)
-    lowered[0, 4] = -9000.0
+    lowered[0, 4] = -900.0
     _, attention = layer(x, key_padding_mask=lowered, average_attn_weights=False)
     if mode == "concat":
         torch.testing.assert_close(attention[:, :2], layer.encoding.weights(5)[None].double())

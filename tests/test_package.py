@@ -22,7 +22,7 @@ BELOW = {
     "accumulate": {"metrics"},
     "plots": {"metrics", "dependencies", "intervals"},
     "intervals": set(),
-    "attachment": {"architectures", "encodings"},
+    "attachment": {"architectures", "encodings", "scores"},
     "reflection": {"architectures", "extract"},
     "dependencies": {"extract", "intervals", "trees"},
     "evaluation": {"architectures", "extract", "intervals"},

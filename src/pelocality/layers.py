@@ -12,12 +12,9 @@ from torch.nn import functional
 
 from pelocality.encodings import Encoding, NoEncoding
 from pelocality.encodings.checks import count
-from pelocality.scores import masked_softmax
+from pelocality.scores import HIDDEN, masked_softmax
 
 Mode = Literal["add", "concat", "sequence"]
-
-# what a float mask adds to hide a key, as -1e4, -1e9 or finfo.min: bfloat16 holds -1e4 as -9984
-_HIDDEN = -9984.0
 
 
 class PositionalSelfAttention(nn.Module):
@@ -132,7 +129,7 @@ class PositionalSelfAttention(nn.Module):
             value: The same tensor again, or None.
             key_padding_mask: (batch, n) or (n,), True where a token is padding, as in ``nn.MultiheadAttention`` (the
                 opposite of a tokenizer's ``attention_mask``); or floats, which are added to the logits, and of which
-                -1e4 (in bfloat16: -9984) and anything below hides a key, as True does.
+                -1000 and anything below, such as -1e4 and ``finfo.min``, hides a key, as True does.
             need_weights: Whether to return the attention too. Without it SDPA computes the output, faster.
             attn_mask: (n, n) or (batch * num_heads, n, n), True where a query must not see a key; or floats, as
                 above. P knows no content and no logits: of a float mask it takes what is hidden, and nothing else.
@@ -238,7 +235,7 @@ class PositionalSelfAttention(nn.Module):
                 visible.append(~mask)
             elif mask.is_floating_point():
                 added.append(mask)
-                visible.append(~(mask <= _HIDDEN))  # so NaN is no way to hide, and shows
+                visible.append(~(mask <= HIDDEN))  # so NaN is no way to hide, and shows
             else:
                 raise TypeError(f"{name} must hold booleans (True: left out) or floats (added), got {mask.dtype}")
         if is_causal or (self.encoding.causal and self.mode != "add"):  # in add the bias itself is causal

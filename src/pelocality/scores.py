@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# A mask of numbers hides a key from here down: there exp gives 0 in float64 too (it ends at -745), with room for logits
+# that stand above; bfloat16 holds the usual -1e4 as -9984.
+HIDDEN = -1e3
+
 
 def toeplitz(line: Tensor, query_length: int, rows: Tensor | None = None) -> Tensor:
     """Lay a line of numbers out so that every diagonal of the matrix holds one of them.

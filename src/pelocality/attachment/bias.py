@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pelocality.architectures import ATTACHED, Architecture
 from pelocality.attachment.calls import Arguments, Call, unhook
 from pelocality.encodings import Encoding
+from pelocality.scores import HIDDEN
 
 _XLNET_MASKED = 1e30  # what XLNet multiplies its mask by before it subtracts it from the logits
-_HIDDEN = -1e3  # from here down exp gives 0 in float64 too (it ends at -745), with room for logits that stand above
 
 
 class PositionalBias(nn.Module):
@@ -152,7 +152,7 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if mask is None and _causal_without_mask(attention, call):
         # the kernel forgets causality once there is a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
-    visible = mask if mask is None or mask.dtype == torch.bool else mask > _HIDDEN
+    visible = mask if mask is None or mask.dtype == torch.bool else mask > HIDDEN
     bias = own.of(queries, keys, None if visible is None else visible[..., :keys], hidden.dtype)
     if slots > keys:  # a static cache has room for what is still to come
         bias = nn.functional.pad(bias, (0, slots - keys))
