@@ -9,7 +9,6 @@ held-out text, mean and interval over seeds, beside the locality and symmetry of
 are not repeated.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -19,7 +18,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from dependency_heads import markdown
-from positions_in_training import pretrain
+from positions_in_training import pretrain, runs_parser
 from scipy import stats
 
 from pelocality import AttenuatedEncoding, measure
@@ -106,17 +105,11 @@ def figure(runs: pd.DataFrame) -> plt.Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
-    )
-    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
-    parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = runs_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     arguments, options = parser.parse_known_args()
 
     shared = ["--steps", arguments.steps, "--every", arguments.steps, "--length", arguments.length]

@@ -32,6 +32,18 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**35)}
 METRICS = ("locality", "symmetry", "relative_asymmetry", "direction_balance")
 
 
+def runs_parser(description: str) -> argparse.ArgumentParser:
+    """The flags of every script that makes several runs; those it does not know are for `pretrain_mlm.py`."""
+    parser = argparse.ArgumentParser(
+        description=description, epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
+    )
+    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
+    parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    return parser
+
+
 def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> None:
     """Make every run, `workers` at a time with the cores shared among them; each logs into a file of its name.
 
@@ -81,9 +93,10 @@ def heads_of_first_layer(folder: Path, length: int) -> pd.DataFrame:
     last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
     attention = positional_attention(model, tokenizer, length=length, words=16, layers=[0], progress=False).attention[0]
+    measured = measure(attention)
     columns = {
-        "locality": measure(attention).locality,
-        "relative asymmetry": measure(attention).relative_asymmetry,
+        "locality": measured.locality,
+        "relative asymmetry": measured.relative_asymmetry,
         "direction balance": direction_balance(attention),
     }
     heads = pd.DataFrame({name: values.tolist() for name, values in columns.items()})
@@ -105,15 +118,9 @@ def figure(trajectories: pd.DataFrame) -> plt.Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
-    )
-    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
-    parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = runs_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     arguments, options = parser.parse_known_args()
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options]
