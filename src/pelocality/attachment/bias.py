@@ -152,8 +152,10 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if mask is None and _causal_without_mask(attention, call):
         # the kernel forgets causality once there is a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
-    visible = mask if mask is None or mask.dtype == torch.bool else mask > HIDDEN
-    bias = own.of(queries, keys, None if visible is None else visible[..., :keys], hidden.dtype)
+    visible = None
+    if mask is not None and own.encoding.shares_out:  # the others need not know, and this runs in every layer
+        visible = (mask if mask.dtype == torch.bool else mask > HIDDEN)[..., :keys]
+    bias = own.of(queries, keys, visible, hidden.dtype)
     if slots > keys:  # a static cache has room for what is still to come
         bias = nn.functional.pad(bias, (0, slots - keys))
     if mask is not None:
