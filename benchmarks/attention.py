@@ -18,6 +18,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from benchmarks.measuring import arguments, extra_mebibytes, machine, paired
+from pelocality.attention import biased_attention
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, RelativeEncoding, T5Buckets
 
 HEADS, WIDTH, TOKENS = 8, 64, 2048
@@ -30,6 +31,10 @@ class Contender:
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     learned: tuple[Tensor, ...] = ()
+
+
+def biased(encoding: RelativeEncoding) -> Contender:
+    return Contender(lambda q, k, v: biased_attention(q, k, v, encoding), tuple(encoding.parameters()))
 
 
 def sdpa(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
@@ -60,7 +65,10 @@ def contenders(n: int, device: str) -> dict[str, Contender]:
     found = {}
     for name, encoding in ours().items():
         encoding.to(device)
-        found[name] = sdpa(encoding, *encoding.parameters())
+        found[name] = biased(encoding)
+    for name in ("fixed: ALiBi", "learned: signed distance table"):
+        encoding = ours()[name].to(device)
+        found[f"{name}, as a mask"] = sdpa(encoding, *encoding.parameters())
     mask = torch.nn.Parameter(torch.zeros(HEADS, n, n, device=device))
     found["limit for learned: SDPA, learnable (heads, n, n) mask"] = sdpa(lambda n: mask, mask)
     line = torch.nn.Parameter(torch.zeros(HEADS, 2 * n - 1, device=device))

@@ -9,6 +9,7 @@ Numbers:
 - ``accumulate``: the metrics as torchmetrics classes, summed over batches and processes.
 - ``tables``: from a table of position embeddings to a matrix.
 - ``encodings``: the attenuated encoding and its baselines, one small protocol.
+- ``attention``: PyTorch's attention function with any of them, without a matrix of biases.
 - ``layers``: self-attention of your own that takes any of them.
 - ``architectures``: where each model family keeps attention and positions.
 - ``extract``: from a Hugging Face model to its positional matrices, logits and their parts.

@@ -2,6 +2,7 @@ from . import (
     accumulate as accumulate,
     architectures as architectures,
     attachment as attachment,
+    attention as attention,
     corpora as corpora,
     dependencies as dependencies,
     encodings as encodings,
@@ -18,6 +19,7 @@ from . import (
     trees as trees,
 )
 from .attachment import Attachment as Attachment, attach as attach, attached as attached, load as load
+from .attention import biased_attention as biased_attention
 from .corpora import (
     read_conllu as read_conllu,
     read_frames as read_frames,

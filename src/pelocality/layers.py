@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pelocality.attention import biased_attention
 from pelocality.encodings import Encoding, NoEncoding
 from pelocality.encodings.checks import count
 from pelocality.scores import HIDDEN, masked_softmax
@@ -164,10 +165,14 @@ class PositionalSelfAttention(nn.Module):
             assert self.mix_proj is not None
             x = self._merged(self._mix(self._split(self.mix_proj(x)), visible)[0])
         q, k, v = map(self._split, functional.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
-        if self.mode == "add":
-            bias = self.encoding.distinct(x.shape[1], mask=visible, dtype=q.dtype)
-            added = bias if added is None else bias + added.to(bias)
-        output, weights = self._attend(q, k, v, added, visible, need_weights)
+        if self.mode == "add" and added is None and not need_weights:
+            dropout = self.dropout if self.training else 0.0
+            output, weights = biased_attention(q, k, v, self.encoding, mask=visible, dropout_p=dropout), None
+        else:
+            if self.mode == "add":
+                bias = self.encoding.distinct(x.shape[1], mask=visible, dtype=q.dtype)
+                added = bias if added is None else bias + added.to(bias)
+            output, weights = self._attend(q, k, v, added, visible, need_weights)
         output = self._merged(output)
         if self.mode == "concat":
             positional, P = self._mix(v, visible)

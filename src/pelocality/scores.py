@@ -32,9 +32,7 @@ def toeplitz(line: Tensor, query_length: int, rows: Tensor | None = None) -> Ten
     if torch.compiler.is_compiling():
         matrix = _tiled(line, query_length)
         return matrix if rows is None else matrix * rows[..., None]
-    if rows is None:
-        rows = line.new_ones(()).expand(query_length)
-    result: Tensor = _Toeplitz.apply(line, rows)  # type: ignore[no-untyped-call]
+    result: Tensor = _Toeplitz.apply(line, rows, query_length)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -54,40 +52,88 @@ def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
     return torch.where(blind, 0, torch.where(blind, 0, logits).softmax(-1))
 
 
+def mirrored(line: Tensor, query_length: int) -> Tensor:
+    """Read a line of numbers as `toeplitz` lays it out, the last query first: then nothing is copied.
+
+    Args:
+        line: (heads or 1, q + k - 1).
+        query_length: q.
+
+    Returns:
+        (heads or 1, q, k), a view: do not write into it.
+    """
+    return line.unfold(-1, line.shape[-1] - query_length + 1, 1)
+
+
+def laid_out(line: Tensor, query_length: int, rows: Tensor | None = None) -> Tensor:
+    """Do what `toeplitz` does, without a gradient of its own.
+
+    Args:
+        line: (heads or 1, q + k - 1).
+        query_length: q.
+        rows: (heads or 1, q); None: nothing.
+
+    Returns:
+        (heads or 1, q, k), nobody else's.
+    """
+    matrix = mirrored(line, query_length).flip(-2)
+    return matrix if rows is None else matrix.mul_(rows[..., None])
+
+
+def fold(gradient: Tensor, line: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of what `toeplitz` laid out, from that of the matrix or of some of its rows.
+
+    Args:
+        gradient: (heads, q, k).
+        line: (heads, q + k - 1), what those rows read of the line.
+        rows: (heads, q); None: nothing.
+
+    Returns:
+        For the line, (heads, q + k - 1), and for the rows, (heads, q), or None.
+    """
+    if rows is None:
+        return _diagonal_sums(gradient), None
+    return _diagonal_sums(gradient * rows[..., None]), (gradient * laid_out(line, gradient.shape[1])).sum(-1)
+
+
+def blocks(queries: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Part a matrix into blocks of rows; on a CPU small enough to stay in its cache.
+
+    Args:
+        queries: q.
+        keys: k.
+        device: Where the matrix is.
+
+    Yields:
+        Which rows, and which part of the line of `toeplitz` they read.
+    """
+    step = 64 if device.type == "cpu" else 512
+    for first in range(0, queries, step):
+        stop = min(first + step, queries)
+        yield slice(first, stop), slice(queries - stop, queries - first + keys - 1)
+
+
 class _Toeplitz(torch.autograd.Function):
     """`toeplitz` in one pass each way; backward neither keeps nor makes anything of the matrix's size."""
 
     @staticmethod
-    def forward(line: Tensor, rows: Tensor) -> Tensor:
-        matrix = _laid_out(line, rows.shape[-1])
-        return matrix if _plain(rows) else matrix.mul_(rows[..., None])
+    def forward(line: Tensor, rows: Tensor | None, query_length: int) -> Tensor:
+        return laid_out(line, query_length, rows)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         line, rows = ctx.saved_tensors
-        queries, keys = gradient.shape[1:]
         for_line = torch.zeros_like(line)
-        for_rows = []
-        for part, window in _blocks(queries, keys, gradient.device):
-            block = gradient[:, part]
-            if not _plain(rows):
-                if ctx.needs_input_grad[1]:
-                    for_rows.append((block * _laid_out(line[:, window], block.shape[1])).sum(-1))
-                block = block * rows[:, part, None]
-            for_line[:, window] += _diagonal_sums(block)
-        return for_line, torch.cat(for_rows, -1) if for_rows else None
-
-
-def _plain(rows: Tensor) -> bool:
-    return rows.ndim == 1  # nothing to multiply by, only the number of rows
-
-
-def _laid_out(line: Tensor, query_length: int) -> Tensor:
-    return line.unfold(-1, line.shape[-1] - query_length + 1, 1).flip(-2)
+        for_rows: list[Tensor] = []
+        for part, window in blocks(gradient.shape[1], gradient.shape[2], gradient.device):
+            line_sums, row_sums = fold(gradient[:, part], line[:, window], None if rows is None else rows[:, part])
+            for_line[:, window] += line_sums
+            for_rows += [] if row_sums is None else [row_sums]
+        return for_line, torch.cat(for_rows, -1) if for_rows else None, None
 
 
 def _tiled(line: Tensor, query_length: int) -> Tensor:
@@ -99,14 +145,6 @@ def _tiled(line: Tensor, query_length: int) -> Tensor:
     tiles = line[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
     rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
     return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]
-
-
-def _blocks(queries: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Blocks of rows, and which part of the line each reads; on a CPU small enough to stay in its cache."""
-    step = 64 if device.type == "cpu" else 512
-    for first in range(0, queries, step):
-        stop = min(first + step, queries)
-        yield slice(first, stop), slice(queries - stop, queries - first + keys - 1)
 
 
 def _diagonal_sums(block: Tensor) -> Tensor:

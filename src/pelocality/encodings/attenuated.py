@@ -161,12 +161,26 @@ class AttenuatedEncoding(RelativeEncoding):
             bias = self._scale().view(-1, 1, 1) * masked_softmax(kernel, mask)
             return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
         # e and its row sums come from the line of distances: one pass over (heads, n, n) where a softmax takes several
-        e = self._line(query_length, key_length).exp()
-        bias = toeplitz(e, query_length, self._scale()[:, None] / _row_sums(e, query_length))
+        e, rows = self._shares(query_length, key_length)
+        bias = toeplitz(e, query_length, rows)
         if not self.causal:
             return bias
         future = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
         return bias.masked_fill(future, -torch.inf)
+
+    def factors(  # noqa: D102
+        self, query_length: int, key_length: int, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        if self.form == "logits":
+            return self._line(query_length, key_length), None
+        if self.causal or mask is not None:
+            return None
+        return self._shares(query_length, key_length)
+
+    def _shares(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
+        """Return e at all distances, and what those of each query are multiplied by."""
+        e = self._line(query_length, key_length).exp()
+        return e, self._scale()[:, None] / _row_sums(e, query_length)
 
     def _kernel(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         return toeplitz(self._line(query_length, key_length), query_length)
@@ -199,13 +213,11 @@ class AttenuatedEncoding(RelativeEncoding):
         if self.form == "logits":
             return added
         keys = query_length if key_length is None else key_length
-        e = self._line(query_length, keys).exp()
-        sums, scale = _row_sums(e, query_length), self._scale()
-        shared, many = len(e) == 1, len(scale) > 1
+        e, rows = (each.expand(self.heads, -1) for each in self._shares(query_length, keys))
 
         def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance, row = key - query + query_length - 1, head * 0 if shared else head
-            bias = scale[head if many else head * 0] * e[row, distance] / sums[row, query]
+            distance, row = key - query + query_length - 1, head * 0 if self.heads == 1 else head
+            bias = e[row, distance] * rows[row, query]
             if self.causal:
                 bias = torch.where(distance > keys - 1, -torch.inf, bias)
             return score + bias.to(score.dtype)

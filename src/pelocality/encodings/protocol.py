@@ -46,6 +46,11 @@ class Encoding(nn.Module, ABC):
         # holds nothing but the dtype and device that the module was moved to
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "bias" in vars(cls) and "factors" not in vars(cls):  # those of the class above make another bias
+            cls.factors = Encoding.factors  # type: ignore[method-assign]
+
     @property
     def shares_out(self) -> bool:
         """Whether the bias depends on which keys are there, as something shared out among them does.
@@ -103,6 +108,22 @@ class Encoding(nn.Module, ABC):
             ValueError: A length below 1, more queries than keys, or a mask that does not fit.
         """
         return self._every_head(self.distinct(query_length, key_length, mask=mask, dtype=dtype))
+
+    def factors(self, query_length: int, key_length: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """Return the few numbers that the whole bias is made of, where it is a number per distance and one per query.
+
+            bias_ij = line[j - i + q - 1] rows[i]
+
+        Args:
+            query_length: q.
+            key_length: k >= q.
+            mask: As for `bias`.
+
+        Returns:
+            The line, (heads or 1, q + k - 1), and the rows, (heads or 1, q), or None for 1; in `working_dtype`. None
+            in all where the bias is made of more.
+        """
+        return None
 
     def weights(self, n: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the attention that the encoding stands for: what its bias gives where content says nothing.
@@ -235,9 +256,9 @@ class Encoding(nn.Module, ABC):
         # a mask may change from call to call; a compiler folds what is fixed by itself
         identity = None if visible is not None or torch.compiler.is_compiling() else fingerprint(self)
         if identity is None:
-            return _cast(self.bias(queries, keys, visible), dtype)
+            return cast(self.bias(queries, keys, visible), dtype)
         key = (identity, queries, keys, dtype, self._like.device)
-        return self.cache.get(key, lambda: _cast(self.bias(queries, keys, None), dtype))
+        return self.cache.get(key, lambda: cast(self.bias(queries, keys, None), dtype))
 
     def _every_head(self, scores: Tensor) -> Tensor:
         return scores.expand(*scores.shape[:-3], max(self.heads, scores.shape[-3]), -1, -1)
@@ -300,6 +321,11 @@ class RelativeEncoding(Encoding):
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         return toeplitz(self._line(query_length, key_length), query_length)
+
+    def factors(  # noqa: D102
+        self, query_length: int, key_length: int, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        return self._line(query_length, key_length), None
 
     def relative(self, n: int) -> Tensor:  # noqa: D102
         return self._line(count("n", n), n).expand(self.heads, -1)
@@ -384,7 +410,16 @@ def _read(value: Any) -> Any:
     return [_read(each) for each in value] if isinstance(value, list) else value
 
 
-def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round a finished bias.
+
+    Args:
+        bias: In `working_dtype`.
+        dtype: Of the model.
+
+    Returns:
+        The bias in that precision, with nothing masked that was not.
+    """
     if dtype == torch.float16:  # far keys share the smallest number it has; -inf would say they are masked
         low = torch.finfo(dtype).min
         bias = torch.where((bias < low) & (bias != -torch.inf), low, bias)

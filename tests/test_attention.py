@@ -1,0 +1,181 @@
+"""Attention with an encoding against PyTorch's own with the encoding's matrix, forward and backward, in every way."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from pelocality import attention
+from pelocality.attention import biased_attention
+from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, Encoding, FixedWindow, T5Buckets
+
+DECAYS = [0.05, 0.4, 0.9]
+ENCODINGS = {
+    "ALiBi": lambda: ALiBi(3),
+    "causal ALiBi": lambda: ALiBi(3, causal=True),
+    "window": lambda: FixedWindow(3, width=4),
+    "attenuated, fixed": lambda: AttenuatedEncoding(3, DECAYS, 0.5),
+    "attenuated, logits form, one head": lambda: AttenuatedEncoding(1, 0.3, 2.0, form="logits", learnable=True),
+    "attenuated, logits form, causal": lambda: AttenuatedEncoding(
+        3, DECAYS, form="logits", learnable=["decay"], causal=True
+    ),
+    "attenuated, weights form": lambda: AttenuatedEncoding(3, DECAYS, 0.5, scale=3.0, learnable=True),
+    "attenuated, weights form, scale alone": lambda: AttenuatedEncoding(3, 0.2, scale=3.0, learnable=["scale"]),
+    "attenuated, weights form, causal": lambda: AttenuatedEncoding(3, DECAYS, learnable=["decay"], causal=True),
+    "table": lambda: DistanceTable.from_encoding(ALiBi(3), 8, signed=True),
+    "KERPLE": lambda: KERPLE(3),
+    "T5": lambda: T5Buckets(3),
+}
+EVERY = pytest.mark.parametrize("name", ENCODINGS)
+
+
+@pytest.fixture(params=["short", "blocks", "turned"])
+def way(request, monkeypatch):
+    """The ways that lengths lead to, each at lengths a test can afford."""
+    monkeypatch.setattr(attention, "_BY_BLOCKS", 2**18 if request.param == "short" else 1)
+    monkeypatch.setattr(attention, "_TURNED", 1 if request.param == "turned" else 2**20)
+    monkeypatch.setattr(attention, "_AT_A_TIME", 1000)  # so that a batch takes several blocks
+    return request.param
+
+
+def tensors(queries, keys, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(queries)
+    shapes = (queries, 4), (keys, 4), (keys, 5)
+    return [torch.randn(3, 3, *shape, generator=generator, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def by_matrix(query, key, value, encoding, mask=None, **options):
+    bias = encoding(query.shape[-2], key.shape[-2], mask=mask, dtype=query.dtype)
+    bias = bias if bias.ndim == 4 else bias[None]
+    bias = bias if mask is None else torch.where(mask, bias, -torch.inf)
+    return scaled_dot_product_attention(query, key, value, attn_mask=bias, **options)
+
+
+def with_gradients(function, inputs, encoding, **options):
+    output = function(*inputs, encoding, **options)
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(output)
+    return output, *torch.autograd.grad(output, (*inputs, *encoding.parameters()), gradient)
+
+
+@EVERY
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(150, 150), (1, 1), (7, 80)])
+def test_it_is_pytorchs_function_with_the_encodings_matrix(name, way, masked, queries, keys):
+    encoding = ENCODINGS[name]().double()
+    inputs = tensors(queries, keys)
+    mask = torch.rand(3, 1, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.7 if masked else None
+    if masked and queries > 1:
+        mask[1, 0, 1] = False  # a query that sees nothing
+    options = {"mask": mask, "scale": 0.3}
+    expected = with_gradients(by_matrix, inputs, encoding, **options)
+    torch.testing.assert_close(with_gradients(biased_attention, inputs, encoding, **options), expected)
+    assert all(each.isfinite().all() for each in expected)
+
+
+@settings(max_examples=10, deadline=None)
+@given(queries=st.integers(1, 6), extra=st.integers(0, 4), form=st.sampled_from(["weights", "logits"]))
+def test_gradients_are_those_of_finite_differences(queries, extra, form):
+    inputs = tensors(queries, queries + extra)
+    encoding = AttenuatedEncoding(3, DECAYS, form=form, learnable=True).double()
+
+    def attend(query, key, value, *numbers):
+        return biased_attention(query, key, value, encoding)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_BY_BLOCKS", 1)
+        assert torch.autograd.gradcheck(attend, (*inputs, *encoding.parameters()))
+
+
+def test_a_long_fixed_bias_needs_no_matrix(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ALiBi, "bias", lambda *arguments: asked.append(arguments))
+    inputs = tensors(1100, 1100)
+    biased_attention(*inputs, encoding := ALiBi(3)).sum().backward()
+    assert not asked
+    with pytest.raises(AttributeError):  # a short one does
+        biased_attention(*tensors(20, 20), encoding)
+    assert asked
+
+
+@pytest.mark.parametrize("name", ["table", "attenuated, weights form", "ALiBi"])
+def test_half_precision_is_near_and_learns_in_float32(name, way):
+    encoding = ENCODINGS[name]()
+    exact = with_gradients(by_matrix, tensors(90, 90), encoding)
+    found = with_gradients(biased_attention, [each.bfloat16() for each in tensors(90, 90)], encoding)
+    assert found[0].dtype == torch.bfloat16
+    assert all(each.dtype == torch.float32 for each in found[4:])
+    for one, other in zip(found, exact, strict=True):
+        assert (one.double() - other.double()).abs().max() < 0.05 * max(1, other.abs().max())
+
+
+def test_a_far_bias_does_not_overflow_in_float16(way):
+    inputs = [each.detach().half() for each in tensors(60, 60)]
+    encoding = AttenuatedEncoding(3, 1e4, form="logits")
+    output = biased_attention(*inputs, encoding)
+    torch.testing.assert_close(output, inputs[2])  # each query sees itself and nothing else
+
+
+def test_bias_of_another_kind_than_the_factors_say_is_respected(way):
+    class Louder(ALiBi):
+        def bias(self, query_length, key_length, mask):
+            return 2 * super().bias(query_length, key_length, mask)
+
+    inputs = tensors(40, 40)
+    torch.testing.assert_close(biased_attention(*inputs, Louder(3)), by_matrix(*inputs, Louder(3)))
+    assert (biased_attention(*inputs, Louder(3)) - biased_attention(*inputs, ALiBi(3))).abs().max() > 0.01
+
+
+def test_an_encoding_of_more_than_distance_goes_in_as_a_matrix(way):
+    class Absolute(Encoding):
+        def __init__(self, heads=1, causal=False):
+            super().__init__(heads, causal)
+            self.table = torch.nn.Parameter(torch.linspace(-1, 1, 40))
+
+        def bias(self, query_length, key_length, mask):
+            return self.table[:key_length].expand(1, query_length, -1)
+
+    inputs = tensors(40, 40)
+    for one, other in zip(
+        with_gradients(biased_attention, inputs, Absolute(3)),
+        with_gradients(by_matrix, inputs, Absolute(3)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_dropout_and_compilation_take_pytorchs_way(way):
+    inputs = [each.detach() for each in tensors(40, 40)]
+    encoding = DistanceTable.from_encoding(ALiBi(3), 8)
+    torch.manual_seed(0)
+    dropped = biased_attention(*inputs, encoding, dropout_p=0.5)
+    torch.manual_seed(0)
+    assert torch.equal(dropped, by_matrix(*inputs, encoding, dropout_p=0.5))
+    compiled = torch.compile(biased_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs, encoding), by_matrix(*inputs, encoding))
+
+
+def test_gradients_of_gradients_are_refused_rather_than_wrong(monkeypatch):
+    monkeypatch.setattr(attention, "_BY_BLOCKS", 1)
+    inputs, encoding = tensors(12, 12), KERPLE(3).double()
+    output = biased_attention(*inputs, encoding)
+    with pytest.raises(NotImplementedError, match="attn_mask=encoding"):
+        torch.autograd.grad(output.square().sum(), list(encoding.parameters()), create_graph=True)
+
+
+def test_what_does_not_fit_is_refused():
+    query, key, value = tensors(6, 8)
+    encoding = ALiBi(3)
+    for change, error, message in (
+        ({"query": query[0]}, ValueError, "query must be"),
+        ({"key": key[:1]}, ValueError, "key must be"),
+        ({"value": None}, TypeError, "value must be a tensor"),
+        ({"query": key[:, :, :, :3]}, ValueError, "must fit"),
+        ({"key": key[:, :, :5], "value": value[:, :, :5]}, ValueError, "as long as query"),
+        ({"encoding": 3}, TypeError, "encoding must be"),
+        ({"encoding": ALiBi(2)}, ValueError, "1 or 3 heads"),
+        ({"mask": torch.zeros(6, 8)}, TypeError, "booleans"),
+        ({"mask": torch.ones(6, 8, dtype=torch.bool)}, ValueError, "mask must be"),
+        ({"mask": torch.ones(2, 1, 1, 8, dtype=torch.bool)}, ValueError, "mask must be"),
+    ):
+        with pytest.raises(error, match=message):
+            biased_attention(**({"query": query, "key": key, "value": value, "encoding": encoding} | change))
