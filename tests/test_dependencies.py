@@ -245,7 +245,7 @@ def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
     ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
     ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
     ({"sentences": []}, ValueError, "sentences must have dependencies"),
-    ({"batch_size": 0}, ValueError, "batch_size must be a positive number"),
+    ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
     ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip

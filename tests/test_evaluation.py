@@ -315,7 +315,7 @@ def test_bad_input_is_refused():
         evaluate(model, tokenizer, shuffled().select([]))
     with pytest.raises(TypeError, match="labels must be a list of class names"):
         evaluate(model, tokenizer, shuffled(), labels="entailment")
-    with pytest.raises(ValueError, match="batch_size must be a positive number"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be a number of tokens, at least"):
         evaluate(model, tokenizer, shuffled(), max_length=0)

@@ -214,10 +214,10 @@ def test_one_position_is_enough():
     ("arguments", "error", "message"),
     [
         ({"length": 41}, ValueError, r"length=41 is beyond the 40 positions of BertModel.*at most 40"),
-        ({"length": 0}, ValueError, "at least 1 token, got 0"),
+        ({"length": 0}, ValueError, "at least 1, got 0"),
         ({"length": 8.0}, TypeError, "length must be an int"),
         ({"length": 8, "layers": [5]}, ValueError, r"indices into the model's 3 layers, got \[5\]"),
-        ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be a positive int"),
+        ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"length": 8, "special_tokens": True}, ValueError, "special_tokens=True needs a tokenizer"),
         ({"length": 8, "words": ["cat"]}, ValueError, "'cat', which needs a tokenizer"),
         ({"length": 8, "words": "cat"}, TypeError, "words must be a count or a sequence"),

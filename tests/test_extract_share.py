@@ -264,7 +264,7 @@ def test_probing_and_text_agree_where_content_is_silent():
         ),
         ([{"input_ids": tokens(1, 4)}], {"special_tokens": True}, ValueError, "two sentences"),
         ([{"input_ids": tokens(2, 41)}], {"special_tokens": True}, ValueError, "beyond the 40 positions"),
-        ([{"input_ids": tokens(2, 4)}], {"length": 1}, ValueError, "at least 2 positions"),
+        ([{"input_ids": tokens(2, 4)}], {"length": 1}, ValueError, "length must be at least 2"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_the_model_alone(given, arguments, error, message):

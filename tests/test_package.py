@@ -13,6 +13,7 @@ SOURCE = Path(pelocality.__file__).parent
 
 # what each part may import of ours; a new part is entered here
 BELOW = {
+    "checks": set(),
     "metrics": set(),
     "tables": set(),
     "trees": set(),
@@ -24,13 +25,13 @@ BELOW = {
     "intervals": set(),
     "attachment": {"architectures", "encodings", "scores"},
     "reflection": {"architectures", "extract"},
-    "dependencies": {"extract", "intervals", "trees"},
-    "evaluation": {"architectures", "extract", "intervals"},
-    "encodings": {"metrics", "scores", "streaming", "tables"},
+    "dependencies": {"checks", "extract", "intervals", "trees"},
+    "evaluation": {"architectures", "checks", "extract", "intervals"},
+    "encodings": {"checks", "metrics", "scores", "streaming", "tables"},
     "attention": {"encodings", "scores"},
-    "layers": {"attention", "encodings", "scores"},
-    "training": {"architectures", "encodings", "extract", "metrics"},
-    "extract": {"metrics", "architectures", "scores"},
+    "layers": {"attention", "checks", "encodings", "scores"},
+    "training": {"architectures", "checks", "encodings", "extract", "metrics"},
+    "extract": {"architectures", "checks", "metrics", "scores"},
     "corpora": {"trees"},
     "probes": {"trees"},
 }

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pelocality.attention import biased_attention
+from pelocality.checks import count, flag
 from pelocality.encodings import Encoding, NoEncoding
-from pelocality.encodings.checks import count
 from pelocality.scores import HIDDEN, masked_softmax
 
 Mode = Literal["add", "concat", "sequence"]
@@ -83,8 +83,7 @@ class PositionalSelfAttention(nn.Module):
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
         if mode not in ("add", "concat", "sequence"):
             raise ValueError(f"mode must be 'add', 'concat' or 'sequence', got {mode!r}")
-        if not isinstance(bias, bool):
-            raise TypeError(f"bias must be True or False, got {bias!r}")
+        flag("bias", bias)
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
             raise TypeError(f"dropout must be a number, got {dropout!r}")
         if not 0 <= dropout < 1:

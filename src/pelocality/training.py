@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pelocality.architectures import pretrained
+from pelocality.checks import count
 from pelocality.encodings import Encoding
-from pelocality.encodings.checks import count
 from pelocality.extract import positional_attention, positional_logits
 from pelocality.metrics import adjusted_locality, direction_balance, measure
 

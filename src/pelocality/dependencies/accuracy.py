@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from pelocality.checks import count
 from pelocality.dependencies.attended import most_attended
 from pelocality.dependencies.result import DependencyAccuracy
 from pelocality.extract.eager import model_name
@@ -80,8 +81,7 @@ def dependency_accuracy(
         (6, 12)
     """
     check_confidence(confidence, resamples)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive number of sentences, got {batch_size!r}")
+    count("batch_size", batch_size)
     chosen, left_out = _with_dependencies(sentences)
     attended, too_long = most_attended(model, tokenizer, [s.words for s in chosen], batch_size, progress)
     left_out += too_long

@@ -8,7 +8,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import PerHead, count, per_head, positive
+from pelocality.checks import count
+from pelocality.encodings.checks import PerHead, per_head, positive
 from pelocality.encodings.protocol import RelativeEncoding, ScoreModification
 from pelocality.scores import masked_softmax, toeplitz
 

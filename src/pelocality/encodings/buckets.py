@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import count
+from pelocality.checks import count
 from pelocality.encodings.protocol import RelativeEncoding
 
 

@@ -11,47 +11,6 @@ from torch import Tensor
 PerHead = float | Sequence[float] | Tensor
 
 
-def count(name: str, value: int, least: int = 1) -> int:
-    """Return a whole number that is large enough.
-
-    Args:
-        name: What the argument is called.
-        value: What was given.
-        least: The smallest that makes sense.
-
-    Returns:
-        The number.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is too small.
-    """
-    # a tuple: older torch.compile cannot read a union of types
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
-
-
-def flag(name: str, value: bool) -> bool:
-    """Return a truth value that is one.
-
-    Args:
-        name: What the argument is called.
-        value: What was given.
-
-    Returns:
-        It.
-
-    Raises:
-        TypeError: It is neither True nor False.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
 def per_head(name: str, value: PerHead, heads: int, *, positive: bool = True) -> Tensor:
     """Return numbers as a float64 tensor: one for all heads, or one each.
 

@@ -10,8 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from pelocality.checks import count, flag
 from pelocality.encodings.cache import BiasCache, fingerprint
-from pelocality.encodings.checks import count, flag, plain
+from pelocality.encodings.checks import plain
 from pelocality.scores import masked_softmax, toeplitz
 
 ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

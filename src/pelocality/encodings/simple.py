@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from pelocality.encodings.checks import count, per_head
+from pelocality.checks import count
+from pelocality.encodings.checks import per_head
 from pelocality.encodings.protocol import RelativeEncoding
 
 

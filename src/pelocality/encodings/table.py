@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import count, flag
+from pelocality.checks import count, flag
 from pelocality.encodings.protocol import RelativeEncoding
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from scipy.optimize import brentq, minimize_scalar
 
-from pelocality.encodings.checks import count, per_head
+from pelocality.checks import count
+from pelocality.encodings.checks import per_head
 from pelocality.streaming import measure_relative
 
 # Decays per squared token: below the first every weight is equal to rounding, above the last only the diagonal is left.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality.architectures import pretrained
+from pelocality.checks import count
 from pelocality.evaluation.predict import inference, position_limit
 
 Reduction = Literal["sum", "mean"]
@@ -164,7 +165,7 @@ def _log_likelihood(
     model: Any, tokenizer: Any, texts: Sequence[str], passes: Any, reduction: str, batch_size: int, progress: bool
 ) -> Tensor:
     """Sum the log-probabilities of the scored tokens, batch by batch."""
-    total, count = torch.zeros(2, len(texts), dtype=torch.float64)
+    total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     longest = position_limit(model)
     bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
@@ -178,10 +179,10 @@ def _log_likelihood(
                 scores = logits[row, one.places].double().log_softmax(-1)  # (scored, vocabulary)
                 chosen = scores.gather(1, torch.tensor(one.targets, dtype=torch.long, device=scores.device)[:, None])
                 total[order[one.sentence]] += chosen.sum().cpu()
-                count[order[one.sentence]] += len(one.targets)
+                tokens[order[one.sentence]] += len(one.targets)
             bar.update(batch[-1].sentence + 1 - bar.n)
-    total[count == 0] = torch.nan
-    summed: Tensor = total / count if reduction == "mean" else total
+    total[tokens == 0] = torch.nan
+    summed: Tensor = total / tokens if reduction == "mean" else total
     return summed
 
 
@@ -219,5 +220,4 @@ def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
         raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive number, got {batch_size!r}")
+    count("batch_size", batch_size)

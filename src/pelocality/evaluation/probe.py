@@ -13,6 +13,7 @@ import pandas as pd
 from torch import nn
 from tqdm import tqdm
 
+from pelocality.checks import count
 from pelocality.evaluation.labels import normal, right
 from pelocality.evaluation.predict import Answering, Classifier, Texts
 from pelocality.evaluation.result import Evaluation
@@ -92,8 +93,7 @@ def evaluate(
           McNemar's p  1
     """
     check_confidence(confidence, resamples)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive number of texts, got {batch_size!r}")
+    count("batch_size", batch_size)
     texts = _text_columns(probe)
     frame = _evidence(probe, texts, groups)
     wanted = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}

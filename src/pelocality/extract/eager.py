@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality.architectures import ATTACHED, Architecture, architecture, known_families, pretrained
+from pelocality.checks import count
 
 logger = logging.getLogger(__name__)
 
@@ -211,10 +212,7 @@ def check_length(base: Any, record: Architecture | None, length: int, specials: 
         TypeError: if the length is not an integer.
         ValueError: if it is not positive, or beyond the model's table of positions.
     """
-    if isinstance(length, bool) or not isinstance(length, int):
-        raise TypeError(f"length must be an int (tokens), got {type(length).__name__}")
-    if length < 1:
-        raise ValueError(f"length must be at least 1 token, got {length}")
+    count("length", length)
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     trained = getattr(base.config, "max_position_embeddings", None)
     most = trained
@@ -247,17 +245,17 @@ def refuse_attached(record: Architecture, base: Any) -> None:
         )
 
 
-def layer_indices(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     """Return the layers that were asked for, counted from the start; all for None.
 
     Raises:
         ValueError: if there is none, or one that the model does not have.
     """
     if layers is None:
-        return tuple(range(count))
-    if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -count <= i < count for i in layers):
-        raise ValueError(f"layers must be indices into the model's {count} layers, got {list(layers)}")
-    return tuple(i % count for i in layers)
+        return tuple(range(depth))
+    if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
+        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
+    return tuple(i % depth for i in layers)
 
 
 def _configs(model: nn.Module) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import pelocality
+from pelocality.checks import count
 from pelocality.extract.eager import (
     attentions,
     check_length,
@@ -90,8 +91,8 @@ def positional_attention(
     base, record = find_base(model)
     before, after = _frame(tokenizer, special_tokens)
     check_length(base, record, length, len(before) + len(after))
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise ValueError(f"batch_size must be a positive int or None, got {batch_size!r}")
+    if batch_size is not None:
+        count("batch_size", batch_size)
     ids, names = choose_words(base, tokenizer, words, seed)
     sums, measured, kept = _probe(base, ids, length, (before, after), layers, batch_size, progress, model)
     mean = torch.stack(sums) / len(ids)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality.architectures import Architecture
+from pelocality.checks import count
 from pelocality.extract.eager import attentions, check_length, device_of, eager_attention, find_base, model_name
 
 # a head whose weights deviate from uniform by less than this is uniform up to the rounding of float32
@@ -120,8 +121,7 @@ def position_share(
         torch.Size([2, 2])
     """
     base, record = find_base(model)
-    if isinstance(length, bool) or not isinstance(length, int) or length < 2:
-        raise ValueError(f"length must be an int of at least 2 positions, got {length!r}")
+    count("length", length, least=2)
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     sums: _Sums | None = None
@@ -170,17 +170,17 @@ class _Sums:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return the share (layer, head) and the mean deviation (layer, head, length, length)."""
-        count = self.counts[:, None].double()
-        enough = count >= 2  # what one sentence alone has cannot be predicted from others
+        seen = self.counts[:, None].double()
+        enough = seen >= 2  # what one sentence alone has cannot be predicted from others
         if not bool(enough.any()):
             raise ValueError("no pair of positions was seen in two sentences; pass more text")
         # left out of its own mean, an observation is off by N / (N - 1) times its distance from the full mean
-        error = (self.squares - self.total.square() / count) * (count / (count - 1)).square()
+        error = (self.squares - self.total.square() / seen) * (seen / (seen - 1)).square()
         error = torch.where(enough, error, 0.0).sum((-2, -1))
         squares = torch.where(enough, self.squares, 0.0).sum((-2, -1))
-        observed = torch.where(enough, count, 0.0).sum((-2, -1))
+        observed = torch.where(enough, seen, 0.0).sum((-2, -1))
         share = torch.where(squares > observed * _UNIFORM**2, 1 - error / squares, torch.nan)
-        return share, self.total / count
+        return share, self.total / seen
 
 
 def _read(

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from pelocality.checks import count
+
 # words are looked up behind this one, because most tokenizers treat the start of a text apart
 _BEFORE = "a"
 
@@ -22,9 +24,7 @@ def choose_words(
     if isinstance(words, bool | str | bytes) or not isinstance(words, int | Sequence):
         raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
     if isinstance(words, int):
-        if words < 1:
-            raise ValueError(f"words must be at least 1, got {words}")
-        ids = _drawn(base, tokenizer, words, seed, size)
+        ids = _drawn(base, tokenizer, count("words", words), seed, size)
     else:
         if not words:
             raise ValueError("words is empty; give at least one word, or a count to draw")
@@ -86,19 +86,19 @@ def _within(token: int, size: int) -> int:
     return token
 
 
-def _drawn(base: Any, tokenizer: Any, count: int, seed: int, size: int) -> list[int]:
+def _drawn(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[int]:
     """Draw words without replacement, each id as likely as any other."""
     order = np.random.default_rng(seed).permutation(size if tokenizer is None else min(size, len(tokenizer)))
     special = special_ids(base, tokenizer)
     drawn: list[int] = []
     for token in order.tolist():
-        if len(drawn) == count:
+        if len(drawn) == wanted:
             return drawn
         if token not in special and (tokenizer is None or _is_word(token, tokenizer)):
             drawn.append(token)
-    if len(drawn) < count:
+    if len(drawn) < wanted:
         raise ValueError(
-            f"words={count} is more than the {len(drawn)} words in this vocabulary; ask for fewer, or give them"
+            f"words={wanted} is more than the {len(drawn)} words in this vocabulary; ask for fewer, or give them"
         )
     return drawn
 

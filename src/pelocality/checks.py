@@ -1,0 +1,46 @@
+"""What every public door refuses in the same words."""
+
+from __future__ import annotations
+
+import torch
+
+
+def count(name: str, value: int, least: int = 1) -> int:
+    """Return a whole number that is large enough.
+
+    Args:
+        name: What the argument is called.
+        value: What was given.
+        least: The smallest that makes sense.
+
+    Returns:
+        The number.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is too small.
+    """
+    # a tuple: older torch.compile cannot read a union of types
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def flag(name: str, value: bool) -> bool:
+    """Return a truth value that is one.
+
+    Args:
+        name: What the argument is called.
+        value: What was given.
+
+    Returns:
+        It.
+
+    Raises:
+        TypeError: It is neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
