@@ -130,8 +130,9 @@ def main() -> None:
     trajectories = pd.concat(read)
     print(markdown(summary(trajectories)))
     for seed, folder in folders.items():
-        length = json.loads((folder / "result.json").read_text())["length"]
-        print(f"\nfirst layer, seed {seed}\n\n{markdown(heads_of_first_layer(folder, length))}")
+        result = json.loads((folder / "result.json").read_text())
+        print(f"\nseed {seed}: held-out loss {result['held_out_loss']:.3f}; heads of its first layer\n")
+        print(markdown(heads_of_first_layer(folder, result["length"])))
     trajectories.to_csv(arguments.output / "positions_in_training.csv", index=False)
     figure(trajectories).savefig(arguments.output / "positions_in_training.png", dpi=150)
 
