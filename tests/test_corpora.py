@@ -83,7 +83,7 @@ def test_trees_may_share_a_line_or_take_many(tmp_path):
     path = write(tmp_path / "a.mrg", f"{TREES} {TREES}", "", "( (S", "  (NP (PRP We))", " (VP (VBP go))) )")
     sentences = list(read_trees(path))
     assert [s.text for s in sentences] == ["A cat naps.", "A cat naps.", "We go"]
-    assert sentences[2].source == f"{tmp_path.name}/a.mrg:3"
+    assert [s.uid for s in sentences] == [f"{tmp_path.name}/a.mrg:{place}" for place in ("1", "1.2", "3")]
 
 
 def conllu(*rows):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-Record = tuple[int, Any]  # line number (or index) and what stands there
+Record = tuple[int | str, Any]  # line number (or index, or 7.2: the second on line 7) and what stands there
 T = TypeVar("T")
 
 

@@ -63,17 +63,19 @@ def _bracketed_records(path: Path) -> Iterator[Record]:
     depth, first, held = 0, 0, ""
     number = 0
     for number, line in text_lines(path):
+        opened = 0
         for part in re.split(r"([()])", line):
             if depth == 0 and not part.strip():
                 continue
             if depth == 0 and part != "(":
                 raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
             if depth == 0:
-                first, held = number, ""
+                first, held, opened = number, "", opened + 1
+                place = number if opened == 1 else f"{number}.{opened}"
             held += part
             depth += (part == "(") - (part == ")")
             if depth == 0:
-                yield first, held
+                yield place, held
     if depth:
         raise ValueError(f"{path}:{first}: the tree that opens here is not closed at the end, line {number}")
 
