@@ -125,6 +125,21 @@ def test_bias_of_another_kind_than_the_factors_say_is_respected(way):
     assert (biased_attention(*inputs, Louder(3)) - biased_attention(*inputs, ALiBi(3))).abs().max() > 0.01
 
 
+def test_what_is_learned_outside_the_encoding_gets_its_gradient(way):
+    slopes = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
+
+    class Steered(ALiBi):
+        def at(self, distance):
+            return -(2 * slopes)[:, None] * distance.abs()
+
+    inputs, encoding = tensors(40, 40), Steered(3).double()
+    encoding.steered = 2 * slopes  # a tensor that is no parameter: nothing may be kept
+    found = [
+        torch.autograd.grad(attend(*inputs, encoding).sum(), slopes)[0] for attend in (biased_attention, by_matrix)
+    ]
+    torch.testing.assert_close(*found)
+
+
 def test_an_encoding_of_more_than_distance_goes_in_as_a_matrix(way):
     class Absolute(Encoding):
         def __init__(self, heads=1, causal=False):

@@ -69,12 +69,12 @@ def biased_attention(
     _check(query, key, value, encoding, mask)
     queries, keys = query.shape[-2], key.shape[-2]
     turned = mask is None and queries * keys >= _TURNED
-    learned = torch.is_grad_enabled() and any(number.requires_grad for number in encoding.parameters())
-    learned = learned and queries * keys >= _BY_BLOCKS
+    by_blocks = queries * keys >= _BY_BLOCKS and any(number.requires_grad for number in encoding.parameters())
     factors = None
-    if (learned or turned) and query.device.type == "cpu" and dropout_p == 0 and not torch.compiler.is_compiling():
+    if (turned or by_blocks) and query.device.type == "cpu" and dropout_p == 0 and not torch.compiler.is_compiling():
         factors = encoding.factors(queries, keys, mask)
-    if factors is None or (not learned and len(_alike(factors[1], queries)) < queries / 2):
+    learned = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in factors or ())
+    if factors is None or not (learned or (turned and len(_alike(factors[1], queries)) >= queries / 2)):
         bias = encoding.distinct(queries, keys, mask=mask, dtype=query.dtype)
         return _attend(query, key, value, bias, mask, dropout_p, scale)
 
