@@ -3,11 +3,21 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pelocality import attention
 from pelocality.attention import biased_attention
-from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, Encoding, FixedWindow, T5Buckets
+from pelocality.encodings import (
+    KERPLE,
+    ALiBi,
+    AttenuatedEncoding,
+    DistanceTable,
+    Encoding,
+    FixedWindow,
+    RelativeEncoding,
+    T5Buckets,
+)
 
 DECAYS = [0.05, 0.4, 0.9]
 ENCODINGS = {
@@ -86,26 +96,38 @@ def test_gradients_are_those_of_finite_differences(queries, extra, form):
         assert torch.autograd.gradcheck(attend, (*inputs, *encoding.parameters()))
 
 
-def test_a_long_fixed_bias_needs_no_matrix(monkeypatch):
-    asked = []
-    monkeypatch.setattr(ALiBi, "bias", lambda *arguments: asked.append(arguments))
-    inputs = tensors(1100, 1100)
-    biased_attention(*inputs, encoding := ALiBi(3)).sum().backward()
-    assert not asked
-    with pytest.raises(AttributeError):  # a short one does
-        biased_attention(*tensors(20, 20), encoding)
-    assert asked
+def test_a_long_fixed_bias_keeps_no_matrix():
+    encoding = ALiBi(3)
+    biased_attention(*tensors(1100, 1100), encoding).sum().backward()
+    assert len(encoding.cache) == 0
+    biased_attention(*tensors(20, 20), encoding)  # a short one does
+    assert len(encoding.cache) == 1
 
 
-@pytest.mark.parametrize("name", ["table", "attenuated, weights form", "ALiBi"])
-def test_half_precision_is_near_and_learns_in_float32(name, way):
-    encoding = ENCODINGS[name]()
-    exact = with_gradients(by_matrix, tensors(90, 90), encoding)
-    found = with_gradients(biased_attention, [each.bfloat16() for each in tensors(90, 90)], encoding)
-    assert found[0].dtype == torch.bfloat16
-    assert all(each.dtype == torch.float32 for each in found[4:])
-    for one, other in zip(found, exact, strict=True):
-        assert (one.double() - other.double()).abs().max() < 0.05 * max(1, other.abs().max())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        KERPLE(3, "power", strength=5.0, curvature=0.5),
+        AttenuatedEncoding(3, [0.01, 0.1, 1.0], form="logits", learnable=["decay"]),
+        AttenuatedEncoding(3, DECAYS, scale=100.0, learnable=True),
+    ],
+    ids=["KERPLE", "logits", "weights"],
+)
+def test_half_precision_learns_as_well_as_by_the_matrix(encoding, dtype, way):
+    """Also where all visible keys are far, so that rounding a large bias changes attention; with values off zero."""
+    mask = None if encoding.shares_out else (torch.arange(90) < 20).expand(3, 1, 1, 90)
+    inputs = tensors(90, 90)
+    inputs[2] = (inputs[2] + 3).detach().requires_grad_()
+    exact = with_gradients(by_matrix, inputs, encoding, mask=mask)
+    rounded = [each.detach().to(dtype).requires_grad_() for each in inputs]
+    usual = with_gradients(by_matrix, rounded, encoding, mask=mask)
+    found = with_gradients(biased_attention, rounded, encoding, mask=mask)
+    assert found[0].dtype == dtype
+    for one, other, truth in zip(found, usual, exact, strict=True):
+        assert one.dtype == other.dtype
+        size = truth.abs().max()
+        assert (one - truth).abs().max() <= 2 * (other - truth).abs().max() + 0.01 * size
 
 
 def test_a_far_bias_does_not_overflow_in_float16(way):
@@ -115,14 +137,101 @@ def test_a_far_bias_does_not_overflow_in_float16(way):
     torch.testing.assert_close(output, inputs[2])  # each query sees itself and nothing else
 
 
-def test_bias_of_another_kind_than_the_factors_say_is_respected(way):
-    class Louder(ALiBi):
-        def bias(self, query_length, key_length, mask):
-            return 2 * super().bias(query_length, key_length, mask)
+class Twice:
+    """A mixin, which stands before the encoding that it changes."""
 
+    def bias(self, query_length, key_length, mask):
+        return 2 * super().bias(query_length, key_length, mask)
+
+
+class LoudALiBi(Twice, ALiBi):
+    pass
+
+
+class LoudKERPLE(KERPLE):
+    def bias(self, query_length, key_length, mask):
+        return 2 * super().bias(query_length, key_length, mask)
+
+
+class SteepKERPLE(KERPLE):
+    def distinct(self, query_length, key_length=None, **options):
+        return super().distinct(query_length, key_length, **options).clamp(max=-0.5)
+
+
+class LoudAttenuated(AttenuatedEncoding):
+    def _kernel(self, query_length, key_length, mask):
+        return 2 * super()._kernel(query_length, key_length, mask)
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [LoudALiBi(3), LoudKERPLE(3), SteepKERPLE(3), LoudAttenuated(3, form="logits", learnable=True)],
+    ids=lambda encoding: type(encoding).__name__,
+)
+def test_a_bias_that_a_subclass_changed_is_respected(way, encoding):
     inputs = tensors(40, 40)
-    torch.testing.assert_close(biased_attention(*inputs, Louder(3)), by_matrix(*inputs, Louder(3)))
-    assert (biased_attention(*inputs, Louder(3)) - biased_attention(*inputs, ALiBi(3))).abs().max() > 0.01
+    bias = encoding.distinct(40, 40).double()[None]
+    expected = scaled_dot_product_attention(*inputs, attn_mask=bias)
+    torch.testing.assert_close(biased_attention(*inputs, encoding), expected)
+
+
+def test_a_bias_that_an_object_changed_is_respected(way):
+    inputs, encoding = tensors(40, 40), KERPLE(3)
+    encoding.bias = lambda queries, keys, mask: torch.zeros(1, queries, keys)
+    torch.testing.assert_close(biased_attention(*inputs, encoding), scaled_dot_product_attention(*inputs))
+
+
+class Fading(RelativeEncoding):
+    """Learned, and blind: the first query sees nothing, others only what lies two steps back and farther."""
+
+    def __init__(self, heads=1, causal=False):
+        super().__init__(heads, causal)
+        self.slope = torch.nn.Parameter(torch.tensor(0.3))
+
+    def at(self, distance):
+        return torch.where(distance <= -2, self.slope * distance, -torch.inf)[None]
+
+
+def test_queries_that_see_nothing_without_a_mask_get_zeros_and_no_gradient(way):
+    inputs, encoding = tensors(30, 30), Fading(3).double()
+    found = with_gradients(biased_attention, inputs, encoding)
+    assert (found[0][:, :, :2] == 0).all()
+    assert all(each.isfinite().all() for each in found)
+    torch.testing.assert_close(found, with_gradients(by_matrix, inputs, encoding))
+
+
+def test_an_empty_batch_and_a_compiled_encoding_go_through(way):
+    encoding = KERPLE(3)
+    empty = [each[:0].detach().float().requires_grad_() for each in tensors(8, 8)]
+    biased_attention(*empty, encoding).sum().backward()
+    assert all(number.grad is None or not number.grad.any() for number in encoding.parameters())
+    inputs = [each.float() for each in tensors(8, 8)]
+    compiled = torch.compile(encoding, backend="eager")
+    assert torch.equal(biased_attention(*inputs, compiled), biased_attention(*inputs, encoding))
+
+
+def test_the_output_may_be_written_into(way):
+    inputs, encoding = tensors(12, 12), KERPLE(3).double()
+    output = biased_attention(*inputs, encoding)
+    output.relu_()
+    found = torch.autograd.grad(output.sum(), list(encoding.parameters()))
+    expected = torch.autograd.grad(by_matrix(*inputs, encoding).relu().sum(), list(encoding.parameters()))
+    torch.testing.assert_close(found, expected)
+
+
+def test_it_is_exported_with_any_length():
+    class Attends(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding = KERPLE(3)
+
+        def forward(self, x):
+            return biased_attention(x, x, x, self.encoding)
+
+    n = torch.export.Dim("n", min=4, max=4096)
+    exported = torch.export.export(Attends(), (torch.randn(1, 3, 24, 4),), dynamic_shapes={"x": {2: n}}, strict=False)
+    x = torch.randn(1, 3, 1100, 4)
+    torch.testing.assert_close(exported.module()(x), Attends()(x))
 
 
 def test_what_is_learned_outside_the_encoding_gets_its_gradient(way):
@@ -169,12 +278,40 @@ def test_dropout_and_compilation_take_pytorchs_way(way):
     torch.testing.assert_close(compiled(*inputs, encoding), by_matrix(*inputs, encoding))
 
 
-def test_gradients_of_gradients_are_refused_rather_than_wrong(monkeypatch):
-    monkeypatch.setattr(attention, "_BY_BLOCKS", 1)
+def test_gradients_of_gradients_are_refused_rather_than_wrong_and_there_where_asked_for(way):
+    inputs, encoding = tensors(9, 12), AttenuatedEncoding(3, DECAYS, learnable=True).double()
+
+    def second(attend):
+        numbers = (*inputs, *encoding.parameters())
+        first = torch.autograd.grad(attend(*inputs, encoding).square().sum(), numbers, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), numbers)
+
+    if way != "short":
+        with pytest.raises(NotImplementedError, match="sdpa_kernel"):
+            second(biased_attention)
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(second(biased_attention), second(by_matrix))
+
+
+def test_a_functional_gradient_is_the_gradient(way):
     inputs, encoding = tensors(12, 12), KERPLE(3).double()
-    output = biased_attention(*inputs, encoding)
-    with pytest.raises(NotImplementedError, match="attn_mask=encoding"):
-        torch.autograd.grad(output.square().sum(), list(encoding.parameters()), create_graph=True)
+
+    def loss(numbers):
+        layer = Caller(encoding)
+        return torch.func.functional_call(layer, numbers, tuple(inputs)).square().sum()
+
+    class Caller(torch.nn.Module):
+        def __init__(self, encoding):
+            super().__init__()
+            self.encoding = encoding
+
+        def forward(self, *inputs):
+            return biased_attention(*inputs, self.encoding)
+
+    numbers = dict(Caller(encoding).named_parameters())
+    found = torch.func.grad(loss)({name: number.detach() for name, number in numbers.items()})
+    expected = torch.autograd.grad(by_matrix(*inputs, encoding).square().sum(), list(numbers.values()))
+    torch.testing.assert_close(list(found.values()), list(expected))
 
 
 def test_what_does_not_fit_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -34,10 +33,11 @@ def biased_attention(
 
         softmax(scale Q K^T + bias) V
 
-    Give it in place of that function, with an encoding for the ``attn_mask`` of biases. On a CPU the bias of an
-    encoding that depends on distance alone is read from its line of 2n - 1 numbers where a matrix would not fit the
-    cache, and the gradients of a learned one are summed up block by block, so that neither needs an n x n tensor;
-    elsewhere, and for every other encoding, this is that function with ``attn_mask=encoding(q, k)``.
+    Give it in place of that function, with an encoding for the ``attn_mask`` of biases. On a CPU, in long sequences,
+    the bias of an encoding that depends on distance alone is read from its line of 2n - 1 numbers, and the gradients of
+    a learned one are summed up block by block: no n x n tensor, but with a mask, and in the weights form of
+    `AttenuatedEncoding` where the decay is so slow that most queries reach an end of the sequence. Elsewhere, and for
+    every other encoding, this is that function with ``attn_mask=encoding(q, k)``.
 
     Args:
         query: Q, (batch, heads, q, d).
@@ -55,7 +55,8 @@ def biased_attention(
     Raises:
         TypeError: An encoding that is none, or a mask of anything but booleans.
         ValueError: Shapes that do not fit, or an encoding of another number of heads.
-        NotImplementedError: Gradients asked for with ``create_graph=True`` from 2^18 scores a head on a CPU.
+        NotImplementedError: Gradients of a long learned bias with ``create_graph=True``. As PyTorch's fast kernel, this
+            has no gradients of gradients; under ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` all are there.
 
     Note:
         On CUDA it is ``encoding.score_modification`` with FlexAttention that does without the matrix.
@@ -66,24 +67,20 @@ def biased_attention(
         >>> biased_attention(query, key, value, ALiBi(heads=8)).shape
         torch.Size([1, 8, 4096, 16])
     """
+    encoding = getattr(encoding, "_orig_mod", encoding)  # what torch.compile wraps
     _check(query, key, value, encoding, mask)
     queries, keys = query.shape[-2], key.shape[-2]
-    turned = mask is None and queries * keys >= _TURNED
-    by_blocks = queries * keys >= _BY_BLOCKS and any(number.requires_grad for number in encoding.parameters())
-    factors = None
-    if (turned or by_blocks) and query.device.type == "cpu" and dropout_p == 0 and not torch.compiler.is_compiling():
-        factors = encoding.factors(queries, keys, mask)
-    learned = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in factors or ())
-    if factors is None or not (learned or (turned and len(_alike(factors[1], queries)) >= queries / 2)):
+    factors = _factors(query, keys, encoding, mask) if dropout_p == 0 else None
+    if factors is None:
         bias = encoding.distinct(queries, keys, mask=mask, dtype=query.dtype)
         return _attend(query, key, value, bias, mask, dropout_p, scale)
 
     line, rows = factors[0].detach(), None if factors[1] is None else factors[1].detach()
-    if turned:
+    if _can_turn(rows, queries, keys, mask):
         output = _turned(query, key, value, line, rows, scale)
     else:
         output = _attend(query, key, value, cast(toeplitz(line, queries, rows), query.dtype), mask, 0.0, scale)
-    if not learned:
+    if not _learned(factors):
         return output
     heads, dtype = query.shape[1], torch.promote_types(line.dtype, query.dtype)
     learning: Tensor = _GradientOfBias.apply(  # type: ignore[no-untyped-call]
@@ -96,6 +93,45 @@ def biased_attention(
         1 / math.sqrt(query.shape[-1]) if scale is None else scale,
     )
     return learning
+
+
+def _factors(query: Tensor, keys: int, encoding: Encoding, mask: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+    """What the bias is made of, where attention is faster by that than by the matrix."""
+    # a compiler has ways of its own, and no tensor but a plain one may be asked what its numbers are
+    plain = type(query) in (Tensor, torch.nn.Parameter) and not torch._C._are_functorch_transforms_active()
+    if query.device.type != "cpu" or torch.compiler.is_compiling() or not plain:
+        return None
+    # of every device, whatever it is called; off under sdpa_kernel(SDPBackend.MATH), which asks for matrices
+    if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]
+        return None
+    queries = query.shape[-2]
+    scores = queries * keys if query.numel() else 0
+    may_learn = scores >= _BY_BLOCKS and any(number.requires_grad for number in encoding.parameters())
+    if not (may_learn or (scores >= _TURNED and mask is None)) or not _says_its_factors(encoding):
+        return None
+    factors = encoding.factors(queries, keys, mask)
+    if factors is None or not (_learned(factors) or _can_turn(factors[1], queries, keys, mask)):
+        return None
+    return factors
+
+
+def _says_its_factors(encoding: Encoding) -> bool:
+    """Whether factors were written for the bias that the encoding has, and not for one that a subclass replaced."""
+    kinds = type(encoding).__mro__
+
+    def place(name: str) -> int:
+        return -1 if name in vars(encoding) else next(i for i, kind in enumerate(kinds) if name in vars(kind))
+
+    return all(place("factors") <= place(name) for name in ("bias", "distinct", "_kernel"))
+
+
+def _learned(factors: tuple[Tensor, Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in factors)
+
+
+def _can_turn(rows: Tensor | None, queries: int, keys: int, mask: Tensor | None) -> bool:
+    """Whether a view of the line serves most of the queries."""
+    return mask is None and queries * keys >= _TURNED and len(_alike(rows, queries)) >= queries / 2
 
 
 def _turned(
@@ -156,9 +192,9 @@ def _attend(
 class _GradientOfBias(torch.autograd.Function):
     """Attention's output as it is; going back, what the bias was made of gets its gradient, block by block.
 
-    With A the attention, g the gradient of the output and D_i = g_i . output_i, the gradient of the logits, and so of
-    the bias, is A_ij (g_i . v_j - D_i) (Dao et al., FlashAttention, 2022, appendix B). PyTorch's kernels on a CPU keep
-    it to themselves, and where a bias needs it turn to products of whole matrices.
+    With A the attention, g the gradient of the output and P_ij = g_i . v_j that of the attention, the gradient of the
+    logits, and so of the bias, is A_ij (P_ij - sum_k A_ik P_ik) (Dao et al., FlashAttention, 2022, appendix B).
+    PyTorch's kernels on a CPU keep it to themselves, and where a bias needs it turn to products of whole matrices.
     """
 
     @staticmethod
@@ -172,50 +208,70 @@ class _GradientOfBias(torch.autograd.Function):
         mask: Tensor | None,
         scale: float,
     ) -> Tensor:
-        return output.view_as(output)
+        return output.clone()  # as itself it could not be written into
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.scale = inputs
+        _, *tensors, ctx.scale = inputs
         ctx.save_for_backward(*tensors)
+        ctx.ran_in = output.dtype
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, line, rows, mask = ctx.saved_tensors
         if torch.is_grad_enabled():  # once_differentiable says so to backward(), and nothing to autograd.grad
             raise NotImplementedError(
-                "gradients of gradients of a long learned bias; call scaled_dot_product_attention with "
-                "attn_mask=encoding(queries, keys) under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+                "gradients of gradients through a long learned bias; call it under "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which has them"
             )
-        output, query, key, value, line, rows, mask = ctx.saved_tensors
-        batch, heads, queries, _ = query.shape
-        keys = key.shape[2]
-        q, k, v, g = (each.to(line.dtype) for each in (query, key, value, gradient))
-        q = q * ctx.scale
-        expected = (g * output).sum(-1, keepdim=True)  # D
-        seen = None if mask is None else mask.expand(batch, heads, queries, keys)
-        blind = mask is not None or not bool(line.isfinite().all())  # whether a query may see nothing
-
-        def of_logits(bias: Tensor, some: slice, head: int, part: slice) -> Tensor:
-            """The gradient of the logits, (1, rows of the block, keys), summed over some of the batch."""
-            logits = torch.bmm(q[some, head, part], k[some, head].mT).add_(bias)
-            visible = None if seen is None else seen[some, head, part]
-            attention = masked_softmax(logits, visible) if blind else logits.softmax(-1)
-            change = torch.bmm(g[some, head, part], v[some, head].mT).sub_(expected[some, head, part])
-            change.mul_(attention)
-            return change if len(change) == 1 else change.sum(0, keepdim=True)
-
-        for_line, for_rows = torch.zeros_like(line), None if rows is None else torch.zeros_like(rows)
-        for head in range(heads):
-            for part, window in blocks(queries, keys, q.device):
-                of_line, of_rows = line[head, None, window], None if rows is None else rows[head, None, part]
-                bias = laid_out(of_line, part.stop - part.start, of_rows)
-                step = max(1, _AT_A_TIME // bias.numel())
-                parts = (of_logits(bias, slice(first, first + step), head, part) for first in range(0, batch, step))
-                line_sums, row_sums = fold(functools.reduce(Tensor.add_, parts), of_line, of_rows)
-                for_line[head, window] += line_sums[0]
-                if for_rows is not None and row_sums is not None:
-                    for_rows[head, part] = row_sums[0]
+        # rounded as the forward pass had them: under a large bias what the rounding does to attention is no trifle
+        q, k, v, g = (each.to(ctx.ran_in).to(line.dtype) for each in (query, key, value, gradient))
+        for_line, for_rows = _by_blocks(q * ctx.scale, k, v, g, line, rows, mask, ctx.ran_in)
         return gradient, None, None, None, for_line, for_rows, None, None
+
+
+def _by_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    line: Tensor,
+    rows: Tensor | None,
+    mask: Tensor | None,
+    rounded: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of line and rows, from all (batch, heads, length, d), with never more than a block of scores."""
+    batch, heads, queries, keys = *q.shape[:3], k.shape[2]
+    seen = None if mask is None else mask.expand(batch, heads, queries, keys)
+    blind = not bool(line.isfinite().all())  # whether a query may see nothing although no mask says so
+    for_line, for_rows = torch.zeros_like(line), None if rows is None else torch.zeros_like(rows)
+    for head in range(heads):
+        for part, window in blocks(queries, keys, q.device):
+            of_line, of_rows = line[head, None, window], None if rows is None else rows[head, None, part]
+            bias = cast(laid_out(of_line, part.stop - part.start, of_rows), rounded).to(line.dtype)
+            step = max(1, _AT_A_TIME // bias.numel())
+            total = None
+            for some in (slice(first, first + step) for first in range(0, batch, step)):
+                visible = None if seen is None else seen[some, head, part]
+                found = _of_logits(
+                    q[some, head, part], k[some, head], v[some, head], g[some, head, part], bias, visible, blind
+                )
+                found = found if len(found) == 1 else found.sum(0, keepdim=True)
+                total = found if total is None else total.add_(found)
+            assert total is not None
+            line_sums, row_sums = fold(total, of_line, of_rows)
+            for_line[head, window] += line_sums[0]
+            if for_rows is not None and row_sums is not None:
+                for_rows[head, part] = row_sums[0]
+    return for_line, for_rows
+
+
+def _of_logits(q: Tensor, k: Tensor, v: Tensor, g: Tensor, bias: Tensor, visible: Tensor | None, blind: bool) -> Tensor:
+    """The gradient of the logits, (..., query, key), in as few passes over memory as may be."""
+    logits = (q @ k.mT).add_(bias)
+    attention = logits.softmax(-1) if visible is None and not blind else masked_softmax(logits, visible)
+    change = (g @ v.mT).mul_(attention)  # A P
+    return change.addcmul_(attention, change.sum(-1, keepdim=True), value=-1)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:

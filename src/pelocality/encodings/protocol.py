@@ -47,11 +47,6 @@ class Encoding(nn.Module, ABC):
         # holds nothing but the dtype and device that the module was moved to
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "bias" in vars(cls) and "factors" not in vars(cls):  # those of the class above make another bias
-            cls.factors = Encoding.factors  # type: ignore[method-assign]
-
     @property
     def shares_out(self) -> bool:
         """Whether the bias depends on which keys are there, as something shared out among them does.
@@ -122,7 +117,7 @@ class Encoding(nn.Module, ABC):
 
         Returns:
             The line, (heads or 1, q + k - 1), and the rows, (heads or 1, q), or None for 1; in `working_dtype`. None
-            in all where the bias is made of more.
+            in all where the bias is made of more. A subclass that overrides `bias` and not this is taken to have none.
         """
         return None
 
