@@ -48,8 +48,15 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
     """Make every run, `workers` at a time with the cores shared among them; each logs into a file of its name.
 
     Raises:
+        ValueError: a folder holds a run with other flags.
         RuntimeError: a run failed; the message holds the end of its log.
     """
+    for folder, flags in runs.items():
+        asked, noted = " ".join(map(str, flags)), folder.parent / f"{folder.name}.flags"
+        if noted.exists() and noted.read_text() != asked:
+            raise ValueError(f"{folder} holds a run with {noted.read_text()}, not {asked}; choose another --output")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        noted.write_text(asked)
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = os.environ | {"OMP_NUM_THREADS": threads} | KEEP_MEMORY
 
@@ -57,7 +64,6 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
         if (folder / "result.json").exists():
             return
         command = [sys.executable, PRETRAIN, text, "--output", folder, *flags]
-        folder.parent.mkdir(parents=True, exist_ok=True)
         log = folder.parent / f"{folder.name}.log"
         with log.open("a") as file:
             done = subprocess.run([*map(str, command)], stdout=file, stderr=subprocess.STDOUT, env=environment)

@@ -98,6 +98,8 @@ def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monk
     table = pd.read_csv(tmp_path / "runs" / "positions_in_training.csv")
     assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
     assert (tmp_path / "runs" / "positions_in_training.png").exists()
+    with pytest.raises(ValueError, match="choose another --output"):
+        run("positions_in_training", text, *options, "--masked", 0.5, monkeypatch=monkeypatch)
 
 
 def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
