@@ -97,9 +97,10 @@ def biased_attention(
 
 def _factors(query: Tensor, keys: int, encoding: Encoding, mask: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
     """What the bias is made of, where attention is faster by that than by the matrix."""
-    # a compiler has ways of its own, and no tensor but a plain one may be asked what its numbers are
-    plain = type(query) in (Tensor, torch.nn.Parameter) and not torch._C._are_functorch_transforms_active()
-    if query.device.type != "cpu" or torch.compiler.is_compiling() or not plain:
+    if query.device.type != "cpu" or torch.compiler.is_compiling():  # which have ways of their own
+        return None
+    # no tensor but a plain one may be asked what its numbers are
+    if type(query) not in (Tensor, torch.nn.Parameter) or torch._C._are_functorch_transforms_active():
         return None
     # of every device, whatever it is called; off under sdpa_kernel(SDPBackend.MATH), which asks for matrices
     if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]
