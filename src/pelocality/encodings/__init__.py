@@ -10,7 +10,8 @@ from pelocality.encodings.alibi import ALiBi
 from pelocality.encodings.attenuated import AttenuatedEncoding
 from pelocality.encodings.buckets import T5Buckets
 from pelocality.encodings.kerple import KERPLE
-from pelocality.encodings.protocol import Encoding, RelativeEncoding
+from pelocality.encodings.protocol import Encoding
+from pelocality.encodings.relative import RelativeEncoding
 from pelocality.encodings.simple import FixedWindow, NoEncoding, SinusoidalEncoding
 from pelocality.encodings.table import DistanceTable
 

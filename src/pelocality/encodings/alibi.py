@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality.encodings.checks import PerHead, per_head
-from pelocality.encodings.protocol import RelativeEncoding
+from pelocality.encodings.relative import RelativeEncoding
 
 
 class ALiBi(RelativeEncoding):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pelocality.checks import count
 from pelocality.encodings.checks import PerHead, per_head, positive
-from pelocality.encodings.protocol import RelativeEncoding, ScoreModification
+from pelocality.encodings.relative import RelativeEncoding, ScoreModification
 from pelocality.scores import masked_softmax, toeplitz
 
 Form = Literal["weights", "logits"]

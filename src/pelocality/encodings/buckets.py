@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.checks import count
-from pelocality.encodings.protocol import RelativeEncoding
+from pelocality.encodings.relative import RelativeEncoding
 
 
 class T5Buckets(RelativeEncoding):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pelocality.checks import count
 from pelocality.encodings.checks import per_head
-from pelocality.encodings.protocol import RelativeEncoding
+from pelocality.encodings.relative import RelativeEncoding
 
 
 class NoEncoding(RelativeEncoding):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.checks import count, flag
-from pelocality.encodings.protocol import RelativeEncoding
+from pelocality.encodings.relative import RelativeEncoding
 
 
 class DistanceTable(RelativeEncoding):
