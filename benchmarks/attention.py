@@ -69,6 +69,7 @@ def contenders(n: int, device: str) -> dict[str, Contender]:
     for name in ("fixed: ALiBi", "learned: signed distance table"):
         encoding = ours()[name].to(device)
         found[f"{name}, as a mask"] = sdpa(encoding, *encoding.parameters())
+        found |= padded(name, encoding, n)
     mask = torch.nn.Parameter(torch.zeros(HEADS, n, n, device=device))
     found["limit for learned: SDPA, learnable (heads, n, n) mask"] = sdpa(lambda n: mask, mask)
     line = torch.nn.Parameter(torch.zeros(HEADS, 2 * n - 1, device=device))
@@ -89,6 +90,20 @@ def contenders(n: int, device: str) -> dict[str, Contender]:
     table_of_ours = DistanceTable(HEADS, 512).to(device)
     found["eager, learned distance table"] = eager(table_of_ours, *table_of_ours.parameters())
     return found | flexible(n) if device == "cuda" else found
+
+
+def padded(name: str, encoding: RelativeEncoding, n: int) -> dict[str, Contender]:
+    """The last quarter of every sequence is padding."""
+    visible = torch.arange(n, device=encoding.relative(1).device).view(1, 1, 1, n) < n - n // 4
+    learned = tuple(encoding.parameters())
+
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return biased_attention(q, k, v, encoding, mask=visible)
+
+    def mask(n: int) -> Tensor:
+        return torch.where(visible[0], encoding(n), -torch.inf)
+
+    return {f"{name}, padded": Contender(own, learned), f"{name}, padded, as a mask": sdpa(mask, *learned)}
 
 
 def flexible(n: int) -> dict[str, Contender]:

@@ -82,6 +82,21 @@ def test_it_is_pytorchs_function_with_the_encodings_matrix(name, way, masked, qu
     assert all(each.isfinite().all() for each in expected)
 
 
+@EVERY
+@pytest.mark.parametrize("shape", [(3, 1, 1, 60), (1, 1, 1, 60)])
+def test_padding_on_any_side_is_left_out(name, way, shape):
+    encoding = ENCODINGS[name]().double()
+    inputs = tensors(50, 60)
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[0, ..., 41:] = False
+    if len(mask) > 1:
+        mask[1, ..., :13] = False
+        mask[2] = False  # nothing but padding
+    expected = with_gradients(by_matrix, inputs, encoding, mask=mask)
+    torch.testing.assert_close(with_gradients(biased_attention, inputs, encoding, mask=mask), expected)
+    assert all(each.isfinite().all() for each in expected)
+
+
 @settings(max_examples=10, deadline=None)
 @given(queries=st.integers(1, 6), extra=st.integers(0, 4), form=st.sampled_from(["weights", "logits"]))
 def test_gradients_are_those_of_finite_differences(queries, extra, form):

@@ -35,9 +35,9 @@ def biased_attention(
 
     Give it in place of that function, with an encoding for the ``attn_mask`` of biases. On a CPU, in long sequences,
     the bias of an encoding that depends on distance alone is read from its line of 2n - 1 numbers, and the gradients of
-    a learned one are summed up block by block: no n x n tensor, but with a mask, and in the weights form of
-    `AttenuatedEncoding` where the decay is so slow that most queries reach an end of the sequence. Elsewhere, and for
-    every other encoding, this is that function with ``attn_mask=encoding(q, k)``.
+    a learned one are summed up block by block: no n x n tensor, but with a mask that is more than padding, and in the
+    weights form of `AttenuatedEncoding` with padding, or where the decay is so slow that most queries reach an end of
+    the sequence. Elsewhere, and for every other encoding, this is that function with ``attn_mask=encoding(q, k)``.
 
     Args:
         query: Q, (batch, heads, q, d).
@@ -77,7 +77,7 @@ def biased_attention(
 
     line, rows = factors[0].detach(), None if factors[1] is None else factors[1].detach()
     if _can_turn(rows, queries, keys, mask):
-        output = _turned(query, key, value, line, rows, scale)
+        output = _padded(query, key, value, line, rows, mask, scale)
     else:
         output = _attend(query, key, value, cast(toeplitz(line, queries, rows), query.dtype), mask, 0.0, scale)
     if not _learned(factors):
@@ -108,7 +108,7 @@ def _factors(query: Tensor, keys: int, encoding: Encoding, mask: Tensor | None) 
     queries = query.shape[-2]
     scores = queries * keys if query.numel() else 0
     may_learn = scores >= _BY_BLOCKS and any(number.requires_grad for number in encoding.parameters())
-    if not (may_learn or (scores >= _TURNED and mask is None)) or not _says_its_factors(encoding):
+    if not (may_learn or scores >= _TURNED) or not _says_its_factors(encoding):
         return None
     factors = encoding.factors(queries, keys, mask)
     if factors is None or not (_learned(factors) or _can_turn(factors[1], queries, keys, mask)):
@@ -132,11 +132,58 @@ def _learned(factors: tuple[Tensor, Tensor | None]) -> bool:
 
 def _can_turn(rows: Tensor | None, queries: int, keys: int, mask: Tensor | None) -> bool:
     """Whether a view of the line serves most of the queries."""
-    return mask is None and queries * keys >= _TURNED and len(_alike(rows, queries)) >= queries / 2
+    if queries * keys < _TURNED or len(_alike(rows, queries)) < queries / 2:
+        return False
+    return mask is None or _stretches(mask) is not None
+
+
+def _stretches(mask: Tensor) -> list[range] | None:
+    """Where the visible keys of each sequence stand, if in one stretch, the same for all its queries: padding."""
+    if mask.shape[1:3] != (1, 1):
+        return None
+    found = []
+    for visible in mask[:, 0, 0]:
+        places = visible.nonzero()[:, 0].tolist()
+        stretch = range(places[0], places[-1] + 1) if places else range(0)
+        if len(stretch) != len(places):
+            return None
+        found.append(stretch)
+    return found
+
+
+def _padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    line: Tensor,
+    rows: Tensor | None,
+    mask: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """Attention by the line, sequence by sequence where they are padded, and then over the visible keys alone."""
+    stretches = [range(key.shape[-2])] if mask is None else _stretches(mask)
+    assert stretches is not None
+    if len(stretches) == 1:
+        sequences = [(query, key, value)]  # however many, all alike
+    else:
+        sequences = list(zip(*(each.chunk(len(query)) for each in (query, key, value)), strict=True))
+    outputs = []
+    for (q, k, v), stretch in zip(sequences, stretches, strict=True):
+        if stretch:
+            outputs.append(_turned(q, k, v, line, rows, stretch, scale))
+        else:
+            outputs.append(q.new_zeros(*q.shape[:3], v.shape[-1]))
+    return torch.cat(outputs)
 
 
 def _turned(
-    query: Tensor, key: Tensor, value: Tensor, line: Tensor, rows: Tensor | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    line: Tensor,
+    rows: Tensor | None,
+    visible: range,
+    scale: float | None,
 ) -> Tensor:
     """Attention with the last query first: then a bias of distance alone is a view of the line, and takes no room.
 
@@ -144,6 +191,7 @@ def _turned(
     """
     queries, keys = query.shape[-2], key.shape[-2]
     query, rows = query.flip(-2), None if rows is None else rows.flip(-1)
+    key, value = (each[..., visible.start : visible.stop, :] for each in (key, value))
     alike = _alike(rows, queries)
     outputs = []
     for part in (range(alike.start), alike, range(alike.stop, queries)):
@@ -159,6 +207,7 @@ def _turned(
             # into memory of its own: the product would take over the view's order, and SDPA make a copy in another
             room = line.new_empty(max(len(line), len(rows)), len(part), keys)
             bias = cast(torch.mul(mirrored(window, len(part)), of_each, out=room), query.dtype)
+        bias = bias[..., visible.start : visible.stop]
         outputs.append(_attend(query[..., part.start : part.stop, :], key, value, bias, None, 0.0, scale))
     return torch.cat(outputs, -2).flip(-2)
 
