@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -232,6 +233,15 @@ def test_the_output_may_be_written_into(way):
     found = torch.autograd.grad(output.sum(), list(encoding.parameters()))
     expected = torch.autograd.grad(by_matrix(*inputs, encoding).relu().sum(), list(encoding.parameters()))
     torch.testing.assert_close(found, expected)
+
+
+def test_shapes_can_be_asked_for_without_numbers(way):
+    with FakeTensorMode():
+        encoding, inputs = KERPLE(3), torch.randn(3, 1, 3, 40, 4, requires_grad=True)
+        output = biased_attention(*inputs, encoding)
+        output.sum().backward()
+        assert output.shape == (1, 3, 40, 4)
+        assert all(number.grad is not None for number in encoding.parameters())
 
 
 def test_it_is_exported_with_any_length():
