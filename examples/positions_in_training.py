@@ -21,6 +21,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from dependency_heads import markdown
+from pretrain_mlm import last_complete_checkpoint
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from pelocality import direction_balance, measure, plots, positional_attention
@@ -96,7 +97,7 @@ def summary(trajectories: pd.DataFrame) -> pd.DataFrame:
 
 def heads_of_first_layer(folder: Path, length: int) -> pd.DataFrame:
     """Locality and lean of each head of the first layer of a trained model."""
-    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    last = last_complete_checkpoint(folder)
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
     attention = positional_attention(model, tokenizer, length=length, words=16, layers=[0], progress=False).attention[0]
     measured = measure(attention)

@@ -71,16 +71,19 @@ def biased_attention(
     _check(query, key, value, encoding, mask)
     queries, keys = query.shape[-2], key.shape[-2]
     factors = _factors(query, keys, encoding, mask) if dropout_p == 0 else None
-    if factors is None:
+    learned = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in factors or ())
+    alike = None if factors is None or queries * keys < _TURNED else _alike(factors[1], queries)
+    stretches = None if alike is None or len(alike) < queries / 2 else _stretches(mask, keys)
+    if factors is None or not (learned or stretches):
         bias = encoding.distinct(queries, keys, mask=mask, dtype=query.dtype)
         return _attend(query, key, value, bias, mask, dropout_p, scale)
 
     line, rows = factors[0].detach(), None if factors[1] is None else factors[1].detach()
-    if _can_turn(rows, queries, keys, mask):
-        output = _padded(query, key, value, line, rows, mask, scale)
+    if alike is not None and stretches is not None:
+        output = _turned(query, key, value, _turned_biases(line, rows, alike, keys, query.dtype), stretches, scale)
     else:
         output = _attend(query, key, value, cast(toeplitz(line, queries, rows), query.dtype), mask, 0.0, scale)
-    if not _learned(factors):
+    if not learned:
         return output
     heads, dtype = query.shape[1], torch.promote_types(line.dtype, query.dtype)
     learning: Tensor = _GradientOfBias.apply(  # type: ignore[no-untyped-call]
@@ -96,7 +99,7 @@ def biased_attention(
 
 
 def _factors(query: Tensor, keys: int, encoding: Encoding, mask: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
-    """What the bias is made of, where attention is faster by that than by the matrix."""
+    """What the bias is made of, where attention may be faster by that than by the matrix."""
     if query.device.type != "cpu" or torch.compiler.is_compiling():  # which have ways of their own
         return None
     # no tensor but a plain one may be asked what its numbers are
@@ -110,10 +113,7 @@ def _factors(query: Tensor, keys: int, encoding: Encoding, mask: Tensor | None) 
     may_learn = scores >= _BY_BLOCKS and any(number.requires_grad for number in encoding.parameters())
     if not (may_learn or scores >= _TURNED) or not _says_its_factors(encoding):
         return None
-    factors = encoding.factors(queries, keys, mask)
-    if factors is None or not (_learned(factors) or _can_turn(factors[1], queries, keys, mask)):
-        return None
-    return factors
+    return encoding.factors(queries, keys, mask)
 
 
 def _says_its_factors(encoding: Encoding) -> bool:
@@ -126,19 +126,25 @@ def _says_its_factors(encoding: Encoding) -> bool:
     return all(place("factors") <= place(name) for name in ("bias", "distinct", "_kernel"))
 
 
-def _learned(factors: tuple[Tensor, Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in factors)
+def _alike(rows: Tensor | None, queries: int) -> range:
+    """The queries around the middle one that are multiplied by the same number as that."""
+    if rows is None:
+        return range(queries)
+    middle = queries // 2
+    others = (rows != rows[:, middle, None]).any(0).nonzero()[:, 0].tolist()
+    return range(
+        max((other + 1 for other in others if other < middle), default=0),
+        min((other for other in others if other > middle), default=queries),
+    )
 
 
-def _can_turn(rows: Tensor | None, queries: int, keys: int, mask: Tensor | None) -> bool:
-    """Whether a view of the line serves most of the queries."""
-    if queries * keys < _TURNED or len(_alike(rows, queries)) < queries / 2:
-        return False
-    return mask is None or _stretches(mask) is not None
+def _stretches(mask: Tensor | None, keys: int) -> list[range] | None:
+    """Where the visible keys of each sequence stand, if in one stretch, the same for all its queries: padding.
 
-
-def _stretches(mask: Tensor) -> list[range] | None:
-    """Where the visible keys of each sequence stand, if in one stretch, the same for all its queries: padding."""
+    One stretch for all where nothing tells the sequences apart; None where the mask is more than padding.
+    """
+    if mask is None:
+        return [range(keys)]
     if mask.shape[1:3] != (1, 1):
         return None
     found = []
@@ -151,77 +157,53 @@ def _stretches(mask: Tensor) -> list[range] | None:
     return found
 
 
-def _padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    line: Tensor,
-    rows: Tensor | None,
-    mask: Tensor | None,
-    scale: float | None,
-) -> Tensor:
-    """Attention by the line, sequence by sequence where they are padded, and then over the visible keys alone."""
-    stretches = [range(key.shape[-2])] if mask is None else _stretches(mask)
-    assert stretches is not None
-    if len(stretches) == 1:
-        sequences = [(query, key, value)]  # however many, all alike
-    else:
-        sequences = list(zip(*(each.chunk(len(query)) for each in (query, key, value)), strict=True))
-    outputs = []
-    for (q, k, v), stretch in zip(sequences, stretches, strict=True):
-        if stretch:
-            outputs.append(_turned(q, k, v, line, rows, stretch, scale))
+def _turned_biases(
+    line: Tensor, rows: Tensor | None, alike: range, keys: int, dtype: torch.dtype
+) -> list[tuple[range, Tensor]]:
+    """The bias with the last query first: then one of distance alone is a view of the line, and takes no room.
+
+    Where rows differ, which is near the ends of the sequence, they have a matrix of their own; hence the parts.
+    """
+    queries = line.shape[-1] - keys + 1
+    if rows is None:
+        return [(range(queries), mirrored(cast(line, dtype), queries))]
+    rows, alike = rows.flip(-1), range(queries - alike.stop, queries - alike.start)
+    biases = []
+    for part in filter(len, (range(alike.start), alike, range(alike.stop, queries))):
+        window = line[:, part.start : part.stop + keys - 1]
+        if part == alike:
+            bias = mirrored(cast(window * rows[:, part.start, None], dtype), len(part))
         else:
-            outputs.append(q.new_zeros(*q.shape[:3], v.shape[-1]))
-    return torch.cat(outputs)
+            # into memory of its own: the product would take over the view's order, and SDPA make a copy in another
+            room = line.new_empty(max(len(line), len(rows)), len(part), keys)
+            of_each = rows[:, part.start : part.stop, None]
+            bias = cast(torch.mul(mirrored(window, len(part)), of_each, out=room), dtype)
+        biases.append((part, bias))
+    return biases
 
 
 def _turned(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    line: Tensor,
-    rows: Tensor | None,
-    visible: range,
+    biases: list[tuple[range, Tensor]],
+    stretches: list[range],
     scale: float | None,
 ) -> Tensor:
-    """Attention with the last query first: then a bias of distance alone is a view of the line, and takes no room.
-
-    Where rows differ, which is near the ends of the sequence, they have a matrix of their own.
-    """
-    queries, keys = query.shape[-2], key.shape[-2]
-    query, rows = query.flip(-2), None if rows is None else rows.flip(-1)
-    key, value = (each[..., visible.start : visible.stop, :] for each in (key, value))
-    alike = _alike(rows, queries)
+    """Attention with the last query first, sequence by sequence where they are padded, over visible keys alone."""
+    sequences = (each.chunk(len(stretches)) for each in (query.flip(-2), key, value))
     outputs = []
-    for part in (range(alike.start), alike, range(alike.stop, queries)):
-        if not part:
+    for q, k, v, visible in zip(*sequences, stretches, strict=True):
+        if not visible:
+            outputs.append(q.new_zeros(*q.shape[:3], v.shape[-1]))
             continue
-        window = line[:, part.start : part.stop + keys - 1]
-        if rows is None:
-            bias = mirrored(cast(window, query.dtype), len(part))
-        elif part == alike:
-            bias = mirrored(cast(window * rows[:, part.start, None], query.dtype), len(part))
-        else:
-            of_each = rows[:, part.start : part.stop, None]
-            # into memory of its own: the product would take over the view's order, and SDPA make a copy in another
-            room = line.new_empty(max(len(line), len(rows)), len(part), keys)
-            bias = cast(torch.mul(mirrored(window, len(part)), of_each, out=room), query.dtype)
-        bias = bias[..., visible.start : visible.stop]
-        outputs.append(_attend(query[..., part.start : part.stop, :], key, value, bias, None, 0.0, scale))
-    return torch.cat(outputs, -2).flip(-2)
-
-
-def _alike(rows: Tensor | None, queries: int) -> range:
-    """The queries around the middle one that are multiplied by the same number as that."""
-    if rows is None:
-        return range(queries)
-    middle = queries // 2
-    others = (rows != rows[:, middle, None]).any(0).nonzero()[:, 0].tolist()
-    return range(
-        max((other + 1 for other in others if other < middle), default=0),
-        min((other for other in others if other > middle), default=queries),
-    )
+        seen = slice(visible.start, visible.stop)
+        parts = [
+            _attend(q[:, :, part.start : part.stop], k[:, :, seen], v[:, :, seen], bias[..., seen], None, 0.0, scale)
+            for part, bias in biases
+        ]
+        outputs.append(torch.cat(parts, -2))
+    return torch.cat(outputs).flip(-2)
 
 
 def _attend(

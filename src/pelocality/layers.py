@@ -164,14 +164,14 @@ class PositionalSelfAttention(nn.Module):
             assert self.mix_proj is not None
             x = self._merged(self._mix(self._split(self.mix_proj(x)), visible)[0])
         q, k, v = map(self._split, functional.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
+        dropout = self.dropout if self.training else 0.0
         if self.mode == "add" and added is None and not need_weights:
-            dropout = self.dropout if self.training else 0.0
             output, weights = biased_attention(q, k, v, self.encoding, mask=visible, dropout_p=dropout), None
         else:
             if self.mode == "add":
                 bias = self.encoding.distinct(x.shape[1], mask=visible, dtype=q.dtype)
                 added = bias if added is None else bias + added.to(bias)
-            output, weights = self._attend(q, k, v, added, visible, need_weights)
+            output, weights = self._attend(q, k, v, added, visible, dropout, need_weights)
         output = self._merged(output)
         if self.mode == "concat":
             positional, P = self._mix(v, visible)
@@ -186,10 +186,16 @@ class PositionalSelfAttention(nn.Module):
         return output, weights
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, visible: Tensor | None, need_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        added: Tensor | None,
+        visible: Tensor | None,
+        dropout: float,
+        need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """(batch, heads, n, d_head) each -> the same, and the attention."""
-        dropout = self.dropout if self.training else 0.0
         added = mask = None if added is None else added.to(q)
         if visible is not None:
             mask = visible if added is None else torch.where(visible, added, -torch.inf)
