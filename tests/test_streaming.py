@@ -130,6 +130,26 @@ def test_heads_are_measured_each(similarity, backend):  # noqa: F811
 
 
 @BOTH
+@pytest.mark.parametrize("n", [2, 70])
+def test_similarities_beyond_the_precision_are_refused(n, backend):  # noqa: F811
+    table = 1e20 * random_table(n, 4).float()
+    for function in (measure_absolute, position_weights):
+        with pytest.raises(ValueError, match=r"beyond the range of torch\.float32"):
+            function(table)
+        function(table.double())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_relative_bias_counts_as_constant_where_its_dense_matrix_does(scale, dtype):
+    for seed in range(5):
+        bias = scale * (random_table(65, seed=seed) + 1e-2 * random_table(65, seed=seed).flip(0))
+        bias = bias.to(dtype)
+        wanted = witness.symmetry(dense(bias.double()).tolist(), eps=torch.finfo(dtype).eps)
+        assert measure_relative(bias).symmetry.item() == pytest.approx(wanted, abs=1e-6)
+
+
+@BOTH
 def test_float32_tables_agree_to_float32(backend):  # noqa: F811
     table = random_table(600, 16).float()
     assert measure_absolute(table).symmetry.dtype == torch.float32

@@ -1,5 +1,7 @@
 """The published definitions as loops written from the equations: slow, obvious, sharing no code with the library."""
 
+import math
+
 import numpy as np
 
 EPS64 = np.finfo(np.float64).eps
@@ -10,7 +12,16 @@ def locality(matrix):
     return sum(matrix[i][j] / 2.0 ** abs(i - j) for i in range(n) for j in range(n)) / n
 
 
-def symmetry(matrix, rtol=1024 * EPS64):
+def tolerance(pairs, rtol=None, eps=EPS64):
+    """The largest R of a row that counts as constant."""
+    largest, least = max(map(max, pairs)), min(map(min, pairs))
+    if rtol is None:
+        nats = 1.0 if least == 0 < largest else math.log(largest / least) if largest else 0.0
+        rtol = 8 * eps + 1024 * eps * min(1, nats)
+    return max(10 * EPS64, rtol * largest)
+
+
+def symmetry(matrix, rtol=None, eps=EPS64):
     n = len(matrix)
     values = []
     for i in range(n):
@@ -19,8 +30,7 @@ def symmetry(matrix, rtol=1024 * EPS64):
             continue
         d = [abs(left - right) for left, right in pairs]
         spread = max(d) - min(d)
-        largest = max(max(pair) for pair in pairs)
-        constant = spread <= max(10 * EPS64, rtol * largest)
+        constant = spread <= tolerance(pairs, rtol, eps)
         values += [0.0 if constant else (x - min(d)) / spread for x in d]
     return 1 - sum(values) / len(values) if values else float("nan")
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics import Measurement
-from pelocality.metrics.rows import ABSOLUTE_FLOOR, block_statistics, covering, default_rtol, row_blocks
-from pelocality.tables import Similarity, projections
+from pelocality.metrics.rows import block_statistics, covering, row_blocks
+from pelocality.metrics.tolerance import ABSOLUTE_FLOOR, Tolerance
+from pelocality.tables import Similarity, projections, weights_of
 
 # A row's largest visible weight may lie this many nats below the largest of all before float64 runs out.
 _RANGE = 600.0
@@ -36,8 +37,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
 
     Raises:
         TypeError: No float tensor or array.
-        ValueError: An even number of distances, NaN or +inf, a query whose keys are all masked, or a bias that grows
-            so steeply with distance that float64 cannot hold it.
+        ValueError: A negative rtol, an even number of distances, NaN or +inf, a query whose keys are all masked, or
+            a bias that grows so steeply with distance that float64 cannot hold it.
 
     Note:
         A causal bias has published symmetry, which means nothing; its relative asymmetry is 1.
@@ -58,15 +59,16 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         )
     if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
-    rtol = default_rtol(given.dtype) if rtol is None else rtol
+    tolerance = Tolerance.of(given.dtype, rtol)
     heads = given.reshape(-1, given.shape[-1]).to(torch.float64)
     # head by head: the working memory is that of one
-    values = torch.stack([_measure_one_bias(head, rtol) for head in heads]) if len(heads) else heads.new_empty(0, 3)
+    measured = [_measure_one_bias(head, tolerance) for head in heads]
+    values = torch.stack(measured) if measured else heads.new_empty(0, 3)
     dtype = torch.promote_types(given.dtype, torch.float32)
     return Measurement(*values.to(dtype).reshape(*given.shape[:-1], 3).unbind(-1))
 
 
-def _measure_one_bias(bias: Tensor, rtol: float) -> Tensor:
+def _measure_one_bias(bias: Tensor, tolerance: Tolerance) -> Tensor:
     """(2n-1,) -> locality, symmetry and relative asymmetry, (3,)."""
     n = (len(bias) + 1) // 2
     _refuse_out_of_range(bias.detach(), n)
@@ -88,9 +90,10 @@ def _measure_one_bias(bias: Tensor, rtol: float) -> Tensor:
     drop = torch.cat([nothing, low[:-1] - low[1:]])
     excess = (d - low + torch.arange(n - 1, device=d.device) * drop).cumsum(0)
     largest = torch.maximum(left, right[1:]).cummax(0).values
+    least = torch.minimum(left, right[1:]).cummin(0).values
     m = torch.minimum(i, i.flip(0))[1:-1] - 1  # every row with pairs, index of its last one
     normaliser = normaliser[1:-1]
-    constant = spread[m] <= torch.clamp(rtol * largest[m], min=0).maximum(ABSOLUTE_FLOOR * normaliser)
+    constant = spread[m] <= tolerance.times(largest[m], least[m]).maximum(ABSOLUTE_FLOOR * normaliser)
     irregular = torch.where(constant, 0, excess[m] / torch.where(constant, 1, spread[m]))
     paired = ((left + right[1:]).cumsum(0)[m] / normaliser).sum()
     asymmetry = (d.cumsum(0)[m] / normaliser).sum() / torch.where(paired > 0, paired, 1)
@@ -139,7 +142,7 @@ def measure_absolute(
 
     Raises:
         TypeError: As for `position_weights`.
-        ValueError: As for `position_weights`.
+        ValueError: As for `position_weights`, or a negative rtol.
 
     Note:
         In float32 a table that is symmetric on paper (sinusoidal, say) is symmetric only to rounding, and the
@@ -158,7 +161,7 @@ def measure_absolute(
         for q, k in zip(queries.reshape(-1, n, queries.shape[-1]), keys.reshape(-1, n, keys.shape[-1]), strict=True):
             sums = q.new_zeros(4, dtype=torch.float64)
             for _, first, stop in row_blocks(1, n, q.device):
-                block = (q[covering(first, stop, n)] @ k.T).softmax(-1)
+                block = weights_of(q[covering(first, stop, n)], k)
                 s = block_statistics(block[None], first, stop, rtol=rtol)
                 parts = (s.locality, s.irregularity, s.difference, s.paired)
                 sums += torch.stack([part.sum(dtype=torch.float64) for part in parts if part is not None])

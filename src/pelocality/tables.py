@@ -39,7 +39,8 @@ def position_weights(
 
     Raises:
         TypeError: No float tensors or arrays.
-        ValueError: Shapes that do not fit, NaN or infinity, an unknown similarity, a temperature that is not positive.
+        ValueError: Shapes that do not fit, NaN or infinity, an unknown similarity, a temperature that is not positive,
+            similarities beyond the range of the precision.
 
     Note:
         With the temperature of 1, a cosine can never prefer one key to another by more than e^2, so even a strongly
@@ -53,7 +54,29 @@ def position_weights(
         tensor([0.6774, 0.2701, 0.0399, 0.0127])
     """
     queries, keys = projections(table, query, key, similarity, temperature)
-    return (queries @ keys.transpose(-1, -2)).softmax(-1)
+    return weights_of(queries, keys)
+
+
+def weights_of(queries: Tensor, keys: Tensor) -> Tensor:
+    """Turn queries and keys into weights.
+
+    Args:
+        queries: (..., m, d_head), divided by the temperature.
+        keys: (..., n, d_head).
+
+    Returns:
+        (..., m, n), rows sum to 1.
+
+    Raises:
+        ValueError: Their products are too large for the precision.
+    """
+    weights = (queries @ keys.transpose(-1, -2)).softmax(-1)
+    if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
+        raise ValueError(
+            f"table gives similarities beyond the range of {queries.dtype}; give it in float64, scale it down, or "
+            "raise the temperature"
+        )
+    return weights
 
 
 def projections(

@@ -17,15 +17,16 @@ from torch import Tensor
 unsigned = numba.uintp
 
 
-def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, floor: float) -> list[Tensor]:
+def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, per_nat: float, floor: float) -> list[Tensor]:
     """Measure rows of attention, on as many threads as torch uses.
 
     Args:
         rows: (batch, rows, n), float32 or float64 on the CPU; consecutive rows of each matrix.
         first: Position of the first of them.
         pairs: Also compare left with right.
-        rtol: Relative range below which a row counts as constant.
-        floor: Absolute range below which it does.
+        rtol: Relative range up to which a row counts as constant.
+        per_nat: What is added to it where the pairs' weights span a factor of e or more, see `Tolerance`.
+        floor: Absolute range up to which it does.
 
     Returns:
         The fields of `RowStatistics` that were asked for, in order, each (batch, rows).
@@ -36,7 +37,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, floor: floa
     reach = 64 if weights.dtype == np.float64 else 32
     decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
     statistics = np.zeros((6 if pairs else 3, batch * height), weights.dtype)
-    arguments = (weights, bits, decay, first, height, pairs, rtol, floor, statistics)
+    arguments = (weights, bits, decay, first, height, pairs, rtol, per_nat, floor, statistics)
     threads = min(torch.get_num_threads(), 1 + weights.size // (1 << 18))
     if threads == 1:
         _measure(*arguments, 0, batch * height)
@@ -48,9 +49,11 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, floor: floa
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"}, error_model="numpy")
-def _measure(weights, bits, decay, first, height, pairs, rtol, floor, out, start, stop):  # type: ignore[no-untyped-def]
+def _measure(  # type: ignore[no-untyped-def]
+    weights, bits, decay, first, height, pairs, rtol, per_nat, floor, out, start, stop
+):
     n = weights.shape[1]
-    zero = weights.dtype.type(0)
+    zero, tiny = weights.dtype.type(0), np.finfo(weights.dtype).tiny
     d = np.empty(n // 2 + 1, weights.dtype)
     d_bits = d.view(bits.dtype)
     for r in range(start, stop):
@@ -95,15 +98,16 @@ def _measure(weights, bits, decay, first, height, pairs, rtol, floor, out, start
         excess = difference - m * low
         constant = spread <= floor
         # as in rows.py: only where the spread is small did the subtraction lose digits or may the row be constant
-        if spread < max(d[m] / 16, 2 * rtol):
+        if spread < max(d[m] / 16, 2 * (rtol + per_nat)):
             excess = zero
             for k in range(m):
                 excess += d[k] - low
-            largest = zero
+            largest, least = tiny, row[unsigned(i - 1)]
             for j in range(i - m, i + m + 1):
                 if j != i:
-                    largest = max(largest, row[j])
-            constant = constant or spread <= rtol * largest
+                    largest, least = max(largest, row[j]), min(least, row[j])
+            nats = min(1.0, np.log(largest / max(least, tiny)))
+            constant = constant or spread <= (rtol + per_nat * nats) * largest
         if not constant:
             out[3, r] = excess / spread
         out[4, r] = difference

@@ -4,9 +4,7 @@ For row i the published symmetry compares m = min(i, n-1-i) pairs, d_k = |A[i,i-
 rows is turned into the d of all its rows by two strided views that run along the diagonal, so nothing is gathered and
 the working memory is one block, whatever n. Numba does the same row by row where it is installed (``compiled``).
 
-The constant-row rule, for R = max d - min d and s the largest weight among the row's pairs:
-
-    a row counts as perfectly symmetric  <=>  R <= max(10 eps64, rtol * s)
+Whether a row counts as constant, ``tolerance`` says.
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
+from pelocality.metrics.plain import plain_statistics
+from pelocality.metrics.tolerance import ABSOLUTE_FLOOR, Tolerance
+
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 # Elements of attention worked on at a time: about what a core's cache holds, or enough to fill a GPU.
 _BUDGET = {"cpu": 1 << 18, "cuda": 1 << 25}
@@ -50,39 +49,26 @@ class RowStatistics:
     paired: Tensor | None = None
 
 
-def default_rtol(dtype: torch.dtype) -> float:
-    """Give the relative range below which a row counts as constant.
-
-    Args:
-        dtype: Of the attention.
-
-    Returns:
-        1024 eps, 8 eps in half precision.
-    """
-    steps = 8 if dtype in (torch.float16, torch.bfloat16) else 1024
-    return steps * torch.finfo(dtype).eps
-
-
 def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
     """Measure every row of (batch, n, n) in one pass, differentiably.
 
     Args:
         flat: (batch, n, n), float; never written to.
         pairs: Also compare left with right.
-        rtol: Relative range below which a row counts as constant; `default_rtol` if None.
+        rtol: Relative range up to which a row counts as constant; that of `Tolerance` if None.
 
     Returns:
         Statistics in float32 or float64, on the same device.
     """
-    rtol = default_rtol(flat.dtype) if rtol is None else rtol
+    tolerance = Tolerance.of(flat.dtype, rtol)
     if flat.requires_grad and torch.is_grad_enabled():
-        least = min(0.0, flat.detach().amin().item())
-        total, *rest = _Differentiable.apply(flat, pairs, rtol)  # type: ignore[no-untyped-call]
+        least = min(0.0, flat.detach().amin().item()) if flat.numel() else 0.0
+        total, *rest = _Differentiable.apply(flat, pairs, tolerance)  # type: ignore[no-untyped-call]
         return RowStatistics(total, least, *rest)
     flat = flat.detach()
     if _is_compiled(flat):
-        return _compiled(flat, 0, pairs, rtol)
-    return _in_blocks(flat, pairs, rtol)
+        return _compiled(flat, 0, pairs, tolerance)
+    return _in_blocks(flat, pairs, tolerance)
 
 
 def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None = None) -> RowStatistics:
@@ -98,11 +84,11 @@ def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None
         Statistics, each (batch, stop - first).
     """
     n = block.shape[-1]
-    rtol = default_rtol(block.dtype) if rtol is None else rtol
+    tolerance = Tolerance.of(block.dtype, rtol)
     skip = first - covering(first, stop, n).start
     rows = block[:, skip : skip + stop - first]
     if _is_compiled(block):
-        return _compiled(rows, first, True, rtol)
+        return _compiled(rows, first, True, tolerance)
     shared = _Constants(block)
     decay, band = shared.decay_band(first, stop, n)
     local = (rows[..., band] * decay).sum(-1)
@@ -111,7 +97,7 @@ def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None
         return RowStatistics(rows.sum(-1), 0.0, local, zeros, zeros, zeros)
     pairs = _PairedBlock(block, first, stop, shared)
     low, high, difference, paired = pairs.compare()
-    return RowStatistics(rows.sum(-1), 0.0, local, pairs.irregularity(low, high, rtol), difference, paired)
+    return RowStatistics(rows.sum(-1), 0.0, local, pairs.irregularity(low, high, tolerance), difference, paired)
 
 
 def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
@@ -155,10 +141,10 @@ def _is_compiled(flat: Tensor) -> bool:
     return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed()
 
 
-def _compiled(rows: Tensor, first: int, pairs: bool, rtol: float) -> RowStatistics:
+def _compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
     from pelocality.metrics.compiled import measure_rows
 
-    total, lows, *rest = measure_rows(rows, first, pairs, rtol, ABSOLUTE_FLOOR)
+    total, lows, *rest = measure_rows(rows, first, pairs, tolerance.flat, tolerance.per_nat, ABSOLUTE_FLOOR)
     return RowStatistics(total, lows.amin().item() if lows.numel() else 0.0, *rest)
 
 
@@ -195,7 +181,7 @@ def _numba_is_installed() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
+def _in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowStatistics:
     """The statistics in plain torch."""
     n = flat.shape[-1]
     shared = _Constants(flat)
@@ -223,14 +209,14 @@ def _in_blocks(flat: Tensor, pairs: bool, rtol: float) -> RowStatistics:
     spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
     irregularity = torch.where(spread <= ABSOLUTE_FLOOR, 0, excess / torch.where(spread <= ABSOLUTE_FLOOR, 1, spread))
     # The subtraction loses digits where the spread is small beside the differences, and only where it is small beside
-    # rtol can a row above the floor be constant: look at such rows again, exactly.
-    delicate = (spread > ABSOLUTE_FLOOR) & (spread < torch.clamp(high / 16, min=2 * rtol))
+    # the tolerance can a row above the floor be constant: look at such rows again, exactly.
+    delicate = (spread > ABSOLUTE_FLOOR) & (spread < torch.clamp(high / 16, min=2 * tolerance.most))
     if bool(delicate.any()):
         for matrices, first, stop in blocks:
             here = (matrices, slice(first, stop))
             if bool(delicate[here].any()):
                 block = _PairedBlock(flat[matrices, covering(first, stop, n)], first, stop, shared)
-                irregularity[here] = block.irregularity(low[here], high[here], rtol)
+                irregularity[here] = block.irregularity(low[here], high[here], tolerance)
     return RowStatistics(total, least, locality, irregularity, difference, paired)
 
 
@@ -294,17 +280,20 @@ class _PairedBlock:
         low = bits.amin(-1).view(d.dtype)
         return low, high, difference, paired
 
-    def irregularity(self, low: Tensor, high: Tensor, rtol: float) -> Tensor:
+    def irregularity(self, low: Tensor, high: Tensor, tolerance: Tolerance) -> Tensor:
         """sum_k (d_k - min d) / R without cancellation; 0 where the row counts as constant."""
         spread = high - low
         excess = self.only_pairs(self.differences().sub_(low[..., None])).sum(-1)
-        constant = self.is_constant(spread, rtol)
+        constant = spread <= tolerance.times(*self.extremes()).clamp(min=ABSOLUTE_FLOOR)
         return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
 
-    def is_constant(self, spread: Tensor, rtol: float) -> Tensor:
-        """R <= max(10 eps64, rtol * s), s the largest weight among the row's pairs."""
-        left, right = (self.only_pairs(w).amax(-1) for w in (self.left.flip(-1), self.right.clone()))
-        return spread <= torch.clamp(rtol * torch.maximum(left, right), min=ABSOLUTE_FLOOR)
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """The largest and the smallest weight among the row's pairs, each (batch, rows)."""
+        sides = [self.only_pairs(side) for side in (self.left.flip(-1), self.right.clone())]
+        largest = torch.maximum(*(side.amax(-1) for side in sides))
+        for side in sides:
+            side[..., self.fewest :].add_(self.lift)
+        return largest, torch.minimum(*(side.amin(-1) for side in sides))
 
     def add_gradient(self, grad: Tensor, c: Tensor, weights: Sequence[Tensor]) -> None:
         """Add to the same rows of the gradient what comes through the three comparisons, given theirs.
@@ -337,21 +326,22 @@ class _Differentiable(torch.autograd.Function):
     """`_in_blocks` with a backward that costs one gradient tensor and one block, not a graph over every pass."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, pairs: bool, rtol: float) -> tuple[Tensor, ...]:
-        s = _in_blocks(flat.detach(), pairs, rtol)
+    def forward(ctx: Any, flat: Tensor, pairs: bool, tolerance: Tolerance) -> tuple[Tensor, ...]:
+        s = _in_blocks(flat.detach(), pairs, tolerance)
         fields = (s.total, s.locality, s.irregularity, s.difference, s.paired)
         ctx.save_for_backward(flat, s.irregularity)
+        ctx.tolerance = tolerance
         return tuple(field for field in fields if field is not None)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
         flat, irregularity = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradient may be differentiated itself
+            outputs = plain_statistics(flat, irregularity is not None, ctx.tolerance)
+            return *torch.autograd.grad(outputs, flat, grads, create_graph=True), None, None
         n = flat.shape[-1]
         shared = _Constants(flat)
-        to_total, to_locality, *to_compared = (
-            flat.new_zeros(flat.shape[:-1], dtype=shared.dtype) if g is None else g for g in grads
-        )
+        to_total, to_locality, *to_compared = grads
         grad = to_total[..., None].expand(flat.shape).contiguous()
         for matrices, first, stop in row_blocks(len(flat), n, flat.device):
             here, rows = (matrices, slice(first, stop)), covering(first, stop, n)
