@@ -8,10 +8,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
+from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import metrics
-from pelocality.metrics import locality, measure, relative_asymmetry, rows, symmetry
+from pelocality.accumulate import Symmetry
+from pelocality.encodings import AttenuatedEncoding
+from pelocality.metrics import crop, locality, measure, relative_asymmetry, rows, symmetry
+from pelocality.streaming import measure_absolute, measure_relative
+from pelocality.tables import position_weights
 from tests import golden, witness
+from tests.data import DATA, NEEDS_DATA
 
 BOTH = pytest.mark.parametrize("backend", ["torch", "numba"], indirect=True)
 SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 66, 97, 129, 130]
@@ -147,6 +153,28 @@ def test_gradients_reach_across_block_borders():
     assert torch.autograd.gradcheck(lambda x: measure(x.softmax(-1)).symmetry, logits, fast_mode=True)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_second_derivatives_are_those_of_finite_differences(n):
+    logits = (
+        2 * torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    ).requires_grad_()
+
+    def numbers(logits):
+        result = measure(logits.softmax(-1))
+        return [v for v in (result.locality, result.symmetry, result.relative_asymmetry) if not v.isnan().any()]
+
+    assert torch.autograd.gradgradcheck(numbers, logits)
+
+
+def test_both_ways_to_the_gradient_agree():
+    attention = torch.cat([random_attention(2, 67, 67), causal_attention(1, 67, 67)]).requires_grad_()
+    for value in (measure(attention).symmetry, relative_asymmetry(attention), locality(attention)):
+        for weights in (torch.ones(3), torch.tensor([1.0, -2.0, 0.5])):
+            (once,) = torch.autograd.grad(value, attention, weights.double(), retain_graph=True)
+            (twice,) = torch.autograd.grad(value, attention, weights.double(), create_graph=True)
+            torch.testing.assert_close(twice.detach(), once, rtol=1e-10, atol=1e-12)
+
+
 def test_the_gradient_at_perfect_symmetry_is_zero_not_nan():
     attention = torch.from_numpy(golden.matrix("gauss_w0.1_N16")).requires_grad_()
     (gradient,) = torch.autograd.grad(symmetry(attention), attention)
@@ -167,6 +195,55 @@ def test_low_precision_keeps_its_meaning(dtype, within, backend):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_symmetric_matrix_is_symmetric_in_every_precision(dtype, backend):
     assert symmetry(torch.from_numpy(golden.matrix("gauss_w0.01_N128")).to(dtype)).item() == 1
+
+
+def sinusoidal(n, width, dtype):
+    """The logits of the table of Vaswani et al., made in that precision throughout."""
+    frequency = torch.exp(torch.arange(0, width, 2).to(dtype) * (-math.log(10000.0) / width))
+    angle = torch.arange(n, dtype=dtype)[:, None] * frequency
+    table = torch.cat([angle.sin(), angle.cos()], -1)
+    return table @ table.T / math.sqrt(width)
+
+
+@BOTH
+@pytest.mark.parametrize("scale", [1e-5, 1e-3, 1e-1, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_symmetric_encodings_stay_symmetric_through_the_rounding_of_their_logits(dtype, scale, backend):
+    for n, width in ((16, 64), (65, 768), (512, 16), (512, 256)):
+        assert symmetry((scale * sinusoidal(n, width, dtype)).softmax(-1)) == 1
+        attenuated = AttenuatedEncoding(heads=1, decay=scale, symmetry=1.0).to(dtype)
+        assert symmetry(attenuated.weights(n).detach()) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("n", [8, 16, 32, 64])
+@pytest.mark.parametrize("scale", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])
+def test_both_precisions_read_nearly_uniform_attention_alike(scale, n, backend):
+    logits = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).float() * scale
+    exact = symmetry(logits.double().softmax(-1)).item()
+    assert symmetry(logits.softmax(-1)).item() == pytest.approx(exact, abs=0.01)
+
+
+@BOTH
+@NEEDS_DATA
+@pytest.mark.parametrize("n", [8, 16, 32, 64])
+@pytest.mark.parametrize("temperature", [1e2, 1e3, 1e4])
+def test_both_precisions_read_learned_positions_alike(n, temperature, backend):
+    table = np.load(DATA / "pe_matrices" / "gpt2_wpe_first64.npy")[:n]
+    single, double = (position_weights(table.astype(t), temperature=temperature) for t in ("float32", "float64"))
+    assert symmetry(single).item() == pytest.approx(symmetry(double).item(), abs=0.005)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("tilt", [1e-1, 1e-3, 1e-5, 1e-7])
+def test_the_constant_row_rule_is_that_of_the_witness_in_every_precision(tilt, dtype, backend):
+    logits = tilt * torch.randn(33, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    attention = (logits - 0.01 * (torch.arange(33) - torch.arange(33)[:, None]).abs()).softmax(-1).to(dtype)
+    wanted = witness.symmetry(attention.tolist(), eps=torch.finfo(dtype).eps)
+    if dtype in (torch.float16, torch.bfloat16):  # their logits' part is that of float32
+        wanted = witness.symmetry(attention.tolist(), rtol=8 * torch.finfo(dtype).eps)
+    assert symmetry(attention).item() == pytest.approx(wanted, abs=1e-5)
 
 
 @BOTH
@@ -204,6 +281,22 @@ def test_the_tuple_a_model_returns_gains_a_leading_axis():
     torch.testing.assert_close(symmetry(layers), symmetry(torch.stack(layers)))
 
 
+def test_the_output_of_a_model_is_its_tuple():
+    layers = tuple(random_attention(2, 3, 10, 10, seed=s) for s in range(4))
+    output = BaseModelOutput(attentions=layers)
+    torch.testing.assert_close(measure(output).symmetry, measure(layers).symmetry)
+    torch.testing.assert_close(crop(output, 2, 9), crop(layers, 2, 9))
+    with pytest.raises(ValueError, match="eager"):
+        locality(BaseModelOutput())
+
+
+def test_layers_that_differ_in_heads_are_named():
+    layers = (random_attention(2, 3, 10, 10), random_attention(2, 4, 10, 10))
+    for function in (locality, measure, metrics.distance_profile, crop):
+        with pytest.raises(ValueError, match=r"differ in heads.*\(2, 3.*\(2, 4.*layer by layer"):
+            function(layers)
+
+
 def test_arrays_and_results_are_taken_as_they_are():
     attention = random_attention(2, 10, 10)
 
@@ -220,9 +313,18 @@ def test_arrays_and_results_are_taken_as_they_are():
             torch.testing.assert_close(locality(given_as), locality(attention))
 
 
-def test_no_matrices_give_no_numbers():
-    assert locality(torch.zeros(0, 5, 5)).shape == (0,)
-    assert measure(torch.zeros(2, 0, 5, 5)).symmetry.shape == (2, 0)
+@BOTH
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("mask", [None, torch.ones(2, 0, 5)])
+@pytest.mark.parametrize("name", [name for name in metrics.__all__ if name != "Measurement"])
+def test_no_matrices_give_no_numbers(name, mask, gradients, backend):
+    attention = torch.zeros(2, 0, 5, 5, requires_grad=gradients)
+    if name == "crop":
+        assert crop(attention, 1).shape == (2, 0, 4, 4)
+    elif name == "measure":
+        assert measure(attention, mask=mask).symmetry.shape == (2, 0)
+    else:
+        assert getattr(metrics, name)(attention, mask=mask).shape[:2] == (2, 0)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -237,6 +339,24 @@ def test_one_sided_attention_warns_and_names_the_way_out(matrix):
     with pytest.warns(UserWarning, match="relative_asymmetry") as caught:
         symmetry(torch.stack([random_attention(12, 12), matrix]))
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda A: symmetry(tuple(A)),
+        lambda A: symmetry(A, mask=torch.tensor([[1] * 9 + [0] * 3, [1] * 12, [0] * 2 + [1] * 10])),
+        lambda A: Symmetry().update(A),
+        lambda A: Symmetry()(A),
+    ],
+    ids=["layers", "spans", "update", "forward"],
+)
+def test_a_call_warns_once_at_the_line_that_made_it(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(causal_attention(3, 12, 12))
+    here = [warning.filename for warning in caught if "one-sided" in str(warning.message)]
+    assert here == [__file__]
 
 
 def test_two_sided_attention_does_not_warn():
@@ -277,9 +397,14 @@ def test_a_harmless_negative_zero_is_accepted(backend):
     assert locality(torch.tensor([[1.0, -0.0], [-0.0, 1.0]])).item() == 1
 
 
-def test_a_negative_rtol_is_refused():
-    with pytest.raises(ValueError, match="rtol"):
-        symmetry(torch.eye(4), rtol=-1.0)
+@BOTH
+@pytest.mark.parametrize(
+    "function", [symmetry, measure, measure_absolute, lambda A, rtol: measure_relative(A[0], rtol=rtol)]
+)
+@pytest.mark.parametrize("rtol", [-1.0, math.nan])
+def test_a_negative_rtol_is_refused(function, rtol, backend):
+    with pytest.raises(ValueError, match="rtol must be at least 0"):
+        function(torch.eye(5), rtol=rtol)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -2,12 +2,14 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pelocality import metrics
+from pelocality.accumulate import MeanOver
 from tests.test_metrics import causal_attention, random_attention
 
 FLOATS = [name for name in metrics.__all__ if name not in ("Measurement", "measure", "crop")]
@@ -125,6 +127,126 @@ def test_causality_is_seen_matrix_by_matrix_or_given():
     assert metrics.entropy(both, causal=False)[1] < 1
 
 
+def windowed(n, width):
+    """Uniform attention of a decoder over the last few tokens, and which keys it sees."""
+    i = torch.arange(n)
+    seen = (i <= i[:, None]) & (i > i[:, None] - width)
+    return seen / seen.sum(-1, keepdim=True, dtype=torch.float64), seen
+
+
+def chance_corrected(A, seen):
+    """(Loc(A) - Loc(U)) / (1 - Loc(U)) over the queries that have a choice, element by element."""
+    gained = room = 0.0
+    for i, row in enumerate(A):
+        keys = [j for j in range(len(A)) if seen[i][j]]
+        if len(keys) > 1:
+            chance = sum(2.0 ** -abs(i - j) for j in keys) / len(keys)
+            gained += sum(row[j] * 2.0 ** -abs(i - j) for j in keys) - chance
+            room += 1 - chance
+    return gained / room if room else math.nan
+
+
+@pytest.mark.parametrize("width", [2, 4, 11])
+def test_a_head_uniform_inside_its_window_is_at_chance(width):
+    attention, seen = windowed(30, width)
+    assert metrics.adjusted_locality(attention, visible=seen).item() == pytest.approx(0, abs=1e-12)
+    assert metrics.entropy(attention, visible=seen).item() == pytest.approx(1, abs=1e-12)
+    assert metrics.toeplitz_share(attention, visible=seen) < metrics.toeplitz_share(attention)
+
+
+def test_what_is_visible_is_never_read_off_single_zeros():
+    identity, previous = torch.eye(30, dtype=torch.float64), previous_token(30)
+    seen = windowed(30, 4)[1]
+    for head in (identity, previous):
+        wanted = chance_corrected(head.tolist(), seen.tolist())
+        assert metrics.adjusted_locality(head, visible=seen).item() == pytest.approx(wanted, abs=1e-12)
+        assert metrics.entropy(head, visible=seen) == 0
+    assert metrics.adjusted_locality(identity, visible=seen) == 1
+    assert metrics.adjusted_locality(identity) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_visibility_enters_as_in_the_equations(seed):
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.rand(4, 1, 13, 13, generator=generator) < 0.4
+    seen |= torch.eye(13, dtype=torch.bool).roll(seed, -1)
+    attention = random_attention(4, 3, 13, 13, seed=seed) * seen
+    attention = attention / attention.sum(-1, keepdim=True)
+    local, spread, share = (
+        getattr(metrics, name)(attention, visible=seen) for name in ("adjusted_locality", "entropy", "toeplitz_share")
+    )
+    for layer, head in np.ndindex(4, 3):
+        A, sees = attention[layer, head].tolist(), seen[layer, 0].tolist()
+        assert local[layer, head].item() == pytest.approx(chance_corrected(A, sees), abs=1e-12)
+        rows = [
+            -sum(a * math.log(a) for a in row if a) / math.log(sum(keys))
+            for row, keys in zip(A, sees, strict=True)
+            if sum(keys) > 1
+        ]
+        assert spread[layer, head].item() == pytest.approx(np.mean(rows), abs=1e-12)
+        cells = [(j - i, A[i][j]) for i in range(13) for j in range(13) if sees[i][j]]
+        profile = {k: np.mean([a for other, a in cells if other == k]) for k, _ in cells}
+        mean = np.mean([a for _, a in cells])
+        within, total = sum((a - profile[k]) ** 2 for k, a in cells), sum((a - mean) ** 2 for _, a in cells)
+        assert share[layer, head].item() == pytest.approx(1 - within / total, abs=1e-12)
+
+
+def test_queries_that_see_one_key_have_no_choice_and_do_not_count():
+    assert math.isnan(metrics.adjusted_locality(torch.eye(6), visible=torch.eye(6, dtype=torch.bool)))
+    shifted = torch.eye(6).roll(1, -1)
+    assert math.isnan(metrics.adjusted_locality(shifted, visible=shifted.bool()))
+    assert math.isnan(metrics.entropy(shifted, visible=shifted.bool()))
+
+
+def test_a_result_carries_what_is_visible():
+    seen = torch.stack([windowed(12, width)[1] for width in (2, 5, 12)])  # (layer, n, n)
+    attention = (seen / seen.sum(-1, keepdim=True))[:, None].expand(3, 3, 12, 12)  # as many heads as layers
+    result = SimpleNamespace(attention=attention, visible=seen)
+    torch.testing.assert_close(metrics.adjusted_locality(result), torch.zeros(3, 3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(metrics.entropy(result), torch.ones(3, 3))
+    torch.testing.assert_close(metrics.toeplitz_share(result), metrics.toeplitz_share(attention, visible=seen[:, None]))
+    mean = MeanOver(metrics.adjusted_locality, shape=(3, 3))
+    mean.update(result)
+    torch.testing.assert_close(mean.compute(), torch.zeros(3, 3, dtype=torch.float64), rtol=0, atol=1e-6)
+    for by_hand in ({"causal": True}, {"visible": torch.ones(12, 12).tril().bool()}):
+        assert metrics.adjusted_locality(result, **by_hand)[0, 0] > 0.3
+    everything = SimpleNamespace(attention=attention, visible=None)
+    torch.testing.assert_close(metrics.adjusted_locality(everything), metrics.adjusted_locality(attention))
+
+
+def test_what_is_visible_goes_with_layers_and_masks():
+    (narrow, seen), (wide, sees) = windowed(12, 3), windowed(12, 6)
+    layers = (narrow.expand(2, 2, 12, 12), wide.expand(2, 2, 12, 12))
+    by_layer = torch.stack([seen, sees])[:, None, None]
+    mask = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
+    values = metrics.adjusted_locality(layers, visible=by_layer, mask=mask)
+    torch.testing.assert_close(values, torch.zeros(2, 2, 2, dtype=torch.float64), rtol=0, atol=1e-12)
+    one = metrics.adjusted_locality((layers[0], layers[0]), visible=seen, mask=mask)
+    torch.testing.assert_close(one, torch.zeros(2, 2, 2, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adjusted_locality", "entropy", "toeplitz_share"])
+@pytest.mark.parametrize(
+    ("visible", "error", "words"),
+    [
+        (torch.ones(8, 8), TypeError, "booleans"),
+        (torch.ones(7, 8, dtype=torch.bool), ValueError, "does not fit"),
+        (torch.ones(2, 8, 8, dtype=torch.bool), ValueError, r"visible\[:, None\]"),
+        (torch.ones(1, 3, 8, 8, dtype=torch.bool), ValueError, "does not fit"),
+        (torch.eye(8, dtype=torch.bool), ValueError, "hides keys"),
+    ],
+)
+def test_what_cannot_be_visible_is_refused(name, visible, error, words):
+    with pytest.raises(error, match=words):
+        getattr(metrics, name)(random_attention(2, 2, 8, 8), visible=visible)
+
+
+def test_two_ways_to_say_what_is_visible_are_one_too_many():
+    for metric in (metrics.adjusted_locality, metrics.entropy):
+        with pytest.raises(ValueError, match="give one of them"):
+            metric(uniform(8), causal=False, visible=torch.ones(8, 8, dtype=torch.bool))
+
+
 def test_a_previous_token_head_is_told_apart_from_a_symmetric_one():
     head = previous_token(64)
     assert metrics.past_locality(head) == 1
@@ -157,6 +279,52 @@ def test_the_half_life_of_flat_or_growing_attention_is_infinite_and_of_one_dista
     assert metrics.half_life(torch.stack([uniform(32), growing])).tolist() == [math.inf, math.inf]
     assert math.isnan(metrics.half_life(previous_token(32)))
     assert math.isnan(metrics.half_life(torch.eye(32)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("slope", [0.25, 0.01, 4.0])
+def test_every_precision_tells_a_half_life(slope, dtype):
+    i = torch.arange(256, dtype=torch.float64)
+    attention = (-slope * (i - i[:, None]).abs()).softmax(-1)
+    exact = metrics.half_life(attention).item()
+    assert exact < math.inf
+    assert metrics.half_life(attention.to(dtype)).item() == pytest.approx(exact, rel=0.05)
+    assert metrics.half_life(uniform(256).to(dtype)) == math.inf
+    noise = random_attention(64, 64, sharpness=torch.finfo(dtype).eps / 4)
+    assert metrics.half_life((noise + noise.flip(-1, -2)).div(2).to(dtype)) == math.inf
+
+
+def window_by_loop(A, share):
+    """The least half-width, summed in exact floats, of every row and of their mean."""
+    n = len(A)
+    by_distance = [
+        [math.fsum(row[j] for j in {i - k, i + k} if 0 <= j < n) for k in range(n)] for i, row in enumerate(A)
+    ]
+
+    def least(masses):
+        enough = share * math.fsum(masses) * (1 - n * 2**-52)
+        return next(w for w in range(n) if math.fsum(masses[: w + 1]) >= enough)
+
+    return least([math.fsum(row[k] for row in by_distance) for k in range(n)]), [least(row) for row in by_distance]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999999, 1.0])
+def test_the_window_is_the_least_in_every_precision(share, dtype):
+    for seed in range(3):
+        attention = random_attention(90, 90, seed=seed).to(dtype)
+        matrix, rows = window_by_loop(attention.tolist(), share)
+        assert metrics.window(attention, share) == matrix
+        assert metrics.window(attention, share, rows=True).tolist() == rows
+
+
+def test_a_large_float32_matrix_keeps_the_far_part_of_its_window():
+    n = 4096
+    far = torch.eye(n).roll(60, -1)
+    attention = 0.9897 * torch.eye(n) + 0.0103 * far
+    far_back = int(metrics.window(attention, 0.99))
+    assert far_back == int(metrics.window(attention.double(), 0.99)) == 60
+    assert (metrics.window(attention, 0.99, rows=True)[:-60] == 60).all()
 
 
 def test_a_toeplitz_matrix_is_all_distance_and_a_sink_is_not():
@@ -229,3 +397,53 @@ def test_smooth_companions_are_differentiable(name):
     i = torch.arange(7)
     near = -2 * (i - i[:, None]).abs()  # half_life is infinite, without a slope, where attention does not fall
     assert torch.autograd.gradcheck(lambda x: getattr(metrics, name)((x + near).softmax(-1)), logits)
+
+
+SMOOTH = [name for name in FLOATS if name not in ("window", "monotonicity")] + ["measure"]
+ZEROS = {
+    "causal": torch.ones(7, 7).tril(),
+    "window": torch.ones(7, 7).tril().triu(-2),
+    "two sided window": torch.ones(7, 7).tril(2).triu(-2),
+    "identity": torch.eye(7),
+    "one key each": torch.eye(7).roll(-1, -1),
+    "first token": torch.eye(7)[[0] * 7],
+    "single token": torch.ones(1, 1),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("hidden", ZEROS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
+def test_masked_keys_leave_the_gradients_finite(name, hidden, dtype):
+    keys = ZEROS[hidden].bool()
+    n = len(keys)
+    logits = torch.randn(2, n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = logits.to(dtype).requires_grad_()
+
+    def numbers(logits):
+        values = getattr(metrics, name)(logits.masked_fill(~keys, -math.inf).softmax(-1))
+        values = (
+            torch.stack([values.locality, values.symmetry, values.relative_asymmetry]) if name == "measure" else values
+        )
+        return values[values.isfinite()]
+
+    (gradient,) = torch.autograd.grad(numbers(logits).sum() + 0 * logits.sum(), logits)
+    assert gradient.isfinite().all()
+    if dtype == torch.float64 and numbers(logits).numel():
+        assert torch.autograd.gradcheck(numbers, logits)
+
+
+@pytest.mark.parametrize("name", ["adjusted_locality", "entropy", "past_locality", "half_life"])
+def test_a_matrix_without_a_value_does_not_spoil_the_gradients_of_the_others(name):
+    logits = torch.zeros(3, 6, 6, dtype=torch.float64, requires_grad=True)
+    i = torch.arange(6)
+    local = (logits - (i - i[:, None]).abs()).softmax(-1)
+    hidden = torch.stack([torch.eye(6), torch.ones(6, 6), torch.eye(6)]).bool()
+    attention = (local * hidden) / (local * hidden).sum(-1, keepdim=True)
+    seen = {"visible": hidden} if name in ("adjusted_locality", "entropy") else {}
+    values = getattr(metrics, name)(attention, **seen)
+    assert values.isnan().tolist() == [True, False, True]
+    values.nanmean().backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[1].abs().sum() > 0

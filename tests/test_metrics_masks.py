@@ -77,6 +77,32 @@ def test_one_mask_serves_every_layer():
     torch.testing.assert_close(locality(torch.stack(layers), mask=mask[None]), locality(layers, mask=mask))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_spelling_of_a_mask_says_the_same(name):
+    attention, mask = padded([5, 8, 1], 8)
+    wanted = getattr(metrics, name)(attention, mask=mask)
+    hidden = mask == 0
+    spelled = [
+        mask.bool(), mask.float(), mask.to(torch.uint8), mask.numpy(), mask.tolist(), mask.bool().tolist(),
+        *(torch.zeros(3, 8, dtype=dtype).masked_fill(hidden, low) for dtype, low in [
+            (torch.float32, -torch.inf), (torch.float32, torch.finfo(torch.float32).min), (torch.float64, -1e4),
+            (torch.float16, torch.finfo(torch.float16).min), (torch.bfloat16, torch.finfo(torch.bfloat16).min),
+        ]),
+    ]  # fmt: skip
+    for one in spelled:
+        torch.testing.assert_close(getattr(metrics, name)(attention, mask=one), wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_mask_of_stacked_layers_names_its_axis():
+    layers = torch.stack([padded([5, 8, 6], 8)[0] for _ in range(3)])  # three layers of three sequences
+    mask = padded([5, 8, 6], 8)[1]
+    with pytest.raises(ValueError, match=r"mask\[None\]"):
+        locality(layers, mask=mask)
+    torch.testing.assert_close(locality(layers, mask=mask[None]), locality(tuple(layers), mask=mask))
+    torch.testing.assert_close(locality(layers, mask=mask[None, :, None]), locality(tuple(layers), mask=mask))
+    torch.testing.assert_close(locality(layers, mask=torch.ones(8)), locality(layers))
+
+
 def test_gradients_pass_through_a_mask():
     attention, mask = padded([7, 10], 10)
     attention.requires_grad_()
@@ -93,10 +119,25 @@ def test_gradients_pass_through_a_mask():
         (torch.ones(2, 2, 1, 8), "does not fit"),
         (torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]] * 2), "unbroken"),
         (torch.zeros(2, 8), "at least one"),
+        (torch.full((2, 8), 0.5), "got 0.5"),
+        (torch.full((2, 8), torch.nan), "got nan"),
+        (torch.tensor([[0.0] * 7 + [-1.0]] * 2), "got -1"),
+        (torch.tensor([[1] * 7 + [-1]] * 2), "got -1"),
+        (torch.tensor([[1] * 6 + [2, 2]] * 2), "got 2"),
+        (torch.tensor([[1.0] * 7 + [-torch.inf]] * 2), "got -inf beside 1"),
+        (torch.tensor([[0.0] * 7 + [torch.inf]] * 2), "got inf"),
     ],
 )
 def test_a_mask_that_means_nothing_is_refused(mask, words):
     with pytest.raises(ValueError, match=words):
+        locality(random_attention(2, 2, 8, 8), mask=mask)
+
+
+@pytest.mark.parametrize(
+    "mask", ["all", [[1, 1], [1]], torch.ones(2, 8, dtype=torch.complex64), {"mask": 1}, [None] * 8]
+)
+def test_what_is_no_mask_is_refused_by_name(mask):
+    with pytest.raises(TypeError, match="mask must"):
         locality(random_attention(2, 2, 8, 8), mask=mask)
 
 
@@ -109,6 +150,13 @@ def test_crop_counts_from_the_end_as_a_slice_does():
     attention = random_attention(3, 9, 9)
     torch.testing.assert_close(crop(attention, 1, -1), crop(attention, 1, 8))
     torch.testing.assert_close(crop(attention, 1, -1).sum(-1), torch.ones(3, 7, dtype=torch.float64))
+
+
+def test_crop_takes_what_the_metrics_take():
+    layers = tuple(random_attention(2, 3, 9, 9, seed=seed) for seed in range(4))
+    torch.testing.assert_close(crop(layers, 2, -1), torch.stack([crop(layer, 2, -1) for layer in layers]))
+    with pytest.raises(ValueError, match="eager"):
+        crop((None, None), 1)
 
 
 def test_crop_refuses_to_keep_nothing():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pelocality.metrics.door import Attention, checked, each_matrix
+from pelocality.metrics.masks import Mask
 from pelocality.metrics.published import checked_statistics, relative_asymmetry_of
 
 
-def relative_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
     """Say which share of the weight around each position is not balanced by its mirror image.
 
         sum_ik |A[i,i-k] - A[i,i+k]| / sum_ik (A[i,i-k] + A[i,i+k]),  k = 1..min(i, n-1-i)
@@ -48,7 +48,7 @@ def relative_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None
     return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
 
 
-def direction_balance(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
     """Say to which side the attention leans.
 
         (mass right of the diagonal - mass left of it) / mass off the diagonal

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality.metrics.door import Attention, checked, each_matrix
-from pelocality.metrics.published import checked_statistics, is_causal
+from pelocality.metrics.door import Attention, checked, each_matrix, visible_keys
+from pelocality.metrics.masks import Mask, Visible
+from pelocality.metrics.published import checked_statistics, visible_counts
 from pelocality.metrics.rows import row_statistics
 
 
 def adjusted_locality(
-    attention: Attention, *, causal: bool | None = None, mask: Tensor | np.ndarray | None = None
+    attention: Attention,
+    *,
+    causal: bool | None = None,
+    visible: Visible | None = None,
+    mask: Mask | None = None,
 ) -> Tensor:
     """Say how much more local the attention is than uniform attention over the same keys.
 
@@ -27,15 +31,22 @@ def adjusted_locality(
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
+        visible: Which keys each query sees where that is neither all nor the past (a sliding window, say): boolean
+            (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: what a result
+            carries as ``.visible``, else as causal says.
         mask: As for `locality`.
 
     Returns:
         (...), at most 1: 1 for the identity, 0 for uniform attention at every n, below 0 where attention avoids its
-        own neighbourhood. NaN for a single position, where there is no choice.
+        own neighbourhood. Queries that see a single key have no choice and do not count; NaN where there is no other.
 
     Raises:
-        TypeError: As for `locality`.
-        ValueError: As for `locality`.
+        TypeError: As for `locality`, or visible is not boolean.
+        ValueError: As for `locality`, or visible does not fit, hides keys with weight, or comes with causal.
+
+    Note:
+        Zeros in the attention do not say what is visible: a head that looks at one key among many is told from one
+        that sees a single key only by ``visible``.
 
     Examples:
         >>> import torch
@@ -45,25 +56,29 @@ def adjusted_locality(
         tensor(1.)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        value = checked_statistics(flat, pairs=False).locality.mean(-1)
-        n = flat.shape[-1]
-        one_sided = is_causal(flat.detach()) if causal is None else torch.full_like(value, causal, dtype=torch.bool)
-        chance = torch.where(one_sided, _uniform_locality(n, True, value), _uniform_locality(n, False, value))
-        return (value - chance) / (1 - chance)
+    def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
+        value = checked_statistics(flat, pairs=False).locality
+        support, uniform = _uniform_locality(flat, causal, seen)
+        choice = support > 1
+        room = torch.where(choice, 1 - uniform, 0).sum(-1)
+        gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
+        return torch.where(room > 0, gained / torch.where(room > 0, room, 1), torch.nan).to(value.dtype)
 
-    return each_matrix(attention, kernel, mask=mask)
-
-
-def _uniform_locality(n: int, causal: bool, like: Tensor) -> Tensor:
-    """(3n - 4(1 - 2^-n)) / n^2, or (1/n) sum_i (2 - 2^-i)/(i + 1) where only the past is visible."""
-    if not causal:
-        return like.new_tensor((3 * n - 4 * (1 - 2.0**-n)) / n**2)
-    i = torch.arange(n, dtype=torch.float64)
-    return ((2 - 2**-i) / (i + 1)).mean().to(like)
+    return each_matrix(attention, kernel, mask=mask, visible=visible_keys(attention, visible, causal))
 
 
-def past_locality(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+def _uniform_locality(flat: Tensor, causal: bool | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How many keys each query sees, and the locality of attention uniform over them, each (batch, n), float64."""
+    support = visible_counts(flat, causal, seen)
+    if seen is not None:
+        return support, row_statistics(seen.to(torch.float64), pairs=False).locality / support
+    n = flat.shape[-1]
+    i = torch.arange(n, dtype=torch.float64, device=flat.device)
+    past, future = 2 - 2**-i, 1 - 2 ** (i + 1 - n)  # sums of 2^-|i-j|
+    return support, torch.where(support == n, past + future, past) / support
+
+
+def past_locality(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
     """Say how near the past lies that a token attends to; for decoders.
 
         mean_i [ sum_{j<i} A_ij / 2^(i-j-1)  /  sum_{j<i} A_ij ]
@@ -95,13 +110,13 @@ def past_locality(attention: Attention, *, mask: Tensor | np.ndarray | None = No
         past = checked(flat).tril(-1)
         mass = past.sum(-1)
         statistics = row_statistics(past, pairs=False)
-        values = torch.where(mass > 0, 2 * statistics.locality / torch.where(mass > 0, mass, 1), torch.nan)
-        return values if rows else values.nanmean(-1)
+        values = 2 * statistics.locality / torch.where(mass > 0, mass, 1)
+        return torch.where(mass > 0, values, torch.nan) if rows else mean_of(values, mass > 0)
 
     return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
 
 
-def distance_profile(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+def distance_profile(attention: Attention, *, mask: Mask | None = None) -> Tensor:
     """Return the mean attention at every signed distance: the curve behind the numbers.
 
         p(k) = mean_i A[i, i+k],  k = -(n-1)..n-1
@@ -127,12 +142,13 @@ def distance_profile(attention: Attention, *, mask: Tensor | np.ndarray | None =
     def kernel(flat: Tensor) -> Tensor:
         n = flat.shape[-1]
         count = n - torch.arange(1 - n, n, device=flat.device).abs()
-        return diagonal_sums(checked(flat)) / count
+        weights = checked(flat)
+        return (diagonal_sums(weights) / count).to(weights.dtype)
 
     return each_matrix(attention, kernel, mask=mask, layout="offsets")
 
 
-def profile_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tensor:
     """Return the asymmetry of the distance profile at every distance.
 
         (p(k) - p(-k)) / (p(k) + p(-k)),  k = 1..n-1
@@ -162,6 +178,21 @@ def profile_asymmetry(attention: Attention, *, mask: Tensor | np.ndarray | None 
     return (future - past) / torch.where(both == 0, 1, both)
 
 
+def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
+    """Average over some rows of each matrix.
+
+    Args:
+        values: (batch, n).
+        chosen: Which rows, boolean, of the same shape.
+
+    Returns:
+        (batch,), NaN without a gradient where no row is chosen.
+    """
+    count = chosen.sum(-1)
+    mean = torch.where(chosen, values, 0).sum(-1) / count.clamp(min=1)
+    return torch.where(count > 0, mean, torch.nan)
+
+
 def diagonal_sums(weights: Tensor) -> Tensor:
     """Sum along the diagonals.
 
@@ -169,17 +200,17 @@ def diagonal_sums(weights: Tensor) -> Tensor:
         weights: (batch, n, n).
 
     Returns:
-        (batch, 2n-1), the diagonal furthest in the past first.
+        (batch, 2n-1), the diagonal furthest in the past first, in float64.
     """
     batch, n, _ = weights.shape
     if n == 1:
-        return weights.reshape(batch, 1)
+        return weights.reshape(batch, 1).to(torch.float64)
     # rows laid out every 2n - 2 elements and read back every 2n - 1 shift by one each: diagonals become columns
     laid_out = torch.nn.functional.pad(weights, (0, n - 2)).flatten(1)
-    return torch.nn.functional.pad(laid_out, (n - 1, 1)).reshape(batch, n, 2 * n - 1).sum(1)
+    return torch.nn.functional.pad(laid_out, (n - 1, 1)).reshape(batch, n, 2 * n - 1).sum(1, dtype=torch.float64)
 
 
-def mean_distance(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+def mean_distance(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
     """Return how many tokens away the attention lies on average.
 
         mean_i sum_j A_ij |i - j|
@@ -213,7 +244,7 @@ def window(
     attention: Attention,
     share: float = 0.9,
     *,
-    mask: Tensor | np.ndarray | None = None,
+    mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
     """Return the smallest half-width of a window around each token that holds a share of the attention.
@@ -247,12 +278,13 @@ def window(
         n = weights.shape[-1]
         if rows:
             distance = _distance(flat).to(torch.int64).expand(flat.shape)
-            by_distance = torch.zeros_like(weights).scatter_add_(-1, distance, weights)
+            exact = weights.to(torch.float64)
+            by_distance = torch.zeros_like(exact).scatter_add_(-1, distance, exact)
         else:
             diagonals = diagonal_sums(weights) / n
             by_distance = torch.cat([diagonals[:, n - 1 : n], diagonals[:, n:] + diagonals[:, : n - 1].flip(-1)], -1)
         held = by_distance.cumsum(-1)  # (batch, [n,] w)
-        enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(held.dtype).eps)
+        enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(torch.float64).eps)  # float64's own rounding
         return enough.to(torch.uint8).argmax(-1).to(weights.dtype)
 
     return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
@@ -262,7 +294,7 @@ def half_life(
     attention: Attention,
     *,
     side: Literal["both", "past", "future"] = "both",
-    mask: Tensor | np.ndarray | None = None,
+    mask: Mask | None = None,
 ) -> Tensor:
     """Return the distance over which the attention halves.
 
@@ -300,18 +332,20 @@ def half_life(
 
     def kernel(flat: Tensor) -> Tensor:
         n = flat.shape[-1]
-        sums = diagonal_sums(checked(flat)).to(torch.float64)
+        sums = diagonal_sums(checked(flat))
         k = torch.arange(1, n, device=flat.device, dtype=torch.float64)
         past, future = sums[:, : n - 1].flip(-1) / (n - k), sums[:, n:] / (n - k)
         p = {"both": (past + future) / 2, "past": past, "future": future}[side]
         held = p > 0
-        weight = p / p.sum(-1, keepdim=True)
+        mass = p.sum(-1, keepdim=True)
+        weight = p / torch.where(mass > 0, mass, 1)
         log_p = torch.where(held, p, 1).log()
-        mean_k, mean_log = (weight * k).sum(-1, keepdim=True), (weight * log_p).sum(-1, keepdim=True)
-        slope = (weight * (k - mean_k) * (log_p - mean_log)).sum(-1) / (weight * (k - mean_k) ** 2).sum(-1)
-        # a slope that is only rounding is no decay
-        falling = slope < -64 * torch.finfo(flat.dtype).eps
-        values = torch.where(falling, -math.log(2) / slope, torch.inf)
+        away = k - (weight * k).sum(-1, keepdim=True)
+        fall = -(weight * away * (log_p - (weight * log_p).sum(-1, keepdim=True))).sum(-1)  # times spread: -slope
+        spread = (weight * away**2).sum(-1)
+        # log p is off by eps of the input at most, and fall by that times the mean distance from the mean
+        falling = fall > torch.finfo(flat.dtype).eps * (weight * away.abs()).sum(-1)
+        values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
         values = torch.where(held.sum(-1) < 2, torch.nan, values)
         return values.to(torch.promote_types(flat.dtype, torch.float32))
 

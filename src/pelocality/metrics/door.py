@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality.metrics.masks import Mask, Visible, expanded, of_layer, token_spans
+
 Layout = Literal["matrix", "rows", "offsets"]
-Kernel = Callable[[Tensor], Tensor]
+Kernel = Callable[..., Tensor]
 
 # The largest |sum of a row - 1| a softmax in that precision can leave behind, with room for a few thousand keys.
 ROW_SUM_TOLERANCE = {
@@ -41,7 +43,8 @@ def each_matrix(
     attention: Attention,
     kernel: Kernel,
     *,
-    mask: Tensor | np.ndarray | None = None,
+    mask: Mask | None = None,
+    visible: Visible | None = None,
     layout: Layout = "matrix",
 ) -> Tensor:
     """Apply a kernel to every matrix of the user's attention and give the answers the user's leading shape.
@@ -50,34 +53,96 @@ def each_matrix(
         attention: (..., n, n), or a sequence of such tensors (one a layer).
         kernel: (batch, n, n) -> (batch,), (batch, n) for ``layout="rows"`` or (batch, 2n-1) for ``layout="offsets"``.
             It receives float32 or float64 or half precision as given; it checks the rows itself or calls
-            `checked`.
+            `checked`. Where visible is given it receives that too, (batch, n, n).
         mask: Which tokens count, see `token_spans`.
+        visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
+            (size 1 repeats), a sequence of layers counting as one axis more or not at all.
         layout: How an answer for fewer tokens lies in one for all n; the rest is NaN.
 
     Returns:
         (...) for matrices, (..., n) for rows, (..., 2n-1) for offsets; a sequence of layers adds a leading axis.
 
     Raises:
-        TypeError: The attention is no float tensor, array or sequence of them.
-        ValueError: It is not square, has no positions, or the mask does not fit.
+        TypeError: The attention is no float tensor, array or sequence of them, or a mask is none.
+        ValueError: It is not square, has no positions, its layers differ in shape, or a mask does not fit.
     """
-    attention = getattr(attention, "attention", attention)
-    attention = getattr(attention, "attentions", attention)
-    if isinstance(attention, list | tuple):
+    attention = unwrapped(attention)
+    if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
             raise ValueError(
                 "attention holds no weights, as a model returns them under sdpa or flash attention; "
                 "load the model with attn_implementation='eager' and call it with output_attentions=True"
             )
-        return torch.stack([each_matrix(layer, kernel, mask=mask, layout=layout) for layer in attention])
+        by_layer = [
+            each_matrix(layer, kernel, mask=mask, visible=of_layer(visible, index, attention), layout=layout)
+            for index, layer in enumerate(attention)
+        ]
+        if len({values.shape for values in by_layer}) > 1:
+            raise ValueError(
+                "the layers of attention differ in heads, sequences or positions: their values have the shapes "
+                f"{', '.join(str(tuple(values.shape)) for values in by_layer)}; measure them layer by layer"
+            )
+        return torch.stack(by_layer)
     matrices = _as_tensor(attention)
-    flat = matrices.reshape(-1, *matrices.shape[-2:])  # (batch, n, n)
-    if mask is None:
-        values = kernel(flat)
-    else:
-        spans = token_spans(mask, matrices.shape[:-2], matrices.shape[-1])
-        values = _kernel_on_spans(flat, spans, kernel, layout)
+    given = [matrices] if visible is None else [matrices, expanded(visible, matrices)]
+    flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
+    spans = None if mask is None else token_spans(mask, matrices.shape[:-2], matrices.shape[-1])
+    values = kernel(*flat) if spans is None or not len(spans) else _kernel_on_spans(flat, spans, kernel, layout)
     return values.reshape((*matrices.shape[:-2], *values.shape[1:]))
+
+
+def unwrapped(attention: Attention) -> Any:
+    """Return the weights that a result or the output of a model carries.
+
+    Args:
+        attention: What a user holds.
+
+    Returns:
+        Its ``.attention`` or ``.attentions``, or the same where it has neither.
+    """
+    return getattr(attention, "attention", getattr(attention, "attentions", attention))
+
+
+def visible_keys(attention: Attention, visible: Visible | None, causal: bool | None) -> Any:
+    """Return which keys each query sees, as given or as a result carries it.
+
+    Args:
+        attention: What a user holds. A result may say so in ``.visible``, (*first axes of the attention, n, n).
+        visible: What the user says.
+        causal: The other way to say it.
+
+    Returns:
+        As `each_matrix` takes it; None where nobody says.
+
+    Raises:
+        ValueError: The user says both.
+    """
+    if visible is not None and causal is not None:
+        raise ValueError(f"visible and causal={causal} both say which keys a query sees; give one of them")
+    carried = getattr(attention, "visible", None)
+    if visible is not None or causal is not None or carried is None:
+        return None if visible is None else torch.as_tensor(visible)
+    axes = unwrapped(attention).ndim - carried.ndim
+    return carried.reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
+
+
+def refuse_hidden_weight(weights: Tensor, seen: Tensor, dtype: torch.dtype) -> None:
+    """Raise where a query has weight on a key that it is said not to see.
+
+    Args:
+        weights: (batch, n, n).
+        seen: Boolean, of the same shape.
+        dtype: Precision of the weights, which sets how much counts as weight.
+
+    Raises:
+        ValueError: There is such a query.
+    """
+    hidden = weights.detach().masked_fill(seen, 0).sum(-1)
+    if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[dtype]:
+        raise ValueError(
+            f"visible hides keys that the attention rests on: some query has {hidden.max().item():.3g} of its weight "
+            "there; visible is True where query i (row) may see key j (column)"
+        )
 
 
 def checked(flat: Tensor) -> Tensor:
@@ -122,7 +187,7 @@ def refuse_unless_distributions(total: Tensor, least: float, dtype: torch.dtype)
         raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")
 
 
-def crop(attention: Tensor | np.ndarray | HasAttention, start: int = 0, stop: int | None = None) -> Tensor:
+def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Keep the attention among the tokens start..stop-1 and renormalise its rows.
 
         A'_ij = A_ij / sum_{start <= j' < stop} A_ij'     for start <= i, j < stop
@@ -131,7 +196,7 @@ def crop(attention: Tensor | np.ndarray | HasAttention, start: int = 0, stop: in
     but the first, whatever the first one drew.
 
     Args:
-        attention: (..., n, n), rows sum to 1.
+        attention: (..., n, n), rows sum to 1, as for `locality`.
         start: First token kept; may be negative, as in a slice.
         stop: End of the tokens kept, exclusive; may be negative, as in a slice.
 
@@ -139,7 +204,9 @@ def crop(attention: Tensor | np.ndarray | HasAttention, start: int = 0, stop: in
         (..., stop - start, stop - start), rows sum to 1; half precision comes back as float32.
 
     Raises:
-        ValueError: Nothing is left, or a kept row has all of its weight on tokens that are left out.
+        TypeError: As for `locality`.
+        ValueError: As for `locality`, or nothing is left, or a kept row has all of its weight on tokens that are left
+            out.
 
     Examples:
         >>> import torch
@@ -148,48 +215,15 @@ def crop(attention: Tensor | np.ndarray | HasAttention, start: int = 0, stop: in
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    matrices = _as_tensor(getattr(attention, "attention", attention))
-    first, last, _ = slice(start, stop).indices(matrices.shape[-1])
-    if first >= last:
-        raise ValueError(f"crop keeps no token of {matrices.shape[-1]}: start={start}, stop={stop}; widen the range")
-    flat = matrices.reshape(-1, *matrices.shape[-2:])
-    return _crop(flat, first, last).reshape((*matrices.shape[:-2], last - first, last - first))
 
+    def kernel(flat: Tensor) -> Tensor:
+        n = flat.shape[-1]
+        first, last, _ = slice(start, stop).indices(n)
+        if first >= last:
+            raise ValueError(f"crop keeps no token of {n}: start={start}, stop={stop}; widen the range")
+        return _crop(flat, first, last)
 
-def token_spans(mask: Tensor | np.ndarray, batch_shape: Sequence[int], n: int) -> Tensor:
-    """Read the mask as one run of counting tokens per matrix.
-
-    Args:
-        mask: (*leading, n), nonzero where a token counts, as in a Hugging Face ``attention_mask``; the leading
-            axes are the first ones of the attention, size 1 repeats. Padding may stand left or right.
-        batch_shape: Leading shape of the attention.
-        n: Number of positions.
-
-    Returns:
-        (batch, 2) integers, start and stop (exclusive) of every matrix.
-
-    Raises:
-        ValueError: The shape does not fit, or a row's tokens are none or not one run.
-    """
-    flags = torch.as_tensor(mask).detach().cpu() != 0
-    leading = tuple(flags.shape[:-1])
-    fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) <= len(batch_shape)
-    if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
-        raise ValueError(
-            f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}; "
-            "wanted (*first axes of the attention, n), one flag per token"
-        )
-    position = torch.arange(n)
-    start = torch.where(flags, position, n).amin(-1)
-    stop = torch.where(flags, position + 1, 0).amax(-1)
-    if bool((flags.sum(-1) != stop - start).any()) or not bool(flags.any(-1).all()):
-        raise ValueError(
-            "mask must mark one unbroken run of tokens per sequence, at least one token long; "
-            "cut the attention with crop() or measure the pieces one by one"
-        )
-    spans = torch.stack([start, stop], -1)  # (*leading, 2)
-    spans = spans.reshape(*leading, *[1] * (len(batch_shape) - len(leading)), 2)
-    return spans.expand(*batch_shape, 2).reshape(-1, 2)
+    return each_matrix(attention, kernel)
 
 
 def _as_tensor(attention: Any) -> Tensor:
@@ -239,14 +273,16 @@ def _crop(flat: Tensor, start: int, stop: int) -> Tensor:
     return kept / mass
 
 
-def _kernel_on_spans(flat: Tensor, spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
+def _kernel_on_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
     """Group equal spans, apply the kernel to the cropped matrices, put the answers in place."""
+    flat, *seen = matrices
     n = flat.shape[-1]
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
     pieces, order = [], []
     for group, (start, stop) in enumerate(groups.tolist()):
         chosen = torch.nonzero(member == group).squeeze(-1)
-        values = kernel(_crop(flat[chosen.to(flat.device)], start, stop))
+        here = chosen.to(flat.device)
+        values = kernel(_crop(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
         room = {"matrix": None, "rows": (start, n - stop), "offsets": (n - (stop - start),) * 2}[layout]
         if room is not None:
             values = torch.nn.functional.pad(values, room, value=float("nan"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality.metrics.door import Attention, each_matrix, refuse_unless_distributions
+from pelocality.metrics.door import Attention, each_matrix, refuse_hidden_weight, refuse_unless_distributions
+from pelocality.metrics.masks import Mask
 from pelocality.metrics.rows import RowStatistics, row_blocks, row_statistics
 
 
@@ -28,7 +29,7 @@ class Measurement:
     relative_asymmetry: Tensor
 
 
-def locality(attention: Attention, *, mask: Tensor | np.ndarray | None = None, rows: bool = False) -> Tensor:
+def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
     """Say how much of the attention lies near its own position.
 
         Loc(A) = mean_i sum_j A_ij / 2^|i-j|
@@ -39,8 +40,10 @@ def locality(attention: Attention, *, mask: Tensor | np.ndarray | None = None, r
     Args:
         attention: Positional weights (..., query, key), rows sum to 1; or the tuple of attentions a model returns,
             or a result with an ``.attention``.
-        mask: (*first axes, n), nonzero where a token counts, as a tokenizer's ``attention_mask``; the others are
-            left out and the rows renormalised. For (batch, head, n, n) give (batch, n).
+        mask: (*first axes, n), True or 1 where a token counts, as a tokenizer's ``attention_mask``, or additive (0
+            counts, -inf or at most -10,000 does not); the others are left out and the rows renormalised. For
+            (batch, head, n, n), or a tuple of them, give (batch, n); for a stacked (layer, batch, head, n, n) give
+            (1, batch, n).
         rows: One value per query instead of their mean.
 
     Returns:
@@ -73,7 +76,7 @@ def symmetry(
     attention: Attention,
     rtol: float | None = None,
     *,
-    mask: Tensor | np.ndarray | None = None,
+    mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
     """Say how evenly the attention is balanced around its own position, by the published definition.
@@ -83,13 +86,14 @@ def symmetry(
         Sym(A) = 1 - mean of all v_ik
 
     as published (Chen et al. 2023) and in the released code. A row counts as constant where its range of d is at most
-    max(10 eps64, rtol * s), s the largest weight among its pairs.
+    max(10 eps64, rtol * s), s the largest weight among its pairs: rounding, not asymmetry.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        rtol: Relative range below which a row counts as constant. None: 1024 eps of the dtype, 8 eps for half
-            precision. 0: the released code in float64.
-        mask: (*first axes, n), nonzero where a token counts, as for `locality`.
+        rtol: Relative range up to which a row counts as constant. None: 8 eps + 1024 eps min(1, ln(s / l)), l the
+            smallest weight among its pairs and eps that of the dtype (in the second term at most float32's): what
+            the rounding of a softmax and of its logits can make of a symmetric row. 0: the released code in float64.
+        mask: As for `locality`.
         rows: One value per query, 1 - mean_k v_ik, NaN for the first and the last, instead of the pooled mean.
 
     Returns:
@@ -117,18 +121,24 @@ def symmetry(
         >>> symmetry(torch.softmax(-0.1 * distance**2 + 0.2 * distance, -1))
         tensor(0.4814)
     """
-    if rtol is not None and not rtol >= 0:
-        raise ValueError(f"rtol must be at least 0, got {rtol}; leave it None for the dtype's own")
+    one_sided = []
 
     def kernel(flat: Tensor) -> Tensor:
         statistics = checked_statistics(flat, rtol=rtol)
-        _warn_if_one_sided(flat)
+        one_sided.append(_is_one_sided(flat.detach()))
         return _symmetry_of_rows(statistics) if rows else _symmetry(statistics)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    values = each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    if any(one_sided):
+        _warn_caller(
+            "the attention is one-sided (causal), on which the published symmetry means nothing (causal uniform "
+            "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "
+            "the scores before the mask"
+        )
+    return values
 
 
-def measure(attention: Attention, rtol: float | None = None, *, mask: Tensor | np.ndarray | None = None) -> Measurement:
+def measure(attention: Attention, rtol: float | None = None, *, mask: Mask | None = None) -> Measurement:
     """Measure locality, symmetry and relative asymmetry in a single pass.
 
     The same numbers as `locality`, `symmetry` and `relative_asymmetry`, at about half the cost of asking for each.
@@ -144,7 +154,7 @@ def measure(attention: Attention, rtol: float | None = None, *, mask: Tensor | n
 
     Raises:
         TypeError: As for `locality`.
-        ValueError: As for `locality`.
+        ValueError: As for `symmetry`.
 
     Examples:
         >>> import torch
@@ -197,6 +207,29 @@ def is_causal(flat: Tensor) -> Tensor:
     return causal
 
 
+def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Tensor:
+    """Count the keys that each query sees.
+
+    Args:
+        flat: (batch, n, n), rows known to be distributions.
+        causal: Whether they are its past and itself or all. None: see `is_causal`.
+        seen: Which they are, (batch, n, n), where neither is so.
+
+    Returns:
+        (batch, n), float64.
+
+    Raises:
+        ValueError: Some query has weight on a key that it does not see.
+    """
+    if seen is not None:
+        refuse_hidden_weight(flat, seen, flat.dtype)
+        return seen.sum(-1, dtype=torch.float64)
+    n = flat.shape[-1]
+    past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
+    position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
+    return torch.where(past_only[:, None], position, float(n))
+
+
 def checked_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
     """Measure every row, and refuse what is not attention, in one pass.
 
@@ -233,12 +266,15 @@ def _symmetry_of_rows(statistics: RowStatistics) -> Tensor:
     return 1 - irregularity / torch.minimum(position, position.flip(0))  # 0/0 is NaN for the two ends
 
 
-def _warn_if_one_sided(flat: Tensor) -> None:
-    flat = flat.detach()
-    if flat.shape[-1] > 2 and bool((is_causal(flat) | is_causal(flat.transpose(-1, -2))).any()):
-        warnings.warn(
-            "the attention is one-sided (causal), on which the published symmetry means nothing (causal uniform "
-            "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "
-            "the scores before the mask",
-            stacklevel=5,
-        )
+def _is_one_sided(flat: Tensor) -> bool:
+    """Whether some matrix holds no weight on one side of its diagonal."""
+    return flat.shape[-1] > 2 and bool((is_causal(flat) | is_causal(flat.transpose(-1, -2))).any())
+
+
+def _warn_caller(message: str) -> None:
+    """Warn at the line of the user's that led here, whatever of ours and torch's lies between."""
+    libraries = ("pelocality", "torch", "torchmetrics")
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in libraries:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

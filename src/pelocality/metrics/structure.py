@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality.metrics.distances import diagonal_sums
-from pelocality.metrics.door import Attention, checked, each_matrix
-from pelocality.metrics.published import is_causal
+from pelocality.metrics.distances import diagonal_sums, mean_of
+from pelocality.metrics.door import Attention, checked, each_matrix, refuse_hidden_weight, visible_keys
+from pelocality.metrics.masks import Mask, Visible
+from pelocality.metrics.published import is_causal, visible_counts
 
 
-def toeplitz_share(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask: Mask | None = None) -> Tensor:
     """Say how much of the matrix is a function of the signed distance i - j alone.
 
         1 - sum_ij (A_ij - p(j-i))^2 / sum_ij (A_ij - mean A)^2,  p the mean of each diagonal
 
-    Ours: the share of variance that the diagonals explain. On a matrix without weight above the diagonal only the
-    visible half counts, or its zeros would be explained for free.
+    Ours: the share of variance that the diagonals explain. Only keys that a query sees count (on a matrix without
+    weight above the diagonal the lower half), or zeros would be explained for free.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        visible: As for `adjusted_locality`.
         mask: As for `locality`.
 
     Returns:
         (...), between 0 and 1: 1 where every diagonal is constant, also for uniform attention.
 
     Raises:
-        TypeError: As for `locality`.
-        ValueError: As for `locality`.
+        TypeError: As for `adjusted_locality`.
+        ValueError: As for `adjusted_locality`.
 
     Note:
         A relative bias does not score exactly 1: the softmax has fewer keys to share among near the ends.
@@ -41,24 +42,27 @@ def toeplitz_share(attention: Attention, *, mask: Tensor | np.ndarray | None = N
         tensor(0.1850)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
+    def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
         weights = checked(flat)
         n = weights.shape[-1]
         i = torch.arange(n, device=flat.device)
+        if seen is None:
+            seen = ~(is_causal(flat.detach())[:, None, None] & (i > i[:, None]))
+        else:
+            refuse_hidden_weight(flat, seen, flat.dtype)
+        counts = seen.to(weights.dtype)
         offset = i - i[:, None] + n - 1  # (n, n), index into the diagonals
-        profile = diagonal_sums(weights) / (n - (torch.arange(2 * n - 1, device=flat.device) - n + 1).abs())
-        past_only = is_causal(flat.detach())[:, None, None] & (i > i[:, None])
-        visible = (~past_only).to(weights.dtype)
-        mean = weights.sum((-1, -2), keepdim=True) / visible.sum((-1, -2), keepdim=True)
-        within = ((weights - profile[:, offset]) ** 2).sum((-1, -2))
-        total = (visible * (weights - mean) ** 2).sum((-1, -2))
+        profile = (diagonal_sums(weights) / diagonal_sums(counts).clamp(min=1)).to(weights.dtype)
+        mean = weights.sum((-1, -2), keepdim=True) / counts.sum((-1, -2), keepdim=True)
+        within = (counts * (weights - profile[:, offset]) ** 2).sum((-1, -2))
+        total = (counts * (weights - mean) ** 2).sum((-1, -2))
         rounding = (n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
-    return each_matrix(attention, kernel, mask=mask)
+    return each_matrix(attention, kernel, mask=mask, visible=visible_keys(attention, visible, None))
 
 
-def monotonicity(attention: Attention, *, mask: Tensor | np.ndarray | None = None) -> Tensor:
+def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
     """Say how often attention does not grow from one token to the next one further away, on either side.
 
         past:   share of (i, k) with A[i, i-k] >= A[i, i-k-1]
@@ -77,6 +81,9 @@ def monotonicity(attention: Attention, *, mask: Tensor | np.ndarray | None = Non
     Raises:
         TypeError: As for `locality`.
         ValueError: As for `locality`.
+
+    Note:
+        Keys hidden by a sliding window hold zeros, which do not grow: they count as kept.
 
     Examples:
         >>> import torch
@@ -103,7 +110,8 @@ def entropy(
     attention: Attention,
     *,
     causal: bool | None = None,
-    mask: Tensor | np.ndarray | None = None,
+    visible: Visible | None = None,
+    mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
     """Say how evenly each token spreads its attention over the keys it can see.
@@ -114,6 +122,7 @@ def entropy(
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         causal: Whether query i sees only its i + 1 first keys (s_i = i + 1) or all (s_i = n). None: each matrix
             without weight above its diagonal counts as causal.
+        visible: As for `adjusted_locality`.
         mask: As for `locality`.
         rows: One value per query; NaN for a query with one visible key, which the mean leaves out.
 
@@ -121,8 +130,11 @@ def entropy(
         (...), or (..., n) for rows: 0 all on one key, 1 uniform over the visible ones; NaN for a single position.
 
     Raises:
-        TypeError: As for `locality`.
-        ValueError: As for `locality`.
+        TypeError: As for `adjusted_locality`.
+        ValueError: As for `adjusted_locality`.
+
+    Note:
+        The true slope at a weight of 0 is infinite; the gradient there is 0, so that masked keys have one.
 
     Examples:
         >>> import torch
@@ -132,23 +144,23 @@ def entropy(
         tensor(0.)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
+    def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
         weights = checked(flat)
-        n = weights.shape[-1]
-        position = torch.arange(1, n + 1, device=flat.device, dtype=weights.dtype)
-        past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
-        support = torch.where(past_only[:, None], position, float(n))  # (batch, n)
-        values: Tensor = torch.special.entr(weights).sum(-1) / torch.where(support > 1, support.log(), torch.nan)
-        return values if rows else values.nanmean(-1)
+        support = visible_counts(flat, causal, seen)
+        choice = support > 1
+        nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
+        values = nats / torch.where(choice, support, 2).log().to(weights.dtype)
+        return torch.where(choice, values, torch.nan) if rows else mean_of(values, choice)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    seen_by = visible_keys(attention, visible, causal)
+    return each_matrix(attention, kernel, mask=mask, visible=seen_by, layout="rows" if rows else "matrix")
 
 
 def sink_rate(
     attention: Attention,
     sinks: int = 1,
     *,
-    mask: Tensor | np.ndarray | None = None,
+    mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
     """Say which share of the attention falls on the first keys, whatever the query.
