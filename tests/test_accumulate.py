@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import metrics
 from pelocality.accumulate import Locality, MeanAttention, MeanOver, Symmetry
@@ -29,6 +30,29 @@ def test_a_models_tuple_is_kept_apart_by_layer_and_head():
     everything = Locality()
     everything.update(layers)
     torch.testing.assert_close(everything.compute(), metrics.locality(layers).mean())
+
+
+@pytest.mark.parametrize("lengths", [[12, 12, 12], [9, 4, 12]])
+@pytest.mark.parametrize("wrapped", [tuple, list, lambda layers: BaseModelOutput(attentions=layers)])
+def test_the_output_of_a_model_is_read_as_its_layers(wrapped, lengths):
+    layers = tuple(padded(lengths, 12)[0].roll(seed, 1) for seed in range(3))  # three layers of three sequences
+    mask = padded(lengths, 12)[1]
+    by_sequence = torch.stack(layers, 1)  # (batch, layer, head, n, n)
+    for metric in (Locality(shape=(3, 2)), MeanAttention(length=12, shape=(3, 2)), MeanAttention(length=12)):
+        metric.update(wrapped(layers), mask=mask)
+        alone = type(metric)(shape=metric.shape, **({"length": 12} if hasattr(metric, "length") else {}))
+        for sequence, flags in zip(by_sequence, mask, strict=True):
+            alone.update(sequence, mask=flags)
+        torch.testing.assert_close(metric.compute(), alone.compute())
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (3, 2)])
+@pytest.mark.parametrize("mask", [None, torch.ones(0, 8)])
+def test_a_batch_without_sequences_adds_nothing(shape, mask):
+    empty = tuple(torch.zeros(0, 2, 8, 8) for _ in range(3)) if len(shape) == 2 else torch.zeros(0, 2, 8, 8)
+    for metric in (MeanAttention(length=8, shape=shape), Locality(shape=shape), Symmetry(shape=shape)):
+        metric.update(empty, mask=mask)
+        assert metric.count.sum() == 0
 
 
 def test_any_metric_can_be_averaged_and_padding_left_out():

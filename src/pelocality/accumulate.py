@@ -14,7 +14,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pelocality import metrics
-from pelocality.metrics.door import Attention, crop, each_matrix, token_spans
+from pelocality.metrics.door import Attention, crop, each_matrix, unwrapped
+from pelocality.metrics.masks import Mask, token_flags, token_spans
 
 
 class MeanOver(Metric):
@@ -49,13 +50,13 @@ class MeanOver(Metric):
         self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(self.shape, dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, attention: Attention, mask: Tensor | None = None) -> None:
+    def update(self, attention: Attention, mask: Mask | None = None) -> None:
         """Add the matrices of a batch.
 
         Args:
-            attention: (..., *shape, n, n), or the tuple a model returns, one (batch, head, n, n) per layer, which
-                counts as (batch, layer, head, n, n).
-            mask: (batch, n), nonzero where a token counts, as a tokenizer's ``attention_mask``.
+            attention: (..., *shape, n, n), or what a model returns: the tuple of one (batch, head, n, n) per layer, or
+                the output that holds it. That counts as (batch, layer, head, n, n).
+            mask: (batch, n), as for `metrics.locality`.
 
         Raises:
             TypeError: As for the metric.
@@ -157,7 +158,7 @@ class MeanAttention(Metric):
         self.add_state("total", torch.zeros(*self.shape, length, length, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, attention: Attention, mask: Tensor | None = None) -> None:
+    def update(self, attention: Attention, mask: Mask | None = None) -> None:
         """Add the matrices of a batch, each moved so that its first counting token is token 0.
 
         Args:
@@ -173,11 +174,12 @@ class MeanAttention(Metric):
         *leading, n, _ = weights.shape
         if mask is None:
             mask = torch.ones(n)
-        elif isinstance(attention, list | tuple):
-            mask = torch.as_tensor(mask)[:, None]  # (batch, layer, n)
+        elif _is_layers(attention):
+            mask = token_flags(mask)
+            mask = mask[:, None] if mask.ndim > 1 else mask  # (batch, layer, n)
         weights = _flatten_to(self.shape, weights, trailing=2)  # (sequences, *shape, n, n)
         spans = _flatten_to(self.shape, token_spans(mask, leading, n).reshape(*leading, 2), trailing=1)
-        spans = spans.reshape(len(spans), -1, 2)[:, 0]  # padding is the same for every layer and head
+        spans = spans[(slice(None),) + (0,) * len(self.shape)]  # padding is the same for every layer and head
         if len(spans) and int((spans[:, 1] - spans[:, 0]).max()) > self.length:
             raise ValueError(f"a sequence is longer than length={self.length}; make the MeanAttention longer")
         for matrix, (start, stop) in zip(weights, spans.tolist(), strict=True):
@@ -201,7 +203,12 @@ def _identity(flat: Tensor) -> Tensor:
 
 def _batch_first(attention: Attention, values: Tensor) -> Tensor:
     """Turn (layer, batch, ...), as a tuple of layers gives it, into (batch, layer, ...)."""
-    return values.movedim(0, 1) if isinstance(attention, list | tuple) else values
+    return values.movedim(0, 1) if _is_layers(attention) else values
+
+
+def _is_layers(attention: Attention) -> bool:
+    """Whether it is one tensor per layer, given as such or within a model's output."""
+    return isinstance(unwrapped(attention), list | tuple)
 
 
 def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Tensor:
