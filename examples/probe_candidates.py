@@ -18,14 +18,14 @@ def main() -> None:
     treebanks = parser.parse_args().treebanks
     logging.disable(logging.INFO)
 
-    print("| language | sentences | Shuffle-3 to 6 | windows | swaps | most swaps set aside for |")
+    print("| language | sentences | Shuffle-3 to 6 | windows | swaps | most swaps skipped for |")
     print("|---|---:|---:|---:|---:|---|")
     for path in treebanks:
         corpus = read_conllu(path)
         shuffled = constituency_shuffling(corpus, size=range(3, 7))
         windows = window_shuffling(corpus, size=range(3, 7))
         swapped = probe_info(semantic_role_swap(corpus, source="dependencies", label_policy="contradiction"))
-        reasons = sorted(swapped.set_aside.items(), key=lambda item: -item[1])[:3]
+        reasons = sorted(swapped.skipped.items(), key=lambda item: -item[1])[:3]
         why = "; ".join(f"{reason} ({count})" for reason, count in reasons)
         print(
             f"| {path.name.split('_')[0]} | {swapped.items} "

@@ -35,6 +35,6 @@ drawn = dict.fromkeys(
 )
 for number, (original, swapped) in enumerate(list(drawn)[: arguments.number], 1):
     print(f"{number}\n  {original}\n  {swapped}")
-print(f"\n{len(probe)} swaps in all; set aside:")
-for reason, count in probe_info(probe).set_aside.items():
+print(f"\n{len(probe)} swaps in all; skipped:")
+for reason, count in probe_info(probe).skipped.items():
     print(f"{count:6} {reason}")

@@ -110,16 +110,16 @@ def test_categories_restrict_the_constituents():
         assert row["sentence"].endswith("story whales about.")
 
 
-def test_a_constituent_that_is_the_whole_sentence_is_set_aside():
+def test_a_constituent_that_is_the_whole_sentence_is_skipped():
     probe = constituency_shuffling([sentence(SHORT)], 3)
     assert len(probe) == 0
-    assert probe_info(probe).set_aside == {"the constituent is the whole sentence": 1}
+    assert probe_info(probe).skipped == {"the constituent is the whole sentence": 1}
     assert probe_info(probe).dropped == {"no constituent of that size": 1}
 
 
 def test_a_constituent_of_like_words_cannot_be_shuffled():
     probe = constituency_shuffling([sentence("(S (NP (NN no) (NN no)) (VP (VBD said)))")], 2)
-    assert probe_info(probe).set_aside == {"the words of the constituent are all alike": 1}
+    assert probe_info(probe).skipped == {"no order of the constituent's words changes the text": 1}
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_a_sentence_is_shuffled_exactly_where_some_order_reads_differently(words
     assert all(row["sentence"] in orders - {item.text} for row in rows)
 
 
-def test_a_constituent_that_cuts_a_written_word_is_set_aside():
+def test_a_constituent_that_cuts_a_surface_token_is_skipped():
     cut = "(S (NP (PRP He)) (VP (VBZ 's) (VP (VBG counting) (NP (NNS whales)))))"
     probe = constituency_shuffling([sentence(cut)], 2, categories={"VP"}, seed=1)
     assert probe[0]["sentence"] == "He's whales counting"
-    assert probe_info(constituency_shuffling([sentence(cut)], 3, categories={"VP"})).set_aside == {
-        "the constituent cuts a written word": 1
+    assert probe_info(constituency_shuffling([sentence(cut)], 3, categories={"VP"})).skipped == {
+        "the constituent cuts a surface token": 1
     }
 
 
@@ -200,7 +200,7 @@ def test_every_item_is_a_row_or_counted_and_one_log_line_says_so(caplog):
     assert (info.items, info.rows, sum(info.dropped.values())) == (10, 9, 1)
     assert [r.getMessage() for r in caplog.records if "rows" in r.getMessage()] == [
         "constituency_shuffling: 9 rows of 10 items; items dropped: no constituent of that size: 1; "
-        "candidates set aside: none"
+        "candidates skipped: none"
     ]
     assert (info.settings["sizes"], info.settings["seed"]) == ([6], 0)
 
@@ -213,10 +213,31 @@ def test_info_survives_saving(tmp_path):
         probe_info(datasets.Dataset.from_dict({"a": [1]}))
 
 
+def test_info_of_joined_probes_is_the_sum():
+    shuffled = random_shuffling(PAIRS[:3])
+    constituents = constituency_shuffling([PAIRS[0], pair("q", premise=SHORT)], 3)
+    info = probe_info(datasets.concatenate_datasets([shuffled, random_shuffling(PAIRS[:3]), constituents]))
+    assert (info.builder, info.items, info.rows) == ("random_shuffling, constituency_shuffling", 8, 7)
+    assert info.settings == {"side": "premise", "labels": None, "seed": 0}
+    assert info.dropped == {"no constituent of that size": 1}
+
+
+def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_path):
+    joined = datasets.concatenate_datasets([random_shuffling(PAIRS[:2]), constituency_shuffling(PAIRS[:1], 3)])
+    joined.to_parquet(tmp_path / "probe.parquet")
+    read = datasets.Dataset.from_parquet(str(tmp_path / "probe.parquet"), cache_dir=str(tmp_path / "cache"))
+    for probe in (joined, read):
+        assert minimal_pairs(probe)["UID"] == ["random_shuffling", "random_shuffling", "constituency_shuffling"]
+    with pytest.raises(ValueError, match="kept with save_to_disk"):
+        probe_info(read)
+    with pytest.raises(ValueError, match="the columns builder, spans and side; got a"):
+        minimal_pairs(datasets.Dataset.from_dict({"a": [1]}))
+
+
 def test_the_number_of_processes_and_other_rows_change_nothing():
     one = constituency_shuffling(PAIRS, 3, seed=3)
     assert constituency_shuffling(PAIRS, 3, seed=3, num_proc=2)[:] == one[:]
-    assert constituency_shuffling(PAIRS, 3, seed=3, num_proc=2).info.description == one.info.description
+    assert probe_info(constituency_shuffling(PAIRS, 3, seed=3, num_proc=2)) == probe_info(one)
     assert constituency_shuffling(PAIRS[4:], 3, seed=3)[:] == one.select(range(4, 9))[:]
     assert constituency_shuffling(PAIRS, 3, seed=4)[:] != one[:]
 
@@ -299,7 +320,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: constituency_shuffling(PAIRS, 3, spans="some"), ValueError, "spans must be one of"),
         (lambda: constituency_shuffling(PAIRS, 3, categories="NP"), TypeError, "categories must be a collection"),
         (lambda: random_shuffling(PAIRS, labels="neutral"), TypeError, "labels must be a collection"),
-        (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must not be negative"),
+        (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed must be an integer"),
         (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc must be at least 1"),
         (lambda: random_shuffling("a.jsonl"), TypeError, "must be read first.*read_snli"),

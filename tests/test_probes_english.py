@@ -35,7 +35,7 @@ def test_capitals_of_whole_sentences_and_inside_words_stay(tree, made):
         ("(S (NP (DT The) (NNP Dog)) (VP (VBD Bit) (NP (DT a) (NNP Man))))", "the sentence is written as a heading"),
     ],
 )  # fmt: skip
-def test_capitals_in_doubt_are_set_aside(tree, reason):
+def test_capitals_in_doubt_are_skipped(tree, reason):
     assert swapped(tree) == []
     assert reasons(tree) == {reason}
 
@@ -46,22 +46,22 @@ S = "(S (NP {}) (VP (VB{} {}) (NP {})) (. .))"
 @pytest.mark.parametrize(
     ("tree", "reason"),
     [
-        (S.format("(PRP It)", "D", "rained", "(NNS cats)"), "a filler is an expletive"),
-        (S.format("(EX There)", "D", "passed", "(DT a) (NN nun)"), "a filler is an expletive"),
+        (S.format("(PRP It)", "D", "rained", "(NNS cats)"), "an argument is an expletive"),
+        (S.format("(EX There)", "D", "passed", "(DT a) (NN nun)"), "an argument is an expletive"),
         ("(S (NP (PRP It)) (VP (VBD scared) (NP (DT the) (NN nun)) (S (VP (TO to) (VP (VB run))))))",
-         "a filler is an expletive"),
+         "an argument is an expletive"),
         (S.format("(DT The) (NN nun)", "D", "hugged", "(DT a) (NN judge)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "Z", "faces", "(DT a) (NN judge)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "D", "shook", "(NNS hands)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "D", "stayed", "(DT a) (NN judge)"), "the verb is a copula"),
         (S.format("(DT The) (NN nun)", "Z", "makes", "(DT a) (JJ good) (NN judge)"), "the verb is a copula"),
         ("(S (NP (DT A) (NN nun)) (VP (VBZ makes) (NP (PRP$ her) (NN guest)) (NP (DT a) (NN meal))))",
-         "an indirect object stands beside the fillers"),
+         "an indirect object stands beside the arguments"),
         ("(SBAR (IN whether) (S (NP (PRP you)) (VP (VB need) (NP (DT the) (NN hat)))))",
          "whether the verb is finite is in doubt"),
     ],
 )  # fmt: skip
-def test_what_is_no_exchange_in_english_is_set_aside(tree, reason):
+def test_what_is_no_exchange_in_english_is_skipped(tree, reason):
     assert swapped(tree, agreement="reinflect") == []
     assert reasons(tree, agreement="reinflect") == {reason}
 
@@ -80,22 +80,22 @@ def test_what_looks_like_it_and_is_an_exchange_is_made(tree, made):
     assert swapped(tree) == [made]
 
 
-# trees as a parser may build them: set aside from a parser, taken at their word from a treebank
+# trees as a parser may build them: skipped from a parser, taken at their word from a treebank
 MISREAD = [
     ("(NP (NP (DT A) (NN nun)) (VP (VBG holding) (NP (DT a) (NN microphone) (NN singing))) (. .))",
-     "a filler may not end where the parser ends it"),
+     "an argument may not end where the parser ends it"),
     ("(S (NP (DT A) (NN nun)) (VP (VBZ is) (VP (VBG helping) (NP (DT a) (JJ small) (NN child) (NN dig)))) (. .))",
-     "a filler may not end where the parser ends it"),
+     "an argument may not end where the parser ends it"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG having) (NP (NNS drinks) (CC and) (VBG smoking) (NNS pipes))) (. .))",
-     "a filler may not end where the parser ends it"),
+     "an argument may not end where the parser ends it"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG washing) (NP (NNS stairs)) (S (VP (VBG leading) (ADVP (RB down))))) (. .))",
-     "a filler may not end where the parser ends it"),
+     "an argument may not end where the parser ends it"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG wearing) (NP (DT a) (NN hat)) (PP (IN in) (S (VP (VBG racing))))) (. .))",
-     "a filler may not end where the parser ends it"),
+     "an argument may not end where the parser ends it"),
     ("(S (NP (DT A) (NN nun)) (ADJP (JJ next) (PP (TO to) (NP (PRP him)))) (VP (VBD saw) (NP (DT a) (NN hat))) (. .))",
-     "a filler may not end where the parser ends it"),
+     "an argument may not end where the parser ends it"),
     ("(S (NP (DT A) (NN dog)) (VP (VBD took) (NP (NP (DT a) (NN stick)) (PP (IN on) (NP (DT the) (NN grass))))) (. .))",
-     "a filler may hold what belongs to the verb"),
+     "an argument may hold what belongs to the verb"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG running) (NP (DT a) (NN marathon) (NNS talks))) (. .))",
      "a determiner does not fit its noun"),
     ("(NP (NP (NP (DT A) (NN view)) (PP (IN of) (NP (DT a) (NN nun)))) (VP (VBG having) (NP (DT a) (NN drink))) (. .))",
@@ -106,12 +106,12 @@ MISREAD = [
 
 
 @pytest.mark.parametrize(("tree", "reason"), MISREAD)
-def test_what_parsers_misread_is_set_aside_where_a_parser_read_it(tree, reason):
+def test_what_parsers_misread_is_skipped_where_a_parser_read_it(tree, reason):
     gold = sentence(tree)
     parsed = dataclasses.replace(gold, constituents=dataclasses.replace(gold.constituents, automatic=True))
     probe = semantic_role_swap([parsed], source="constituents")
-    assert probe_info(probe).set_aside == {reason: 1}
-    assert reason not in probe_info(semantic_role_swap([gold], source="constituents")).set_aside
+    assert probe_info(probe).skipped == {reason: 1}
+    assert reason not in probe_info(semantic_role_swap([gold], source="constituents")).skipped
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def swapped(bracketed, **settings):
 
 
 def reasons(bracketed, **settings):
-    return set(probe_info(semantic_role_swap([sentence(bracketed)], source="constituents", **settings)).set_aside)
+    return set(probe_info(semantic_role_swap([sentence(bracketed)], source="constituents", **settings)).skipped)
 
 
 # noun phrases: bracketed as subject, as object, and whether they take a plural verb
@@ -80,7 +80,7 @@ def test_skipping_leaves_out_exactly_what_would_have_to_be_reinflected(parts):
     changes = any(span["category"] == "agreement" for span in probe[0]["spans"])
     skipping = semantic_role_swap([clause(*parts)], source="constituents", agreement="skip")
     assert len(skipping) == (not changes)
-    assert bool(probe_info(skipping).set_aside) == changes
+    assert bool(probe_info(skipping).skipped) == changes
 
 
 def test_a_passive_keeps_its_by():
@@ -125,28 +125,28 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         (S.format("(DT The) (NN nun)", "married", "(DT a) (NN judge)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "hid", "(PRP herself)"), "a reflexive or reciprocal in the clause"),
         (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the clause"),
-        (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"), "a pronoun in one filler may mean the other"),
-        (S.format("(DT The) (NN nun)", "drank", "(NN water)"), "a filler is a bare singular noun"),
-        (S.format("(DT The) (NN nun)", "walked", "(DT a) (NN mile)"), "a filler is a measure"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT any) (NN judge)"), "a filler is bound to negation"),
-        (S.format("(WP Who)", "saw", "(DT the) (NN judge)"), "a filler is interrogative or relative"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT The) (NN nun)"), "the fillers are the same"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (, ,) (DT a) (NN cap)"), "a filler carries punctuation"),
-        (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "a pronoun inside a longer filler"),
+        (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"), "a pronoun in one argument may mean the other"),
+        (S.format("(DT The) (NN nun)", "drank", "(NN water)"), "an argument is a bare singular noun"),
+        (S.format("(DT The) (NN nun)", "walked", "(DT a) (NN mile)"), "an argument is a measure"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT any) (NN judge)"), "an argument is bound to negation"),
+        (S.format("(WP Who)", "saw", "(DT the) (NN judge)"), "an argument is interrogative or relative"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT The) (NN nun)"), "the arguments are the same"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (, ,) (DT a) (NN cap)"), "an argument has punctuation"),
+        (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "a pronoun inside a longer argument"),
         (S.format("(DT The) (NN nun)", "said", "(DT a) (NN word)"), "the verb takes words"),
         (S.format("(DT The) (NNS nuns)", "were", "(DT a) (NN choir)"), "the verb is a copula"),
-        ("(S (NP (NNP Ada)) (VP (VBZ 's) (VP (VBG hiding) (NP (DT a) (NN hat)))))", "a filler cuts a written word"),
+        ("(S (NP (NNP Ada)) (VP (VBZ 's) (VP (VBG hiding) (NP (DT a) (NN hat)))))", "an argument cuts a surface token"),
         ("(S (NP (DT A) (NN nun)) (VP (VBD had) (NP (NP (DT a) (NN hat)) (S (VP (TO to) (VP (VB wear)))))))",
-         "a filler carries an infinitive"),
+         "an argument carries an infinitive"),
         ("(S (NP (PRP I)) (VP (VBD picked) (PRT (RP up)) (NP (DT the) (NN hat))))",
          "a pronoun would stand apart from its verb"),
         ("(S (NP (DT The) (NNS nuns)) (ADVP (DT all)) (VP (VBD saw) (NP (DT the) (NN hat))))",
-         "a quantifier floats off its filler"),
+         "a quantifier floats off its argument"),
         ("(S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))",
          "the verb would not agree with its new subject"),
     ],
 )  # fmt: skip
-def test_what_is_no_swap_is_set_aside_with_its_reason(tree, reason):
+def test_what_is_no_swap_is_skipped_with_its_reason(tree, reason):
     assert swapped(tree) == []
     assert reasons(tree) == {reason}
 
@@ -156,10 +156,10 @@ def test_symmetric_verbs_are_the_callers_to_say():
     assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
 
 
-def test_overlapping_fillers_are_set_aside():
+def test_overlapping_arguments_are_skipped():
     item = sentence(S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat)"))
     probe = semantic_role_swap([item], source=lambda s: [{"ARG0": (0, 2), "ARG1": (1, 3)}], agreement="ignore")
-    assert probe_info(probe).set_aside == {"the fillers overlap": 1}
+    assert probe_info(probe).skipped == {"the arguments overlap": 1}
 
 
 def framed(words, deprel, heads, arguments, verb, **layers):
@@ -174,7 +174,7 @@ def test_gold_frames_are_kept_only_where_the_tree_agrees():
     words = ("the", "hat", "we", "saw")
     relative = framed(words, ("det", "root", "nsubj", "acl:relcl"), (2, 0, 4, 2), (("ARG0", 2, 3), ("ARG1", 0, 2)), 3,
                       upos=("DET", "NOUN", "PRON", "VERB"), language="en")  # fmt: skip
-    assert probe_info(semantic_role_swap([relative])).set_aside == {"a filler is no place of the verb's own clause": 1}
+    assert probe_info(semantic_role_swap([relative])).skipped == {"an argument is no place of the verb's own clause": 1}
 
 
 VERB_LAST = {"deprel": ("nsubj", "case", "obj", "case", "root"), "heads": (5, 1, 5, 3, 0)}
@@ -189,13 +189,13 @@ def test_order_is_not_assumed_and_particles_keep_their_place():
 
 
 @pytest.mark.parametrize(("patient_case", "rows"), [("Acc", 0), ("Nom", 1)])
-def test_fillers_of_different_case_are_set_aside(patient_case, rows):
+def test_arguments_of_different_case_are_skipped(patient_case, rows):
     features = ({"Case": "Nom"}, {}, {"Case": patient_case})
     item = framed(("kedi", "gordu", "kopek"), ("nsubj", "root", "obj"), (2, 0, 2), (("ARG0", 0, 1), ("ARG1", 2, 3)), 1,
                   upos=("NOUN", "VERB", "NOUN"), features=features, language="tr")  # fmt: skip
     probe = semantic_role_swap([item])
     assert len(probe) == rows
-    assert probe_info(probe).set_aside == ({} if rows else {"the fillers bear different cases": 1})
+    assert probe_info(probe).skipped == ({} if rows else {"the arguments bear different cases": 1})
 
 
 def test_an_article_bears_case_for_its_noun():
@@ -203,14 +203,14 @@ def test_an_article_bears_case_for_its_noun():
     item = framed(("der", "Hund", "sieht", "den", "Mann"), ("det", "nsubj", "root", "det", "obj"), (2, 3, 0, 5, 3),
                   (("ARG0", 0, 2), ("ARG1", 3, 5)), 2, upos=("DET", "NOUN", "VERB", "DET", "NOUN"),
                   features=features, language="de")  # fmt: skip
-    assert probe_info(semantic_role_swap([item])).set_aside == {"the fillers bear different cases": 1}
+    assert probe_info(semantic_role_swap([item])).skipped == {"the arguments bear different cases": 1}
 
 
 def test_agreement_is_read_off_features_in_other_languages():
     features = ({"Number": "Sing"}, {"Number": "Sing", "VerbForm": "Fin"}, {"Number": "Plur"})
     item = framed(("gato", "ve", "perros"), ("nsubj", "root", "obj"), (2, 0, 2), (("ARG0", 0, 1), ("ARG1", 2, 3)), 1,
                   upos=("NOUN", "VERB", "NOUN"), features=features, language="es")  # fmt: skip
-    assert probe_info(semantic_role_swap([item], agreement="reinflect")).set_aside == {
+    assert probe_info(semantic_role_swap([item], agreement="reinflect")).skipped == {
         "the verb would not agree with its new subject": 1
     }
 
@@ -230,7 +230,7 @@ def test_a_verb_that_shares_the_subject_must_agree_with_the_new_one_too(first, r
     )  # fmt: skip
     probe = semantic_role_swap([item], source="dependencies", agreement=agreement)
     assert [row["hypothesis"] for row in probe] == ["A man bit the dog and was gone"] * rows
-    assert probe_info(probe).set_aside == ({} if rows else {"another verb would not agree with its new subject": 1})
+    assert probe_info(probe).skipped == ({} if rows else {"another verb would not agree with its new subject": 1})
     assert semantic_role_swap([item], source="dependencies", agreement="ignore").num_rows == 1
 
 
@@ -275,9 +275,9 @@ def test_a_policy_that_returns_no_string_is_refused():
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("He", "saw", "him", "."), "the fillers are the same"),
-        (("They", "had", "them", "."), "the fillers are the same"),
-        (("It", "saw", "it", "."), "the fillers are the same"),
+        (("He", "saw", "him", "."), "the arguments are the same"),
+        (("They", "had", "them", "."), "the arguments are the same"),
+        (("It", "saw", "it", "."), "the arguments are the same"),
     ],
 )
 def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
@@ -285,10 +285,10 @@ def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
     item = Sentence(words, uid="1", language="en", frames=(frame,))
     probe = semantic_role_swap([item], label_policy="contradiction")
     assert len(probe) == 0
-    assert probe_info(probe).set_aside == {why: 1}
+    assert probe_info(probe).skipped == {why: 1}
 
 
-def test_a_swap_that_would_leave_the_text_is_set_aside():
+def test_a_swap_that_would_leave_the_text_is_skipped():
     item = Sentence(("人", "咬", "人", "人"), ("", "", "", ""), uid="1", language="zh")
 
     def spans(_):
@@ -297,7 +297,7 @@ def test_a_swap_that_would_leave_the_text_is_set_aside():
     assert semantic_role_swap([item], source=spans, agreement="ignore")["hypothesis"] == ["人人咬人"]
     like = Sentence(("人", "人", "人"), ("", "", ""), uid="2", language="zh")
     probe = semantic_role_swap([like], source=lambda _: [{"ARG0": (0, 1), "ARG1": (1, 3)}], agreement="ignore")
-    assert probe_info(probe).set_aside == {"the text would not change": 1}
+    assert probe_info(probe).skipped == {"the text would not change": 1}
 
 
 def test_labelled_pairs_without_policy_are_refused():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+import numbers
+from typing import Any
+
+import numpy as np
 
 
-def count(name: str, value: int, least: int = 1) -> int:
+def count(name: str, value: Any, least: int = 1) -> int:
     """Return a whole number that is large enough.
 
     Args:
@@ -20,12 +23,12 @@ def count(name: str, value: int, least: int = 1) -> int:
         TypeError: It is no integer.
         ValueError: It is too small.
     """
-    # a tuple: older torch.compile cannot read a union of types
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+    # __sym_max__: the symbolic integers of torch.export, told without importing torch
+    if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or hasattr(value, "__sym_max__")):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def flag(name: str, value: bool) -> bool:

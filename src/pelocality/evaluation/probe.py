@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -227,8 +226,6 @@ def _answers(
 
 
 def _builder(probe: datasets.Dataset) -> str:
-    """Return the name of the builder, where the dataset says so."""
-    try:
-        return str(json.loads(probe.info.description)["builder"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return "dataset"
+    """Return the name of the builder, of several joined probes all names, where the dataset has the column."""
+    names = probe.unique("builder") if "builder" in probe.column_names else []
+    return ", ".join(names) or "dataset"

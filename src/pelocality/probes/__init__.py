@@ -1,6 +1,6 @@
-"""Probes: sentences and pairs edited in ways whose effect on a model tells something, as datasets."""
+"""Probes: sentences and pairs whose words were moved in a known way, as datasets."""
 
-from pelocality.probes.build import ProbeInfo, probe_info
+from pelocality.probes.info import ProbeInfo, probe_info
 from pelocality.probes.minimal import minimal_pairs
 from pelocality.probes.roles import semantic_role_swap
 from pelocality.probes.shuffling import constituency_shuffling, random_shuffling, window_shuffling

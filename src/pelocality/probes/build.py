@@ -2,111 +2,126 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import itertools
-import json
 import logging
+import pickle
+import tempfile
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
 
-from pelocality.probes.generate import generate, scratch_folder
+from pelocality.checks import count
+from pelocality.probes.info import ProbeInfo, record_info
 from pelocality.trees import Dropped, Pair, Records, Sentence
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 Item = Pair | Sentence
+_REPORT = "_report"  # column of the row that ends a shard: its counts, or the error that stopped it
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
-    """A candidate within an item (a span, a frame) that is not used, and why; the item goes on."""
+class Skipped:
+    """A candidate within an item (a constituent, a predicate) that cannot be used, and why."""
 
     reason: str
 
 
-Edit = Callable[[Item], Iterable[Row | Dropped | SetAside]]
+class Perturbation(Protocol):
+    """A change of word order with its settings: called with an item, it yields rows and what could not be used."""
 
+    def __call__(self, item: Item) -> Iterable[Row | Dropped | Skipped]:
+        """Perturb one item."""
 
-@dataclass(frozen=True)
-class ProbeInfo:
-    """How a probe was built: the builder, its settings, and what became of every sentence or pair it read.
+    def features(self, kind: type) -> datasets.Features:
+        """Return the columns of the rows made of one kind of item."""
 
-    ``items`` counts what was read; ``dropped`` those of them that gave no row, by reason; ``set_aside``
-    counts candidates within items (spans, frames) that were not usable, by reason; ``rows`` is what is
-    left.
-    """
-
-    builder: str
-    settings: Mapping[str, Any]
-    items: int
-    rows: int
-    dropped: Mapping[str, int]
-    set_aside: Mapping[str, int]
-
-
-def probe_info(probe: datasets.Dataset) -> ProbeInfo:
-    """Read how a probe was built from the info it carries, also after ``save_to_disk``.
-
-    Args:
-        probe: A dataset made by one of the builders.
-
-    Returns:
-        The counts and settings of its making; rows filtered or selected later do not change them.
-
-    Raises:
-        ValueError: Where the dataset was not made by a builder.
-    """
-    try:
-        return ProbeInfo(**json.loads(probe.info.description))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError("probe must be a dataset made by pelocality.probes, its info says nothing of it") from error
+    def settings(self) -> Mapping[str, Any]:
+        """Return what the builder was called with."""
 
 
 def generator_for(seed: int, *names: str) -> np.random.Generator:
-    """Start a random stream that depends on the seed and the names alone.
-
-    Args:
-        seed: The caller's seed.
-        names: What the choice is made for, such as a sentence's text.
-
-    Returns:
-        The same stream in every process, on every machine, in whatever order sentences come.
-
-    Examples:
-        >>> int(generator_for(0, "a").integers(1000)) == int(generator_for(0, "a").integers(1000))
-        True
-    """
+    """Return a random generator that depends on the seed and the names alone, on every machine."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=16).digest()
     return np.random.default_rng([seed, int.from_bytes(digest)])
 
 
-def check_seed(seed: int) -> None:
-    """Refuse what is no seed.
+def build(
+    builder: str,
+    source: Iterable[Item] | Records[Item],
+    perturb: Perturbation,
+    num_proc: int | None = None,
+    progress: bool = False,
+) -> datasets.Dataset:
+    """Perturb every item of a source and collect the rows in a memory-mapped dataset.
 
     Args:
-        seed: The caller's seed.
+        builder: Name of the builder, for the column ``builder``, the info and the log.
+        source: Pairs or sentences: a corpus, a list, a generator.
+        perturb: The perturbation.
+        num_proc: Number of processes that share the work; None works in this one.
+        progress: Whether to show the progress bars of ``datasets``.
 
     Returns:
-        Nothing.
+        The dataset, in the order of the source whatever ``num_proc`` is; `probe_info` reads its counts.
 
     Raises:
-        TypeError: Where it is not an integer.
-        ValueError: Where it is negative.
+        TypeError: The source does not hold pairs or sentences.
+        ValueError: Several processes are to share a generator, which only one can read.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+    workers = count("num_proc", num_proc) if num_proc is not None else 1
+    records, kind = _open(source)
+    if workers > 1 and isinstance(records, _InMemory) and isinstance(records.items, Iterator):
+        raise ValueError(f"num_proc={num_proc} needs a source that can be read again; make a list of the generator")
+    columns = {**perturb.features(kind), "builder": datasets.Value("string"), _REPORT: datasets.Value("binary")}
+    folder = scratch_folder()
+    with progress_bars(progress):
+        table = datasets.Dataset.from_generator(
+            _shard_rows,
+            features=datasets.Features(columns),
+            cache_dir=str(folder),
+            gen_kwargs={
+                "shards": _shards(records, workers),
+                "records": records,
+                "kind": kind,
+                "perturb": perturb,
+                "empty": {**dict.fromkeys(columns), "builder": builder},
+            },
+            num_proc=workers if workers > 1 else None,
+            split=datasets.Split.TEST,
+            fingerprint=folder.name,  # given, so that nothing is hashed
+        )
+    probe, counts = _without_reports(table)
+    info = ProbeInfo(
+        builder,
+        dict(perturb.settings()),
+        counts.items,
+        len(probe),
+        dict(counts.dropped.most_common()),
+        dict(counts.skipped.most_common()),
+    )
+    record_info(probe, info)
+    logger.info(
+        "%s: %d rows of %d items; items dropped: %s; candidates skipped: %s",
+        builder,
+        info.rows,
+        info.items,
+        *(", ".join(f"{why}: {n}" for why, n in reasons.items()) or "none" for reasons in (info.dropped, info.skipped)),
+    )
+    return probe
 
 
 class _InMemory:
-    """Items that are there already, as a source of records."""
+    """Items that are in memory already, as a source of records."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.name = type(items).__name__
@@ -119,70 +134,12 @@ class _InMemory:
         return record
 
 
-def build(
-    builder: str,
-    source: Iterable[Item] | Records[Item],
-    edit: Edit,
-    features: Mapping[type, datasets.Features],
-    settings: Mapping[str, Any],
-    num_proc: int | None = None,
-    progress: bool = False,
-) -> datasets.Dataset:
-    """Run an edit over a source and collect its rows in a memory-mapped dataset.
-
-    Args:
-        builder: Name of the builder, for info and log.
-        source: Pairs or sentences: a corpus, a list, a generator.
-        edit: From an item to rows, and to what was dropped or set aside.
-        features: Columns of the rows for each kind of item.
-        settings: What the builder was called with, for the info.
-        num_proc: How many processes share the work; None works in this one.
-        progress: Whether to show the progress bars of ``datasets``.
-
-    Returns:
-        The dataset, in the order of the source whatever ``num_proc`` is, its counts in
-        ``info.description``.
-
-    Raises:
-        TypeError: Where the source is not made of pairs and sentences.
-        ValueError: Where a generator, which only one process can read, is to be shared.
-    """
-    if num_proc is not None and num_proc < 1:
-        raise ValueError(f"num_proc must be at least 1, got {num_proc}")
-    records, first = _open(source)
-    kind = type(first) if isinstance(first, Pair | Sentence) else Pair
-    if kind not in features:
-        wanted = " or ".join(f"pelocality.trees.{k.__name__}" for k in features)
-        raise TypeError(f"{builder} edits items of type {wanted}, got {kind.__name__}")
-    shared = num_proc is not None and num_proc > 1
-    if shared and isinstance(records, _InMemory) and isinstance(records.items, Iterator):
-        raise ValueError(f"num_proc={num_proc} needs a source that can be read again; make a list of the generator")
-    folder = scratch_folder()
-    probe = generate(
-        _rows,
-        features[kind],
-        {
-            "ranges": _ranges(records, num_proc) if shared else [(0, None)],
-            "source": records,
-            "edit": edit,
-            "kind": kind,
-            "folder": folder,
-        },
-        folder,
-        num_proc if shared else None,
-        progress,
-    )
-    info = _count(builder, settings, folder)
-    probe.info.description = json.dumps(asdict(info))
-    _log(info)
-    return probe
-
-
-def _open(source: Iterable[Item] | Records[Item]) -> tuple[Records[Item], Item | None]:
-    """Make a source of records of whatever came, and look at its first item without losing it."""
+def _open(source: Iterable[Item] | Records[Item]) -> tuple[Records[Item], type]:
+    """Return the source as records, and the kind of its first item, which is not lost."""
     if isinstance(source, Records):
         parsed = (source.parse(record) for record in source.records())
-        return source, next((item for item in parsed if not isinstance(item, Dropped)), None)
+        first = next((item for item in parsed if not isinstance(item, Dropped)), None)
+        return source, type(first) if isinstance(first, Pair | Sentence) else Pair
     if isinstance(source, Pair | Sentence):
         raise TypeError(f"pairs must be a corpus or a list, got one {type(source).__name__}; put it in a list")
     if isinstance(source, str | Path) or not isinstance(source, Iterable):
@@ -199,73 +156,104 @@ def _open(source: Iterable[Item] | Records[Item]) -> tuple[Records[Item], Item |
             f"pairs must hold pelocality.trees.Pair or Sentence, got {type(first).__name__}; "
             "read_pairs makes pairs of rows"
         )
-    return _InMemory(source), first
+    return _InMemory(source), Pair if first is None else type(first)
 
 
-def _ranges(source: Records[Item], num_proc: int | None) -> list[tuple[int, int | None]]:
-    """Cut the records into stretches of equal length, in order, one per process."""
+def _shards(source: Records[Item], workers: int) -> list[tuple[int, int | None]]:
+    """Cut the records into ranges of equal length, in order, one per process."""
+    if workers == 1:
+        return [(0, None)]
     total = sum(1 for _ in source.records())
-    edges = [total * k // (num_proc or 1) for k in range((num_proc or 1) + 1)]
+    edges = [total * k // workers for k in range(workers + 1)]
     return [(a, b) for a, b in itertools.pairwise(edges) if a < b] or [(0, None)]
 
 
-def _rows(
-    ranges: list[tuple[int, int | None]], source: Records[Item], edit: Edit, kind: type, folder: Path
+@dataclass
+class _Counts:
+    """What became of the items of a shard."""
+
+    items: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def rows(self, item: Item | Dropped, kind: type, perturb: Perturbation) -> Iterator[Row]:
+        """Yield the rows of one item, and count what gave none."""
+        self.items += 1
+        if isinstance(item, Dropped):
+            self.dropped[item.reason] += 1
+            return
+        if not isinstance(item, kind):
+            raise TypeError(f"pairs must all be of one kind, got a {type(item).__name__} after a {kind.__name__}")
+        reason, any_rows = "no candidate", False
+        for result in perturb(item):
+            if isinstance(result, Skipped):
+                self.skipped[result.reason] += 1
+                reason = "no candidate was usable" if reason == "no candidate" else reason
+            elif isinstance(result, Dropped):
+                reason = result.reason
+            else:
+                any_rows = True
+                yield result
+        if not any_rows:
+            self.dropped[reason] += 1
+
+
+def _shard_rows(
+    shards: list[tuple[int, int | None]], records: Records[Item], kind: type, perturb: Perturbation, empty: Row
 ) -> Iterator[Row]:
-    """Edit the records of some stretches, and leave the counts in a file, which a process can hand back."""
-    for start, stop in ranges:
-        counts: dict[str, Counter[str]] = {"totals": Counter(), "dropped": Counter(), "set_aside": Counter()}
-        for record in itertools.islice(source.records(), start, stop):
-            yield from _edited(source.parse(record), edit, kind, counts)
-        (folder / f"{start}.counts").write_text(json.dumps(counts))
+    """Yield the rows of some shards, each shard ended by a row that reports its counts or the error that stopped it."""
+    for start, stop in shards:
+        counts = _Counts()
+        report: _Counts | Exception = counts
+        try:
+            for record in itertools.islice(records.records(), start, stop):
+                for row in counts.rows(records.parse(record), kind, perturb):
+                    yield {**empty, **row}
+        except Exception as error:  # a pool of processes would lose its type and its cause
+            report = error
+        yield {**empty, _REPORT: pickle.dumps(report)}
 
 
-def _edited(item: Item | Dropped, edit: Edit, kind: type, counts: Mapping[str, Counter[str]]) -> Iterator[Row]:
-    counts["totals"]["items"] += 1
-    if isinstance(item, Dropped):
-        counts["dropped"][item.reason] += 1
-        return
-    if not isinstance(item, kind):
-        raise TypeError(f"pairs must all be of one kind, got a {type(item).__name__} after a {kind.__name__}")
-    rows, aside, dropped = 0, 0, None
-    for result in edit(item):
-        if isinstance(result, SetAside):
-            aside += 1
-            counts["set_aside"][result.reason] += 1
-        elif isinstance(result, Dropped):
-            dropped = result.reason
-        else:
-            rows += 1
-            yield result
-    counts["totals"]["rows"] += rows
-    if not rows:
-        counts["dropped"][dropped or ("no candidate was usable" if aside else "no candidate")] += 1
+def _without_reports(table: datasets.Dataset) -> tuple[datasets.Dataset, _Counts]:
+    """Take the reports out of a table; return the rows and the sums, or raise the error that a report holds."""
+    column = table.data.column(_REPORT)
+    ends = np.flatnonzero(column.is_valid().to_numpy()).tolist()
+    counts, parts, start = _Counts(), [], 0
+    for end in ends:
+        report = pickle.loads(column[end].as_py())
+        if isinstance(report, Exception):
+            raise report
+        counts.items += report.items
+        counts.dropped += report.dropped
+        counts.skipped += report.skipped
+        parts.append(table.select(range(start, end)))
+        start = end + 1
+    probe = datasets.concatenate_datasets(parts, split=table.split) if len(parts) > 1 else parts[0]
+    return probe.remove_columns(_REPORT), counts
 
 
-def _count(builder: str, settings: Mapping[str, Any], folder: Path) -> ProbeInfo:
-    sums: dict[str, Counter[str]] = {"totals": Counter(), "dropped": Counter(), "set_aside": Counter()}
-    for path in folder.glob("*.counts"):
-        for name, counter in json.loads(path.read_text()).items():
-            sums[name].update(counter)
-    return ProbeInfo(
-        builder,
-        dict(settings),
-        sums["totals"]["items"],
-        sums["totals"]["rows"],
-        dict(sums["dropped"].most_common()),
-        dict(sums["set_aside"].most_common()),
-    )
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="pelocality-")
 
 
-def _log(info: ProbeInfo) -> None:
-    def listed(counts: Mapping[str, int]) -> str:
-        return ", ".join(f"{reason}: {count}" for reason, count in counts.items()) or "none"
+def scratch_folder() -> Path:
+    """Make a folder for the files of one dataset, removed when the interpreter ends.
 
-    logger.info(
-        "%s: %d rows of %d items; items dropped: %s; candidates set aside: %s",
-        info.builder,
-        info.rows,
-        info.items,
-        listed(info.dropped),
-        listed(info.set_aside),
-    )
+    The cache of ``datasets`` finds results again by a hash of a function and its arguments, which does not see that a
+    file has changed; and it is never emptied.
+    """
+    folder = Path(_scratch().name, uuid.uuid4().hex)
+    folder.mkdir()
+    return folder
+
+
+@contextlib.contextmanager
+def progress_bars(shown: bool) -> Iterator[None]:
+    """Show the progress bars of ``datasets``, or hide them, for a while."""
+    were_off = datasets.are_progress_bars_disabled()
+    (datasets.enable_progress_bars if shown else datasets.disable_progress_bars)()
+    try:
+        yield
+    finally:
+        (datasets.disable_progress_bars if were_off else datasets.enable_progress_bars)()

@@ -1,4 +1,4 @@
-"""What may change places: two fillers of roles, and what is known of their clause."""
+"""What may change places: two arguments of roles, and what is known of their clause."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Filler:
-    """The filler of a role: its words, and whether it is a subject (None where nobody knows)."""
+class RoleArgument:
+    """The argument of a role: its words, and whether it is a subject (None where nobody knows)."""
 
     role: str
     start: int
@@ -18,13 +18,13 @@ class Filler:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Two fillers that may change places, and what is known of their clause.
+    """Two arguments that may change places, and what is known of their clause.
 
     ``verb`` and ``finite`` are words, None where unknown or absent; ``checked`` says that the clause was
     found in a tree, so that an absent finite verb means a clause without one.
     """
 
-    fillers: tuple[Filler, Filler]
+    arguments: tuple[RoleArgument, RoleArgument]
     verb: int | None
     finite: int | None
     extent: tuple[int, int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pelocality.probes import english
-from pelocality.probes.build import SetAside
+from pelocality.probes.build import Skipped
 from pelocality.trees import Sentence, is_punctuation
 
 # adjectives of nations and names, which keep their capital: "American", "Chinese", "British", "Iraqi"
@@ -65,7 +65,7 @@ def starts_sentence(sentence: Sentence, start: int) -> bool:
     return not any(not is_punctuation(word) for word in before) or before[-1] in (".", "!", "?")
 
 
-def uncapitalised(sentence: Sentence, start: int, end: int) -> str | SetAside:
+def uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     """Write some words as they would stand within a sentence.
 
     Args:
@@ -74,14 +74,14 @@ def uncapitalised(sentence: Sentence, start: int, end: int) -> str | SetAside:
         end: The word after the last.
 
     Returns:
-        The text, without a capital that it owes to standing first; set aside where that is in doubt.
+        The text, without a capital that it owes to standing first; skipped where that is in doubt.
     """
     text = sentence.written(start, end)
     word = sentence.words[start]
     if not starts_sentence(sentence, start) or not word[0].isupper() or word == "I" or is_all_capitals(sentence):
         return text
     if sentence.language == "en" and len(word) > 1 and word.isupper() and word.lower() in english.LOWER_CASE:
-        return SetAside("whose capital the first word bears is unknown")  # "THE dog": louder, or half a heading
+        return Skipped("whose capital the first word bears is unknown")  # "THE dog": louder, or half a heading
     lowered = _small(text[0], sentence.language) + text[1:]
     if sentence.language == "en" and word.lower() in english.LOWER_CASE:
         return lowered
@@ -102,5 +102,5 @@ def uncapitalised(sentence: Sentence, start: int, end: int) -> str | SetAside:
         return text
     adjective = sentence.language == "en" and tag != "NNS" and word.endswith(_NAME_ENDINGS)
     if tag is None or named or in_name or adjective:
-        return SetAside("whose capital the first word bears is unknown")
+        return Skipped("whose capital the first word bears is unknown")
     return lowered

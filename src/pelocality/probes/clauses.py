@@ -69,7 +69,7 @@ def dependency_clauses(sentence: Sentence) -> Iterator[Clause]:
 
     Subject, object, indirect object and obliques are the dependents ``nsubj`` (``nsubj:pass``), ``obj``,
     ``iobj`` and ``obl`` of the verb with their subtrees, or their names in spaCy's English scheme.
-    Adpositions at the edge stay out of a slot, so that they keep their place when fillers change places.
+    Adpositions at the edge stay out of a slot, so that they keep their place when arguments change places.
 
     Args:
         sentence: A sentence with dependencies.

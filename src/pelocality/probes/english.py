@@ -1,6 +1,6 @@
-"""What an exchange of fillers must know of English: word classes, number, pronoun case, verb forms.
+"""What an exchange of arguments must know of English: word classes, number, pronoun case, verb forms.
 
-Every list is closed and short, so that it can be read: where a case is in doubt the swap is set aside.
+Every list is closed and short, so that it can be read: where a case is in doubt the swap is skipped.
 """
 
 from __future__ import annotations

@@ -1,42 +1,26 @@
-"""Minimal pairs: an original beside its edit, for scoring with a language model."""
+"""Minimal pairs: an original beside its perturbation, for scoring with a language model."""
 
 from __future__ import annotations
 
-import functools
-import json
+import itertools
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import datasets
 
-from pelocality.probes.build import ProbeInfo, probe_info
-from pelocality.probes.generate import generate, scratch_folder
-
-
-@functools.cache
-def _features() -> datasets.Features:
-    string, number = datasets.Value("string"), datasets.Value("int64")
-    return datasets.Features(
-        {
-            **dict.fromkeys(("sentence_good", "sentence_bad", "UID"), string),
-            "pairID": string,
-            **dict.fromkeys(("side", "category"), string),
-            **dict.fromkeys(("size", "seed"), number),
-            **dict.fromkeys(("uid", "provenance"), string),
-        }
-    )
+from pelocality.probes.build import progress_bars, scratch_folder
+from pelocality.probes.info import ProbeInfo, probe_info, record_info
 
 
 def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> datasets.Dataset:
-    """Set each original beside its edit, as BLiMP does: ``sentence_good`` and ``sentence_bad``.
+    """Return each original beside its perturbation, as BLiMP does: ``sentence_good`` and ``sentence_bad``.
 
-    Works on the rows of any builder. Of a pair only the edited side counts; one edited on both sides gives a
-    row for each. Whether an edit is really worse is up to the edit: a swap of roles leaves a sentence that is
-    well formed and unlikely, a shuffle one that is not well formed.
+    Works on the rows of any builder. Of a pair only the perturbed side counts; one perturbed on both sides gives a row
+    for each. Whether a perturbation is really worse depends on it: a swap of roles leaves a sentence that is well
+    formed and unlikely, a shuffle one that is not well formed.
 
     Args:
-        probe: A dataset made by one of the builders, whole or filtered.
+        probe: A dataset made by one of the builders, whole, filtered, joined with others or read from a file.
         progress: Whether to show progress bars.
 
     Returns:
@@ -45,7 +29,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
         ``provenance`` of the probe. The two sentences always differ. Its files are temporary.
 
     Raises:
-        ValueError: Where the dataset was not made by a builder.
+        ValueError: The dataset was not made by a builder.
 
     Examples:
         >>> from pelocality.trees import Sentence
@@ -54,25 +38,45 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
         >>> pair["sentence_good"], pair["sentence_bad"] != "up you go", pair["UID"]
         ('up you go', True, 'random_shuffling')
     """
-    made = probe_info(probe)
-    arguments = {"probe": probe, "paradigm": made.builder}
-    pairs = generate(_pairs, _features(), arguments, scratch_folder(), progress=progress)
-    settings = {"of": made.builder, **made.settings}
-    info = ProbeInfo("minimal_pairs", settings, len(probe), len(pairs), {}, {})
-    pairs.info.description = json.dumps(asdict(info))
+    if not isinstance(probe, datasets.Dataset) or not {"builder", "spans", "side"} <= set(probe.column_names):
+        raise ValueError(
+            "probe must be a dataset made by pelocality.probes, with the columns builder, spans and side; got "
+            f"{', '.join(probe.column_names) if isinstance(probe, datasets.Dataset) else type(probe).__name__}"
+        )
+    folder = scratch_folder()
+    numbers = itertools.count()
+    with progress_bars(progress):
+        pairs = probe.with_format(None).map(
+            lambda rows: _columns(rows, numbers),
+            batched=True,
+            remove_columns=probe.column_names,
+            features=_features(),
+            cache_file_name=str(folder / "pairs.arrow"),
+            new_fingerprint=folder.name,
+        )
+    try:
+        of = probe_info(probe)
+        settings = {"of": of.builder, **of.settings}
+    except ValueError:  # read from a file that keeps no info
+        settings = {}
+    record_info(pairs, ProbeInfo("minimal_pairs", settings, len(probe), len(pairs), {}, {}))
     return pairs
 
 
-def _pairs(probe: datasets.Dataset, paradigm: str) -> Iterator[dict[str, Any]]:
-    number = 0
-    for row in probe:
-        for side in ("premise", "hypothesis") if row["side"] == "both" else (row["side"],):
-            yield {
-                "sentence_good": row[f"original_{side}"],
-                "sentence_bad": row[side],
-                "UID": paradigm,
-                "pairID": str(number),
-                "side": side,
-                **{name: row[name] for name in ("category", "size", "seed", "uid", "provenance")},
-            }
-            number += 1
+def _features() -> datasets.Features:
+    string, number = datasets.Value("string"), datasets.Value("int64")
+    texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID", "side", "category"), string)
+    return datasets.Features({**texts, "size": number, "seed": number, **dict.fromkeys(("uid", "provenance"), string)})
+
+
+def _columns(rows: dict[str, list[Any]], numbers: Iterator[int]) -> dict[str, list[Any]]:
+    """Turn a batch of rows into a batch of pairs."""
+    made: dict[str, list[Any]] = {name: [] for name in _features()}
+    for k, side in enumerate(rows["side"]):
+        for half in ("premise", "hypothesis") if side == "both" else (side,):
+            pair = {name: rows[name][k] for name in ("category", "size", "seed", "uid", "provenance")}
+            pair |= {"sentence_good": rows[f"original_{half}"][k], "sentence_bad": rows[half][k]}
+            pair |= {"UID": rows["builder"][k], "pairID": str(next(numbers)), "side": half}
+            for name, value in pair.items():
+                made[name].append(value)
+    return made

@@ -1,4 +1,4 @@
-"""What parsers of English misread most often, told from the words around two fillers.
+"""What parsers of English misread most often, told from the words around two arguments.
 
 Each rule was written for rows that a reader found wrong in automatically parsed image captions.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pelocality.probes import english
-from pelocality.probes.candidates import Candidate, Filler
+from pelocality.probes.candidates import Candidate, RoleArgument
 
 # prepositions that go with the noun before them: "a picture of a dog", "a book about dogs"
 _NOMINAL_PREPOSITIONS = frozenset({"of", "about", "like"})
@@ -18,7 +18,7 @@ def misread(candidate: Candidate, words: Sequence[str], tags: Sequence[str]) -> 
     """Say what a parser may have misread in a clause, if anything.
 
     Args:
-        candidate: The fillers and their clause, with its verb.
+        candidate: The arguments and their clause, with its verb.
         words: The words of the sentence, in small letters.
         tags: Their Penn Treebank tags.
 
@@ -29,38 +29,38 @@ def misread(candidate: Candidate, words: Sequence[str], tags: Sequence[str]) -> 
     if verb is None:
         return None
     particle = set(words[verb + 1 : verb + 2]) & english.PREPOSITIONAL_PARTICLES
-    if particle and any(filler.start == verb + 2 for filler in candidate.fillers):
+    if particle and any(argument.start == verb + 2 for argument in candidate.arguments):
         return "a particle may be a preposition"
-    for filler in candidate.fillers:
-        own, own_tags = words[filler.start : filler.end], tags[filler.start : filler.end]
-        if _may_end_elsewhere(filler, verb, words, tags) or _holds_a_verb(
-            bool(filler.object), words[verb], own, own_tags
+    for argument in candidate.arguments:
+        own, own_tags = words[argument.start : argument.end], tags[argument.start : argument.end]
+        if _may_end_elsewhere(argument, verb, words, tags) or _holds_a_verb(
+            bool(argument.object), words[verb], own, own_tags
         ):
-            return "a filler may not end where the parser ends it"
-        if filler.object and any(
+            return "an argument may not end where the parser ends it"
+        if argument.object and any(
             tag == "IN" and word not in _NOMINAL_PREPOSITIONS for word, tag in zip(own, own_tags, strict=True)
         ):
-            return "a filler may hold what belongs to the verb"  # "carries a stick on the grass"
+            return "an argument may hold what belongs to the verb"  # "carries a stick on the grass"
         if english.is_slip(own, own_tags):
             return "a determiner does not fit its noun"
         participle = candidate.finite is None and tags[verb] == "VBG"
-        if filler.subject and participle and _may_be_another_s(own, own_tags):
+        if argument.subject and participle and _may_be_another_s(own, own_tags):
             return "whose participle the verb is may be misread"
     return None
 
 
-def _may_end_elsewhere(filler: Filler, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
+def _may_end_elsewhere(argument: RoleArgument, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
     """Look for what parsers cut off a noun phrase most often."""
-    following = words[filler.end : filler.end + 1]
+    following = words[argument.end : argument.end + 1]
     if following in (["and"], ["or"]):
         return True
-    if following == ["to"] and filler.end - filler.start == 1:  # "making something to eat"
-        return words[filler.start] in english.PRONOUN_NUMBER
-    if filler.end <= verb:  # "a man with a hat on is ...", "a woman next to him is ..."
-        between = tags[filler.end : verb]
+    if following == ["to"] and argument.end - argument.start == 1:  # "making something to eat"
+        return words[argument.start] in english.PRONOUN_NUMBER
+    if argument.end <= verb:  # "a man with a hat on is ...", "a woman next to him is ..."
+        between = tags[argument.end : verb]
         named = any(tag.startswith(("NN", "PRP")) for tag in between)
-        return following == ["on"] or tags[filler.end] in ("IN", "RP") or named
-    after = tags[filler.end : filler.end + 2]  # "washing stairs leading down", "in a coat in competing"
+        return following == ["on"] or tags[argument.end] in ("IN", "RP") or named
+    after = tags[argument.end : argument.end + 2]  # "washing stairs leading down", "in a coat in competing"
     return after[:1] == ("VBG",) or (following == ["in"] and after[1:] == ("VBG",))
 
 

@@ -66,7 +66,7 @@ def sentence_features() -> datasets.Features:
     return _columns("sentence", "original_sentence")
 
 
-def span(sentence: Sentence, side: str, category: str, start: int, end: int, edited: str) -> dict[str, Any]:
+def span_entry(sentence: Sentence, side: str, category: str, start: int, end: int, edited: str) -> dict[str, Any]:
     """Describe one edited span.
 
     Args:

@@ -1,15 +1,16 @@
-"""Shuffled words: inside constituents, inside windows that are none, or over the whole sentence."""
+"""Shuffled words: inside constituents, inside windows that are not constituents, or over the whole sentence."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import datasets
 import numpy as np
 
-from pelocality.probes.build import Item, Row, SetAside, build, check_seed, generator_for
+from pelocality.checks import count
+from pelocality.probes.build import Item, Row, Skipped, build, generator_for
 from pelocality.probes.rows import (
     SENTENCE,
     Side,
@@ -21,16 +22,9 @@ from pelocality.probes.rows import (
     pair_row,
     sentence_features,
     sentence_row,
-    span,
+    span_entry,
 )
-from pelocality.probes.stretches import (
-    Choose,
-    Spans,
-    Stretch,
-    choose_constituents,
-    choose_sentence,
-    choose_windows,
-)
+from pelocality.probes.spans import Spans, WordSpan, choose_constituents, choose_sentence, choose_windows
 from pelocality.trees import Dropped, Pair, Records, Sentence
 
 
@@ -52,7 +46,7 @@ def constituency_shuffling(
     label stays. A word is a written one: ``don't`` counts once and is never cut, punctuation keeps its
     place and does not count. Constituents come from the sentence's phrase structure; where it has none,
     from full subtrees of its dependency tree, and ``provenance`` says so. A constituent that is the whole
-    sentence is not local and is set aside. Words keep their capitals: the multiset of words is exactly that
+    sentence is not local and is skipped. Words keep their capitals: the multiset of words is exactly that
     of the original.
 
     Args:
@@ -70,9 +64,9 @@ def constituency_shuffling(
 
     Returns:
         A dataset with the edited ``premise``, ``hypothesis``, ``label``, the originals under ``original_``,
-        the edited ``spans``, ``size`` (words of the largest span), ``category``, ``seed``, ``uid`` and
-        ``provenance``; over sentences ``sentence`` and ``original_sentence`` instead of the pair. Its files
-        are temporary: ``save_to_disk`` keeps it. ``probe_info`` tells what was left out.
+        the edited ``spans``, ``size`` (words of the largest span), ``category``, ``seed``, ``uid``, ``provenance`` and
+        ``builder``; over sentences ``sentence`` and ``original_sentence`` instead of the pair. Its files are
+        temporary: ``save_to_disk`` keeps it. ``probe_info`` tells what was left out.
 
     Raises:
         TypeError: Where an argument is of the wrong kind.
@@ -86,9 +80,8 @@ def constituency_shuffling(
         >>> sorted(probe[0]["sentence"].split()[:3]), probe[0]["sentence"].split()[3:], probe[0]["category"]
         (['cat', 'old', 'the'], ['slept'], 'NP')
     """
-    settings = _stretch_settings(size, spans, categories)
-    choose = functools.partial(choose_constituents, **settings)
-    return _shuffling("constituency_shuffling", pairs, choose, side, labels, seed, settings, num_proc, progress)
+    perturb = _ConstituencyShuffle(side, check_labels(labels), seed, _sizes(size), _categories(categories), spans)
+    return build("constituency_shuffling", pairs, perturb, num_proc, progress)
 
 
 def window_shuffling(
@@ -138,9 +131,8 @@ def window_shuffling(
         >>> (span["start"], span["end"]) in [(0, 3), (1, 4), (2, 5)]  # not (3, 6), the prepositional phrase
         True
     """
-    settings = _stretch_settings(size, spans, categories)
-    choose = functools.partial(choose_windows, **settings)
-    return _shuffling("window_shuffling", pairs, choose, side, labels, seed, settings, num_proc, progress)
+    perturb = _WindowShuffle(side, check_labels(labels), seed, _sizes(size), _categories(categories), spans)
+    return build("window_shuffling", pairs, perturb, num_proc, progress)
 
 
 def random_shuffling(
@@ -179,117 +171,140 @@ def random_shuffling(
         >>> probe[0]["sentence"] != "one two three.", probe[0]["sentence"][-1], probe[0]["size"]
         (True, '.', 3)
     """
-    return _shuffling("random_shuffling", pairs, choose_sentence, side, labels, seed, {}, num_proc, progress)
+    return build("random_shuffling", pairs, _RandomShuffle(side, check_labels(labels), seed), num_proc, progress)
 
 
-def _stretch_settings(size: int | range, spans: Spans, categories: Collection[str] | None) -> dict[str, Any]:
-    """Check and spell out what says which stretches are wanted."""
-    if isinstance(size, bool) or not isinstance(size, int | range):
+def _sizes(size: int | range) -> tuple[int, ...]:
+    """Return the sizes asked for, in order, after checking them."""
+    if isinstance(size, bool) or not isinstance(size, int | range | np.integer):
         raise TypeError(f"size must be a number or a range such as range(3, 7), got {size!r}")
-    sizes = [size] if isinstance(size, int) else sorted(size)
+    sizes = tuple(sorted(size)) if isinstance(size, range) else (int(size),)
     if not sizes or min(sizes) < 2:
         raise ValueError(f"size must be at least 2 words, got {size!r}: fewer cannot change places")
+    return sizes
+
+
+def _categories(categories: Collection[str] | None) -> tuple[str, ...] | None:
+    """Return the categories asked for, in order, after checking them."""
     if isinstance(categories, str):
         raise TypeError(f"categories must be a collection of labels, such as ({categories!r},), got a string")
-    check_choice("spans", spans, ("one", "all"))
-    return {"sizes": sizes, "categories": sorted(categories) if categories is not None else None, "spans": spans}
+    return tuple(sorted(categories)) if categories is not None else None
 
 
-def _shuffling(
-    builder: str,
-    pairs: Iterable[Item] | Records[Item],
-    choose: Choose,
-    side: Side,
-    labels: Collection[str] | None,
-    seed: int,
-    settings: dict[str, Any],
-    num_proc: int | None,
-    progress: bool,
-) -> datasets.Dataset:
-    check_choice("side", side, ("premise", "hypothesis", "both"))
-    check_seed(seed)
-    kept = check_labels(labels)
-    return build(
-        builder,
-        pairs,
-        functools.partial(_shuffle, choose=choose, side=side, labels=kept, seed=int(seed)),
-        {Pair: pair_features(), Sentence: sentence_features()},
-        {**settings, "side": side, "labels": kept, "seed": int(seed)},
-        num_proc,
-        progress,
-    )
+@dataclass(frozen=True)
+class _Shuffle:
+    """A shuffle with its settings; a subclass chooses the spans whose words change places."""
+
+    side: Side
+    labels: tuple[str, ...] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_choice("side", self.side, ("premise", "hypothesis", "both"))
+        object.__setattr__(self, "seed", count("seed", self.seed, 0))
+
+    def choose(self, sentence: Sentence, rng: np.random.Generator) -> Iterable[WordSpan | Skipped | Dropped]:
+        """Choose the spans, in any order, and say which candidates cannot be used."""
+        raise NotImplementedError
+
+    def features(self, kind: type) -> datasets.Features:
+        """Return the columns of the rows made of one kind of item."""
+        return sentence_features() if kind is Sentence else pair_features()
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return what the builder was called with."""
+        return asdict(self)
+
+    def __call__(self, item: Item) -> Iterator[Row | Dropped | Skipped]:
+        """Choose spans on each side asked for, and permute their words."""
+        if isinstance(item, Pair) and self.labels is not None and item.label not in self.labels:
+            yield Dropped("label not asked for")
+            return
+        shuffled: dict[str, str] = {}
+        spans: list[WordSpan] = []
+        entries: list[dict[str, Any]] = []
+        dropped = Dropped("no candidate")
+        for name, sentence in self._sides(item).items():
+            choices = list(self.choose(sentence, generator_for(self.seed, *content_of(item), name, "choose")))
+            yield from (choice for choice in choices if isinstance(choice, Skipped))
+            dropped = next((choice for choice in choices if isinstance(choice, Dropped)), dropped)
+            chosen = sorted((choice for choice in choices if isinstance(choice, WordSpan)), key=lambda c: c.first)
+            if chosen:
+                rng = generator_for(self.seed, *content_of(item), name, "permute")
+                text, new_entries = _permuted(sentence, name, chosen, rng)
+                if text == sentence.text:
+                    dropped = Dropped("the text would not change")
+                    continue
+                shuffled[name] = text
+                spans += chosen
+                entries += new_entries
+        if not shuffled:
+            yield dropped
+            return
+        columns = {
+            "size": max(span.size for span in spans),
+            "category": " ".join(dict.fromkeys(span.category for span in spans)),
+            "seed": self.seed,
+            "uid": name_of(item),
+        }
+        if isinstance(item, Sentence):
+            yield sentence_row(item, shuffled[SENTENCE], entries, **columns)
+        else:
+            yield pair_row(item, shuffled, item.label, entries, **columns)
+
+    def _sides(self, item: Item) -> dict[str, Sentence]:
+        if isinstance(item, Sentence):
+            return {SENTENCE: item}
+        return {name: getattr(item, name) for name in ("premise", "hypothesis") if self.side in (name, "both")}
 
 
-def _shuffle(
-    item: Item, choose: Choose, side: Side, labels: tuple[str, ...] | None, seed: int
-) -> Iterator[Row | Dropped | SetAside]:
-    """Edit one item: choose stretches on each side asked for, and permute their words."""
-    if isinstance(item, Pair) and labels is not None and item.label not in labels:
-        yield Dropped("label not asked for")
-        return
-    if isinstance(item, Sentence):
-        sides = {SENTENCE: item}
-    else:
-        sides = {name: getattr(item, name) for name in ("premise", "hypothesis") if side in (name, "both")}
-    edited: dict[str, str] = {}
-    spans: list[dict[str, Any]] = []
-    stretches: list[Stretch] = []
-    dropped = Dropped("no candidate")
-    for name, sentence in sides.items():
-        chosen = []
-        for choice in choose(sentence, generator_for(seed, *content_of(item), name, "choose")):
-            if isinstance(choice, Stretch):
-                chosen.append(choice)
-            elif isinstance(choice, SetAside):
-                yield choice
-            else:
-                dropped = choice
-        if chosen:
-            rng = generator_for(seed, *content_of(item), name, "permute")
-            chosen.sort(key=lambda stretch: stretch.first)
-            text, new_spans = _permuted(sentence, name, chosen, rng)
-            if text == sentence.text:
-                dropped = Dropped("the text would not change")
-                continue
-            edited[name] = text
-            spans += new_spans
-            stretches += chosen
-    if not edited:
-        yield dropped
-        return
-    columns = {
-        "size": max(stretch.size for stretch in stretches),
-        "category": " ".join(dict.fromkeys(stretch.category for stretch in stretches)),
-        "seed": seed,
-        "uid": name_of(item),
-    }
-    if isinstance(item, Sentence):
-        yield sentence_row(item, edited[SENTENCE], spans, **columns)
-    else:
-        yield pair_row(item, edited, item.label, spans, **columns)
+@dataclass(frozen=True)
+class _RandomShuffle(_Shuffle):
+    def choose(self, sentence: Sentence, rng: np.random.Generator) -> Iterable[WordSpan | Dropped]:
+        return choose_sentence(sentence)
+
+
+@dataclass(frozen=True)
+class _ConstituencyShuffle(_Shuffle):
+    sizes: tuple[int, ...]
+    categories: tuple[str, ...] | None
+    spans: Spans
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("spans", self.spans, ("one", "all"))
+
+    def choose(self, sentence: Sentence, rng: np.random.Generator) -> Iterable[WordSpan | Skipped | Dropped]:
+        return choose_constituents(sentence, rng, self.sizes, self.categories, self.spans)
+
+
+@dataclass(frozen=True)
+class _WindowShuffle(_ConstituencyShuffle):
+    def choose(self, sentence: Sentence, rng: np.random.Generator) -> Iterable[WordSpan | Skipped | Dropped]:
+        return choose_windows(sentence, rng, self.sizes, self.categories, self.spans)
 
 
 def _permuted(
-    sentence: Sentence, side: str, stretches: Sequence[Stretch], rng: np.random.Generator
+    sentence: Sentence, side: str, spans: Sequence[WordSpan], rng: np.random.Generator
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Permute the written words of each stretch so that its string changes; punctuation stays put."""
-    slots, spans = [], []
-    for stretch in stretches:
-        places = sentence.written_words[stretch.first : stretch.last]
+    """Permute the surface tokens of each span so that its string changes; punctuation keeps its place."""
+    replacements, entries = [], []
+    for span in spans:
+        places = sentence.written_words[span.first : span.last]
         texts = [sentence.written(*place) for place in places]
         start, end = places[0][0], places[-1][1]
         original = changed = sentence.written(start, end)
         while changed == original:  # ends: exchanging some two neighbours changes it, or it had not been chosen
             order = [texts[k] for k in rng.permutation(len(texts))]
             here = [(a, b, text) for (a, b), text in zip(places, order, strict=True)]
-            changed = _part(sentence, start, end, [(a - start, b - start, text) for a, b, text in here])
-        slots += here
-        spans.append(span(sentence, side, stretch.category, start, end, changed))
-    return sentence.replaced(slots), spans
+            changed = _text_of(sentence, start, end, here)
+        replacements += here
+        entries.append(span_entry(sentence, side, span.category, start, end, changed))
+    return sentence.replaced(replacements), entries
 
 
-def _part(sentence: Sentence, start: int, end: int, slots: Sequence[tuple[int, int, str]]) -> str:
-    """Write the edited words of one stretch alone."""
+def _text_of(sentence: Sentence, start: int, end: int, replacements: Sequence[tuple[int, int, str]]) -> str:
+    """Return the text of words ``start`` up to ``end`` alone, with the replacements in it."""
     contractions = tuple((a - start, b - start, form) for a, b, form in sentence.contractions if start <= a < end)
     part = Sentence(sentence.words[start:end], (*sentence.spaces[start : end - 1], ""), contractions=contractions)
-    return part.replaced(slots)
+    return part.replaced([(a - start, b - start, text) for a, b, text in replacements])
