@@ -12,11 +12,13 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pelocality import plots
+from pelocality.attachment import attach
 from pelocality.corpora import read_conllu, read_frames
 from pelocality.dependencies import compare_head_kinds, dependency_accuracy, dependency_distances
 from pelocality.dependencies.accuracy import half_of
 from pelocality.dependencies.attended import word_attention
 from pelocality.dependencies.result import DIRECTIONS, DependencyAccuracy
+from pelocality.encodings import AttenuatedEncoding
 from pelocality.trees import Dependencies, Sentence
 from tests.data import DATA, NEEDS_DATA
 from tests.families import same, state, tiny
@@ -237,10 +239,20 @@ def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
     assert (found.attended < found.words["word"].to_numpy()[:, None, None]).all()
 
 
+def test_a_model_without_its_own_positions_leaves_no_sentence_out():
+    model, tokenizer = tiny("bert"), wordpiece()
+    long = sentence(["cats"] * 50, [0, *range(1, 50)])
+    short = sentence(["a", "cats"], [2, 0])
+    assert sum(dependency_accuracy(model, tokenizer, [long, short]).left_out.values()) == 1
+    with attach(model, AttenuatedEncoding()):
+        assert dependency_accuracy(model, tokenizer, [long, short]).left_out == {}
+
+
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"tokenizer": byte_level()}, ValueError, "add_prefix_space=True"),
-    ({"tokenizer": None}, TypeError, "tokenizer must be a transformers tokenizer, got NoneType"),
-    ({"tokenizer": lambda text: text}, ValueError, "tokenizer must be a fast one"),
+    ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got NoneType"),
+    ({"tokenizer": "bert"}, TypeError, "tokenizer must be the model's tokenizer, got the string 'bert'"),
+    ({"tokenizer": hf.ByT5Tokenizer()}, ValueError, "tokenizer must be a fast one"),
     ({"sentences": [Sentence(("a",))]}, ValueError, r"none of 1 has \(\{'no dependencies': 1\}\); see read_conllu"),
     ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
     ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality.architectures import pretrained
-from pelocality.checks import count
-from pelocality.evaluation.predict import inference, position_limit
+from pelocality.architectures import longest_input, pretrained
+from pelocality.checks import check_tokenizer, count
+from pelocality.evaluation.predict import inference
+from pelocality.extract.eager import device_of
+from pelocality.extract.weights import check_ids
 
 Reduction = Literal["sum", "mean"]
 
@@ -166,7 +168,7 @@ def _log_likelihood(
 ) -> Tensor:
     """Sum the log-probabilities of the scored tokens, batch by batch."""
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
-    longest = position_limit(model)
+    longest = longest_input(model)
     bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
     stream = passes([texts[i] for i in order])
@@ -189,10 +191,12 @@ def _log_likelihood(
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     padding = tokenizer.pad_token_id or 0  # padding is masked, and comes last
     columns = [torch.tensor(row, dtype=torch.long) for row in ids]
-    device = next(model.parameters()).device
+    inner = pretrained(model)
+    device = device_of(inner)
     padded = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding).to(device)
+    check_ids(inner, padded)
     mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in columns], batch_first=True).to(device)
-    more = {"use_cache": False} if "use_cache" in inspect.signature(pretrained(model).forward).parameters else {}
+    more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
     logits: Tensor | None = getattr(model(input_ids=padded, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
         raise ValueError(
@@ -216,8 +220,7 @@ def _texts(sentences: Iterable[str]) -> list[str]:
 
 def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
     pretrained(model)
-    if not callable(tokenizer):
-        raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
+    check_tokenizer(tokenizer)
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     count("batch_size", batch_size)
