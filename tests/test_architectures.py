@@ -1,5 +1,7 @@
 """The facts kept about each family, against the family's own forward pass."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers as hf
@@ -204,6 +206,10 @@ def test_a_module_of_ones_own_is_not_told_to_be_loaded():
         pretrained(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
         pretrained("bert-base-uncased")
+    with pytest.raises(TypeError, match="got the class BertModel; load it with"):
+        pretrained(hf.BertModel)
+    with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its \.model"):
+        pretrained(SimpleNamespace(model=tiny("bert")))
 
 
 def test_the_longest_input_is_that_of_the_table_while_it_is_read():

@@ -257,6 +257,8 @@ def test_a_model_without_its_own_positions_leaves_no_sentence_out():
     ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
     ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
     ({"sentences": []}, ValueError, "sentences must have dependencies"),
+    ({"sentences": None}, TypeError, "sentences must be a corpus or a list, got NoneType"),
+    ({"subtypes": "no"}, TypeError, "subtypes must be True or False, got 'no'"),
     ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
     ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
@@ -435,3 +437,17 @@ def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkey
     assert "| relation | distance | n | positional |" in printed
     made = {path.name for path in tmp_path.iterdir()}
     assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_kinds.csv"} <= made
+
+
+def test_distances_of_what_is_no_corpus_are_refused():
+    for sentences, message in (
+        (None, "a corpus or a list, got NoneType"),
+        ({"en": 3}, "a corpus or a list, got int"),
+        ({"en": random_sentences(1)[0]}, "a corpus or a list, got Sentence"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            dependency_distances(sentences)
+    with pytest.raises(TypeError, match="punctuation must be True or False, got 'no'"):
+        dependency_distances(random_sentences(2), punctuation="no")
+    with pytest.raises(TypeError, match="minimum must be an integer, got 'many'"):
+        result(random_sentences(10), oracle_and_neighbours).best("many")

@@ -338,8 +338,9 @@ def test_bad_input_is_refused():
         evaluate(model, tokenizer, datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]}))
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
-    with pytest.raises(TypeError, match="labels must be a list of class names"):
-        evaluate(model, tokenizer, shuffled(), labels="entailment")
+    for labels in ("entailment", 3):
+        with pytest.raises(TypeError, match="labels must be a list of class names"):
+            evaluate(model, tokenizer, shuffled(), labels=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be a number of tokens, at least"):

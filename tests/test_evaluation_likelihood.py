@@ -10,7 +10,7 @@ from pelocality.corpora import read_pairs
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate_minimal_pairs, log_likelihood, pseudo_log_likelihood
 from pelocality.probes import minimal_pairs, random_shuffling
-from tests.families import offloaded
+from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows, shuffled
 from tests.test_extract_words import byte_level, wordpiece
 
@@ -146,6 +146,12 @@ def test_bad_input_to_the_scores_is_refused():
     model, tokenizer = masked_model(), masking()
     with pytest.raises(TypeError, match="got one text; put it in a list"):
         pseudo_log_likelihood(model, tokenizer, "a cat")
+    with pytest.raises(TypeError, match="sentences must be a list of texts, got NoneType"):
+        pseudo_log_likelihood(model, tokenizer, None)
+    with pytest.raises(TypeError, match="beginning must be True or False, got 'no'"):
+        log_likelihood(model, tokenizer, ["a"], beginning="no")
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration has an encoder and a decoder"):
+        pseudo_log_likelihood(hf.T5ForConditionalGeneration(tiny("t5").config), tokenizer, ["a"])
     with pytest.raises(TypeError, match="sentences must be texts, got int"):
         pseudo_log_likelihood(model, tokenizer, [1])
     with pytest.raises(ValueError, match="no mask token; score a causal model with log_likelihood"):

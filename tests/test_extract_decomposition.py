@@ -203,6 +203,7 @@ def test_the_model_comes_back_as_it_was():
             r"layers must be a list of indices, such as \[0\], got 0",
         ),
         ({"input_ids": [5, 97]}, ValueError, r"input_ids must be in 0\.\.96, .* got 97; is this the model's tokenizer"),
+        ({"input_ids": tokens(1, 3), "token_type_ids": [[0, 1, 2]]}, ValueError, r"token_type_ids must be in 0\.\.1"),
         ({"input_ids": []}, ValueError, "at least one token"),
         ({"input_ids": [[7, 8], [9]]}, ValueError, "input_ids holds texts of different lengths; pad them"),
         ({"input_ids": "a cat"}, TypeError, "input_ids must be integers, got str; run the tokenizer first"),
@@ -236,7 +237,7 @@ def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
 
 
 def test_quantised_models_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"LlamaModel is quantised \(Linear\).*position_share"):
+    with pytest.raises(ValueError, match=r"LlamaModel holds quantised or sharded weights \(Linear\).*position_share"):
         decompose(quantised(tiny("llama")), tokens(1, N))
 
 
@@ -267,3 +268,11 @@ def test_position_is_the_row_that_the_model_looks_up_for_a_padding_id_in_the_tex
     after = decompose(model, other)
     for term in ("content", "content_to_position", "position_to_content", "position"):
         torch.testing.assert_close(getattr(before, term)[0], getattr(after, term)[0])
+
+
+def test_token_types_that_a_model_does_not_read_are_refused():
+    types = torch.tensor([[0, 0, 1, 1]])
+    with pytest.raises(ValueError, match="LlamaModel reads no token_type_ids"):
+        decompose(tiny("llama"), tokens(1, 4), token_type_ids=types)
+    with pytest.raises(ValueError, match=r"token_type_ids must be in 0\.\.0 for DebertaModel"):
+        decompose(tiny("deberta"), tokens(1, 4), token_type_ids=types)

@@ -204,7 +204,7 @@ def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
 
 @pytest.mark.parametrize("name", ["bert", "llama", "modernbert", "deberta-v2"])
 def test_quantised_queries_and_keys_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=r"is quantised \(Linear\).*positional_attention"):
+    with pytest.raises(ValueError, match=r"quantised or sharded weights \(Linear\).*positional_attention"):
         positional_logits(quantised(tiny(name)), N, words=[7])
 
 

@@ -200,6 +200,11 @@ def test_offloaded_wrapped_and_quantised_models_are_measured(name):
     assert ((reflection_gap(quantised(tiny(name)), ids) - expected).abs() < 0.1).all()
 
 
+def test_short_integers_are_ids_like_any_other():
+    ids = tokens(2, 9)
+    torch.testing.assert_close(reflection_gap(model_of("bert"), ids.short()), reflection_gap(model_of("bert"), ids))
+
+
 def test_an_empty_batch_has_no_gaps():
     assert reflection_gap(model_of("bert"), tokens(0, 9)).shape == (0,)
 

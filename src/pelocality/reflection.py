@@ -97,7 +97,7 @@ def _checked(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, 
         raise TypeError("input_ids must be a tensor of integers, got one of booleans; is it the attention mask?")
     if input_ids.ndim not in (1, 2) or input_ids.shape[-1] == 0:
         raise ValueError(f"input_ids must be (batch, n) or (n,), got shape {tuple(input_ids.shape)}")
-    ids = input_ids.reshape(-1, input_ids.shape[-1])
+    ids = input_ids.reshape(-1, input_ids.shape[-1]).long()
     if attention_mask is None:
         return ids, torch.ones_like(ids)
     shape, wanted = tuple(attention_mask.shape), tuple(input_ids.shape)

@@ -25,6 +25,7 @@ def pretrained(model: nn.Module) -> Any:
         >>> pretrained(nn.Sequential(tiny)) is tiny
         True
     """
+    given: Any = model
     found = _outermost(model) if isinstance(model, nn.Module) else []
     within = {module for each in found for module in each.modules() if module is not each}
     found = [each for each in dict.fromkeys(found) if each not in within]
@@ -32,14 +33,14 @@ def pretrained(model: nn.Module) -> Any:
         names = ", ".join(type(each).__name__ for each in found)
         raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")
     if not found:
-        way_out = (
-            "the attention weights of a module of your own can be given to pelocality.measure"
-            if isinstance(model, nn.Module)
-            else "load it with transformers.AutoModel.from_pretrained(...)"
-        )
-        raise TypeError(
-            f"model must be a transformers PreTrainedModel or hold one, got {type(model).__name__}; {way_out}"
-        )
+        got, way_out = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
+        if isinstance(given, type):
+            got = f"the class {given.__name__}"
+        elif isinstance(given, nn.Module):
+            way_out = "the attention weights of a module of your own can be given to pelocality.measure"
+        elif hasattr(given, "model"):
+            way_out = "pass its .model"
+        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {way_out}")
     return found[0]
 
 

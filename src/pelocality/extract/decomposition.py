@@ -171,6 +171,11 @@ def _read(
                 )
     if "token_type_ids" in inputs and "token_type_ids" not in inspect.signature(base.forward).parameters:
         raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
+    types = getattr(base.config, "type_vocab_size", None)
+    if "token_type_ids" in inputs and types is not None:
+        given = inputs["token_type_ids"]
+        if bool(((given < 0) | (given > max(types - 1, 0))).any()):
+            raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
     inputs = {name: tensor.reshape(-1, ids.shape[-1]).to(device_of(base)) for name, tensor in inputs.items()}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):

@@ -20,7 +20,7 @@ from pelocality.architectures import (
     pretrained,
 )
 from pelocality.checks import count
-from pelocality.extract.weights import check_ids, embedding_weight, hooks_of
+from pelocality.extract.weights import check_ids, embedding_weight, hooks_of, token_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,7 @@ def reads_tokens(module: nn.Module) -> bool:
     """Return whether a module is a transformers model that turns token ids into hidden states by itself."""
     if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
         return False
-    try:
-        return isinstance(module.get_input_embeddings(), nn.Module)
-    except (NotImplementedError, AttributeError):  # how transformers says that there is no such table
-        return False
+    return token_embeddings(module) is not None
 
 
 def _pass_one_of(parts: Sequence[str]) -> str:
@@ -248,7 +245,10 @@ def device_of(base: Any) -> torch.device:
     Raises:
         ValueError: if the embeddings are on the meta device, and nothing brings them to another.
     """
-    for hook in hooks_of(base.get_input_embeddings()):
+    embeddings = token_embeddings(base)
+    if embeddings is None:
+        return torch.device(next(base.parameters()).device)
+    for hook in hooks_of(embeddings):
         if hook.execution_device is not None:
             return torch.device(hook.execution_device)
     device = embedding_weight(base).device

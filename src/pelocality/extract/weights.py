@@ -9,9 +9,18 @@ from typing import Any
 from torch import Tensor, nn
 
 
+def token_embeddings(base: Any) -> Any:
+    """Return the module that turns token ids into vectors, None where a model has no such one."""
+    try:
+        module = base.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # how transformers says so
+        return None
+    return module if isinstance(module, nn.Module) and hasattr(module, "weight") else None
+
+
 def embedding_weight(base: Any) -> Tensor:
     """Return the token embeddings, (vocabulary, d)."""
-    weight = base.get_input_embeddings().weight
+    weight = token_embeddings(base).weight
     table: Tensor = weight() if callable(weight) else weight  # torch's quantised modules have a method
     return table
 
@@ -22,12 +31,14 @@ def check_ids(base: Any, ids: Tensor) -> None:
     Raises:
         ValueError: if there is one.
     """
+    if token_embeddings(base) is None:
+        return
     size = len(embedding_weight(base))
     outside = ids[(ids < 0) | (ids >= size)]
     if outside.numel():
         raise ValueError(
             f"input_ids must be in 0..{size - 1}, the vocabulary of {type(base).__name__}, got {int(outside[0])}; "
-            "is this the model's tokenizer?"
+            "is this the model's tokenizer? Tokens added to it need model.resize_token_embeddings(len(tokenizer))"
         )
 
 
@@ -69,13 +80,13 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
     """Refuse an attention module whose queries and keys are not a linear map of its input.
 
     Raises:
-        ValueError: if some of its weights are stored as integers.
+        ValueError: if some of its weights are quantised, or sharded over processes.
     """
     for part in module.modules():
         weight = getattr(part, "weight", None)
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
         if weight is not None and not plain:
             raise ValueError(
-                f"{type(base).__name__} is quantised ({type(part).__name__}), so that its logits are no sum of parts; "
-                "take the model apart as it was before, or measure it with positional_attention or position_share"
+                f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
+                "taken apart; give the model as it was before, or measure it with positional_attention or position_share"
             )
