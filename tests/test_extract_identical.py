@@ -334,6 +334,18 @@ def test_offloaded_models_are_probed_where_their_weights_are_brought(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_a_model_that_was_offloaded_with_its_encoding_is_probed_at_any_length(name):
+    def with_encoding():
+        model = tiny(name)
+        attach(model, AttenuatedEncoding(decay=0.3))
+        return model
+
+    expected = positional_attention(with_encoding(), length=60, words=WORDS).attention
+    found = positional_attention(offloaded(with_encoding()), length=60, words=WORDS).attention
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
 def test_quantised_models_are_probed(name):
     model = quantised(tiny(name))
     with torch.no_grad():

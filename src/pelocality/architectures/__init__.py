@@ -105,6 +105,12 @@ def positions_disabled(model: nn.Module) -> bool:
 
     Raises:
         TypeError: if there is no transformers model.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
+        >>> positions_disabled(tiny)
+        False
     """
     inner = pretrained(model)
     if inner.config.model_type not in _RECORDS:

@@ -88,5 +88,5 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         if weight is not None and not plain:
             raise ValueError(
                 f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
-                "taken apart; give the model as it was before, or measure it with positional_attention or position_share"
+                "taken apart; pass the model as it was before, or use positional_attention or position_share"
             )
