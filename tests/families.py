@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from torch import nn
@@ -147,6 +148,19 @@ UNKNOWN: dict[str, Callable[[], Any]] = {
     "gpt_neox": lambda: hf.GPTNeoXModel(small(hf.GPTNeoXConfig)),
     "roformer": lambda: hf.RoFormerModel(small(hf.RoFormerConfig)),
 }
+
+
+def offloaded(model):
+    """Return a model whose weights accelerate keeps elsewhere and brings in for each call."""
+    accelerate = pytest.importorskip("accelerate")
+    # DeBERTa's encoder reads the weights of its parts without calling them
+    accelerate.cpu_offload(model, torch.device("cpu"), preload_module_classes=["DebertaEncoder", "DebertaV2Encoder"])
+    return model
+
+
+def quantised(model):
+    """Return a model whose linear layers round their weights, and what they are given, to 8 bits."""
+    return torch.ao.quantization.quantize_dynamic(model.float(), {nn.Linear}, dtype=torch.qint8)
 
 
 def state(model):

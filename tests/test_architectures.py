@@ -1,12 +1,16 @@
 """The facts kept about each family, against the family's own forward pass."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.architectures import architecture, known_families, pretrained
-from tests.families import EVERY, FAMILIES, tiny, tokens
+from pelocality.architectures import architecture, known_families, longest_input, positions_disabled, pretrained
+from pelocality.attachment import attach
+from pelocality.encodings import AttenuatedEncoding
+from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
 
 N = 17
 ABSOLUTE = [
@@ -178,3 +182,45 @@ def test_xlnet_that_reads_half_a_batch_backwards_is_refused():
     model.config.bi_data = True
     with pytest.raises(ValueError, match="bi_data"):
         architecture(model).base(model)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "llama"])
+def test_the_base_is_found_inside_a_wrapper(name):
+    model = tiny(name)
+    record = architecture(model)
+    for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
+        assert record.base(wrapped) is record.base(model)
+
+
+def test_one_of_several_models_is_not_chosen_silently():
+    both = nn.ModuleDict({"student": tiny("bert"), "teacher": tiny("t5")})
+    with pytest.raises(ValueError, match=r"2 transformers models side by side \(BertModel, T5EncoderModel\)"):
+        pretrained(both)
+    assert pretrained(both["student"]) is both["student"]
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    assert pretrained(nn.ModuleList([model.bert, model])) is model  # the same one twice, once without its head
+
+
+def test_a_module_of_ones_own_is_not_told_to_be_loaded():
+    with pytest.raises(TypeError, match=r"got Linear; the attention weights .* pelocality\.measure"):
+        pretrained(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
+        pretrained("bert-base-uncased")
+    with pytest.raises(TypeError, match="got the class BertModel; load it with"):
+        pretrained(hf.BertModel)
+    with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its \.model"):
+        pretrained(SimpleNamespace(model=tiny("bert")))
+
+
+def test_the_longest_input_is_that_of_the_table_while_it_is_read():
+    model = tiny("roberta")
+    assert longest_input(model) == longest_input(nn.DataParallel(model)) == 40
+    with attach(model, AttenuatedEncoding()):
+        assert longest_input(model) is None
+        assert positions_disabled(nn.DataParallel(model))
+    with attach(model, AttenuatedEncoding(), position_embeddings="keep"):
+        assert longest_input(model) == 40
+        assert not positions_disabled(model)
+    assert longest_input(tiny("t5")) is None
+    assert longest_input(UNKNOWN["rembert"]()) == 512
+    assert not positions_disabled(UNKNOWN["rembert"]())

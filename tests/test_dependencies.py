@@ -12,11 +12,13 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pelocality import plots
+from pelocality.attachment import attach
 from pelocality.corpora import read_conllu, read_frames
 from pelocality.dependencies import compare_head_kinds, dependency_accuracy, dependency_distances
 from pelocality.dependencies.accuracy import half_of
 from pelocality.dependencies.attended import word_attention
 from pelocality.dependencies.result import DIRECTIONS, DependencyAccuracy
+from pelocality.encodings import AttenuatedEncoding
 from pelocality.trees import Dependencies, Sentence
 from tests.data import DATA, NEEDS_DATA
 from tests.families import same, state, tiny
@@ -237,14 +239,26 @@ def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
     assert (found.attended < found.words["word"].to_numpy()[:, None, None]).all()
 
 
+def test_a_model_without_its_own_positions_leaves_no_sentence_out():
+    model, tokenizer = tiny("bert"), wordpiece()
+    long = sentence(["cats"] * 50, [0, *range(1, 50)])
+    short = sentence(["a", "cats"], [2, 0])
+    assert sum(dependency_accuracy(model, tokenizer, [long, short]).left_out.values()) == 1
+    with attach(model, AttenuatedEncoding()):
+        assert dependency_accuracy(model, tokenizer, [long, short]).left_out == {}
+
+
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"tokenizer": byte_level()}, ValueError, "add_prefix_space=True"),
-    ({"tokenizer": None}, TypeError, "tokenizer must be a transformers tokenizer, got NoneType"),
-    ({"tokenizer": lambda text: text}, ValueError, "tokenizer must be a fast one"),
+    ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got NoneType"),
+    ({"tokenizer": "bert"}, TypeError, "tokenizer must be the model's tokenizer, got the string 'bert'"),
+    ({"tokenizer": hf.ByT5Tokenizer()}, ValueError, "tokenizer must be a fast one"),
     ({"sentences": [Sentence(("a",))]}, ValueError, r"none of 1 has \(\{'no dependencies': 1\}\); see read_conllu"),
     ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
     ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
     ({"sentences": []}, ValueError, "sentences must have dependencies"),
+    ({"sentences": None}, TypeError, "sentences must be a corpus or a list, got NoneType"),
+    ({"subtypes": "no"}, TypeError, "subtypes must be True or False, got 'no'"),
     ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
     ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
@@ -423,3 +437,17 @@ def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkey
     assert "| relation | distance | n | positional |" in printed
     made = {path.name for path in tmp_path.iterdir()}
     assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_kinds.csv"} <= made
+
+
+def test_distances_of_what_is_no_corpus_are_refused():
+    for sentences, message in (
+        (None, "a corpus or a list, got NoneType"),
+        ({"en": 3}, "a corpus or a list, got int"),
+        ({"en": random_sentences(1)[0]}, "a corpus or a list, got Sentence"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            dependency_distances(sentences)
+    with pytest.raises(TypeError, match="punctuation must be True or False, got 'no'"):
+        dependency_distances(random_sentences(2), punctuation="no")
+    with pytest.raises(TypeError, match="minimum must be an integer, got 'many'"):
+        result(random_sentences(10), oracle_and_neighbours).best("many")

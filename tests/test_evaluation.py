@@ -11,7 +11,9 @@ import torch
 import transformers as hf
 from hypothesis import given, settings, strategies as st
 
+from pelocality.attachment import attach
 from pelocality.corpora import read_pairs, read_snli
+from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import (
     evaluate,
     paper_table,
@@ -19,7 +21,7 @@ from pelocality.evaluation import (
 from pelocality.evaluation.labels import right
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
 from tests.data import DATA, NEEDS_DATA
-from tests.families import same, state
+from tests.families import offloaded, same, state
 from tests.test_examples import run
 from tests.test_extract_words import byte_level, wordpiece
 
@@ -280,6 +282,29 @@ def test_texts_longer_than_the_model_are_cut_counted_and_logged(caplog):
     assert evaluate(classifier(), wordpiece(), probe, max_length=5).truncated == 1
 
 
+def test_a_model_without_its_own_positions_is_given_whole_texts():
+    long = " ".join(["cats"] * 40)
+    probe = datasets.Dataset.from_dict({"original_sentence": [long, "a dog"], "sentence": ["dog a", "dog a"]})
+    model, tokenizer = classifier(), wordpiece()
+    tokenizer.model_max_length = 24  # which it was saved with, for the table
+    with attach(model, AttenuatedEncoding()):
+        found = evaluate(model, tokenizer, probe)
+        assert found.truncated == 0
+        assert evaluate(model, tokenizer, probe, max_length=5).truncated == 1
+        with torch.no_grad():
+            probabilities = model(**tokenizer(long, return_tensors="pt")).logits.softmax(-1)
+    assert found.examples["original_probability"][0] == pytest.approx(float(probabilities.max()))
+
+
+def test_offloaded_models_are_evaluated_and_another_tokenizer_is_named():
+    plain, moved = (evaluate(model, wordpiece(), shuffled(4)) for model in (classifier(), offloaded(classifier())))
+    assert plain.examples["prediction"].tolist() == moved.examples["prediction"].tolist()
+    other = byte_level()
+    other.pad_token = "<|end|>"
+    with pytest.raises(ValueError, match=r"input_ids must be in 0\.\.13, .* is this the model's tokenizer"):
+        evaluate(classifier(), other, shuffled(4))
+
+
 def test_a_callable_may_give_scores_of_classes_that_are_named():
     def scores(premises, hypotheses):
         return torch.tensor([[name in text for name in THREE] for text in hypotheses]).float()
@@ -313,8 +338,9 @@ def test_bad_input_is_refused():
         evaluate(model, tokenizer, datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]}))
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
-    with pytest.raises(TypeError, match="labels must be a list of class names"):
-        evaluate(model, tokenizer, shuffled(), labels="entailment")
+    for labels in ("entailment", 3):
+        with pytest.raises(TypeError, match="labels must be a list of class names"):
+            evaluate(model, tokenizer, shuffled(), labels=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be a number of tokens, at least"):

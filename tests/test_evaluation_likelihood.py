@@ -5,9 +5,12 @@ import pytest
 import torch
 import transformers as hf
 
+from pelocality.attachment import attach
 from pelocality.corpora import read_pairs
+from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate_minimal_pairs, log_likelihood, pseudo_log_likelihood
 from pelocality.probes import minimal_pairs, random_shuffling
+from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows, shuffled
 from tests.test_extract_words import byte_level, wordpiece
 
@@ -143,6 +146,12 @@ def test_bad_input_to_the_scores_is_refused():
     model, tokenizer = masked_model(), masking()
     with pytest.raises(TypeError, match="got one text; put it in a list"):
         pseudo_log_likelihood(model, tokenizer, "a cat")
+    with pytest.raises(TypeError, match="sentences must be a list of texts, got NoneType"):
+        pseudo_log_likelihood(model, tokenizer, None)
+    with pytest.raises(TypeError, match="beginning must be True or False, got 'no'"):
+        log_likelihood(model, tokenizer, ["a"], beginning="no")
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration has an encoder and a decoder"):
+        pseudo_log_likelihood(hf.T5ForConditionalGeneration(tiny("t5").config), tokenizer, ["a"])
     with pytest.raises(TypeError, match="sentences must be texts, got int"):
         pseudo_log_likelihood(model, tokenizer, [1])
     with pytest.raises(ValueError, match="no mask token; score a causal model with log_likelihood"):
@@ -172,3 +181,29 @@ def test_bad_input_to_minimal_pairs_is_refused():
         evaluate_minimal_pairs(lambda texts: [float("nan")] * 2, None, pairs)
     with pytest.raises(TypeError, match="a callable without score="):
         evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
+
+
+def test_a_model_without_its_own_positions_scores_texts_of_any_length():
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    for model, score in ((masked_model(), pseudo_log_likelihood), (causal_model(tokenizer), log_likelihood)):
+        with pytest.raises(ValueError, match="more tokens than the 24 the model can read"):
+            score(model, tokenizer, ["a cat " * 20])
+        with attach(model, AttenuatedEncoding(heads=2)):
+            assert (score(model, tokenizer, ["a cat " * 20]) < 0).all()
+
+
+def test_offloaded_and_wrapped_models_score_as_the_plain_one_does():
+    plain = pseudo_log_likelihood(masked_model(), masking(), SENTENCES)
+    for model in (offloaded(masked_model()), torch.nn.DataParallel(masked_model())):
+        torch.testing.assert_close(pseudo_log_likelihood(model, masking(), SENTENCES), plain)
+
+
+def test_the_tokenizer_of_another_model_is_named():
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"mask_token": "<mask>", "bos_token": "<bos>"})
+    for score in (pseudo_log_likelihood, log_likelihood):
+        with pytest.raises(ValueError, match=r"input_ids must be in 0\.\.14, .* is this the model's tokenizer"):
+            score(masked_model(), tokenizer, ["a cat and a dog"])
+        with pytest.raises(TypeError, match="got the string 'bert'; load it with"):
+            score(masked_model(), "bert", ["a cat"])

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 from pelocality.architectures import architecture
 from pelocality.extract import decompose, eager_attention, positional_logits
-from tests.families import EVERY, FAMILIES, tiny, tokens
+from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny, tokens
 
 N = 13
 TABLE_ONLY = [
@@ -196,6 +197,21 @@ def test_the_model_comes_back_as_it_was():
         ({"input_ids": tokens(1, 41)}, ValueError, "beyond the 40 positions of BertModel"),
         ({"input_ids": tokens(1, 4), "layers": [2]}, ValueError, r"in layers \[2\].*position_share"),
         ({"input_ids": tokens(1, 4), "layers": []}, ValueError, "layers must be indices"),
+        (
+            {"input_ids": tokens(1, 4), "layers": 0},
+            TypeError,
+            r"layers must be a list of indices, such as \[0\], got 0",
+        ),
+        ({"input_ids": [5, 97]}, ValueError, r"input_ids must be in 0\.\.96, .* got 97; is this the model's tokenizer"),
+        ({"input_ids": tokens(1, 3), "token_type_ids": [[0, 1, 2]]}, ValueError, r"token_type_ids must be in 0\.\.1"),
+        ({"input_ids": []}, ValueError, "at least one token"),
+        ({"input_ids": [[7, 8], [9]]}, ValueError, "input_ids holds texts of different lengths; pad them"),
+        ({"input_ids": "a cat"}, TypeError, "input_ids must be integers, got str; run the tokenizer first"),
+        (
+            {"input_ids": tokens(1, 3), "attention_mask": [[0.0, 0.0, -1e9]]},
+            ValueError,
+            "1 for tokens and 0 for padding",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_way_out(arguments, error, message):
@@ -206,3 +222,57 @@ def test_bad_input_is_refused_with_a_way_out(arguments, error, message):
 def test_result_reads_in_one_line():
     parts = decompose(tiny("mpnet"), tokens(2, 5))
     assert repr(parts) == "Decomposition(3 x 2 x 2 x 5 x 5; layers [0, 1, 2] by table, relative)"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
+    ids = tokens(2, N)
+    expected = decompose(tiny(name), ids)
+    model = offloaded(tiny(name))
+    for wrapped in (model, nn.DataParallel(tiny(name))):
+        found = decompose(wrapped, ids)
+        for term in ("content", "content_to_position", "position_to_content", "position"):
+            torch.testing.assert_close(getattr(found, term), getattr(expected, term))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_quantised_models_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"LlamaModel holds quantised or sharded weights \(Linear\).*position_share"):
+        decompose(quantised(tiny("llama")), tokens(1, N))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_empty_batch_gives_empty_terms(name):
+    model = tiny(name)
+    one, none = decompose(model, tokens(1, 5)), decompose(model, tokens(0, 5))
+    assert none.logits.shape == (one.logits.shape[0], 0, *one.logits.shape[2:])
+    assert none.weights().shape == none.logits.shape
+    assert none.visible.shape == (len(none.layers), 0, 5, 5)
+
+
+@pytest.mark.parametrize("name", ["roberta", "mpnet"])
+def test_position_is_the_row_that_the_model_looks_up_for_a_padding_id_in_the_text(name):
+    model, ids = tiny(name), tokens(1, N)
+    padding = model.embeddings.padding_idx
+    ids[0, 4] = padding
+    before = decompose(model, ids)
+    # a token at the padding id stands at no place, and what follows it one place earlier
+    rows = torch.tensor([*range(4), -1, *range(4, N - 1)]) + padding + 1
+    with torch.no_grad():
+        table = model.embeddings.position_embeddings.weight
+        table[padding + 1 : padding + 1 + N] = table[rows].clone()
+    other = ids.clone()
+    other[0, 4] = 6
+    with torch.no_grad():  # the same words at the same places, by another id
+        model.embeddings.word_embeddings.weight[6] = model.embeddings.word_embeddings.weight[padding]
+    after = decompose(model, other)
+    for term in ("content", "content_to_position", "position_to_content", "position"):
+        torch.testing.assert_close(getattr(before, term)[0], getattr(after, term)[0])
+
+
+def test_token_types_that_a_model_does_not_read_are_refused():
+    types = torch.tensor([[0, 0, 1, 1]])
+    with pytest.raises(ValueError, match="LlamaModel reads no token_type_ids"):
+        decompose(tiny("llama"), tokens(1, 4), token_type_ids=types)
+    with pytest.raises(ValueError, match=r"token_type_ids must be in 0\.\.0 for DebertaModel"):
+        decompose(tiny("deberta"), tokens(1, 4), token_type_ids=types)

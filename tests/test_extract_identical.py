@@ -15,7 +15,7 @@ from pelocality.attachment import attach
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.extract import positional_attention
 from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
-from tests.families import EVERY, same, state, tiny, tokens
+from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
 
 N = 12
 WORDS = [7, 9, 30, 55]
@@ -216,6 +216,9 @@ def test_one_position_is_enough():
         ({"length": 41}, ValueError, r"length=41 is beyond the 40 positions of BertModel.*at most 40"),
         ({"length": 0}, ValueError, "at least 1, got 0"),
         ({"length": 8.0}, TypeError, "length must be an int"),
+        ({"length": 8, "layers": 0}, TypeError, r"layers must be a list of indices, such as \[0\], got 0"),
+        ({"length": 8, "tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with .*AutoTokenizer"),
+        ({"length": 8, "tokenizer": 3, "special_tokens": True}, TypeError, "must be the model's tokenizer, got int"),
         ({"length": 8, "layers": [5]}, ValueError, r"indices into the model's 3 layers, got \[5\]"),
         ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"length": 8, "special_tokens": True}, ValueError, "special_tokens=True needs a tokenizer"),
@@ -322,3 +325,31 @@ def test_special_tokens_are_fed_and_cut_out_on_demand(minilm):
     assert result.source.special_tokens
     with pytest.raises(ValueError, match=r"length=511 and 2 special tokens is beyond the 512 positions.*at most 510"):
         positional_attention(model, tokenizer, length=511, words=1, special_tokens=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_offloaded_models_are_probed_where_their_weights_are_brought(name):
+    expected = positional_attention(tiny(name), length=N, words=WORDS).attention
+    torch.testing.assert_close(positional_attention(offloaded(tiny(name)), length=N, words=WORDS).attention, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_a_model_that_was_offloaded_with_its_encoding_is_probed_at_any_length(name):
+    def with_encoding():
+        model = tiny(name)
+        attach(model, AttenuatedEncoding(decay=0.3))
+        return model
+
+    expected = positional_attention(with_encoding(), length=60, words=WORDS).attention
+    found = positional_attention(offloaded(with_encoding()), length=60, words=WORDS).attention
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_quantised_models_are_probed(name):
+    model = quantised(tiny(name))
+    with torch.no_grad():
+        model.config._attn_implementation = "eager"
+        own = model(torch.full((1, N), WORDS[0]), output_attentions=True).attentions
+    found = positional_attention(model, length=N, words=WORDS[:1]).attention
+    torch.testing.assert_close(found, torch.cat(own), atol=1e-5, rtol=1e-5)

@@ -3,13 +3,14 @@
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 from pelocality.architectures import architecture
 from pelocality.attachment import attach
 from pelocality.encodings import NoEncoding
 from pelocality.extract import decompose, eager_attention, positional_logits
 from pelocality.metrics import locality
-from tests.families import EVERY, tiny
+from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny
 
 N = 14
 EXACT = [
@@ -188,3 +189,36 @@ def test_a_model_that_carries_an_encoding_is_refused_where_its_own_logits_do_not
             with pytest.raises(ValueError, match="attached encoding"):
                 ask()
     assert positional_logits(model, 8).logits.shape[-1] == 8
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
+    expected = positional_logits(tiny(name), N, words=[7, 9])
+    model = offloaded(tiny(name))
+    for wrapped in (model, nn.DataParallel(tiny(name))):
+        found = positional_logits(wrapped, N, words=[7, 9])
+        torch.testing.assert_close(found.logits, expected.logits)
+    moved = [parameter for parameter in model.parameters() if parameter.is_meta]
+    assert len(moved) == len(list(model.parameters()))  # they went back to where they were
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "modernbert", "deberta-v2"])
+def test_quantised_queries_and_keys_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=r"quantised or sharded weights \(Linear\).*positional_attention"):
+        positional_logits(quantised(tiny(name)), N, words=[7])
+
+
+def test_a_bias_needs_no_queries_and_is_read_from_a_quantised_model_too():
+    model = tiny("t5").float()
+    expected = positional_logits(model, N).logits
+    torch.testing.assert_close(positional_logits(quantised(model), N).logits, expected)
+
+
+def test_layers_that_are_no_list_are_named():
+    with pytest.raises(TypeError, match=r"layers must be a list of indices, such as \[0\], got 0"):
+        positional_logits(tiny("bert"), N, layers=0)
+
+
+def test_weights_on_the_meta_device_are_named():
+    with pytest.raises(ValueError, match="BertModel are on the meta device"):
+        positional_logits(tiny("bert").to("meta"), N)

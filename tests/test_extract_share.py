@@ -264,6 +264,13 @@ def test_probing_and_text_agree_where_content_is_silent():
         ),
         ([{"input_ids": tokens(1, 4)}], {"special_tokens": True}, ValueError, "two sentences"),
         ([{"input_ids": tokens(2, 41)}], {"special_tokens": True}, ValueError, "beyond the 40 positions"),
+        (
+            [{"input_ids": torch.full((2, 4), 97)}],
+            {"special_tokens": True},
+            ValueError,
+            r"in 0\.\.96, .* got 97; is this",
+        ),
+        ([{"input_ids": tokens(2, 4)}], {"tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with"),
         ([{"input_ids": tokens(2, 4)}], {"length": 1}, ValueError, "length must be at least 2"),
     ],
 )

@@ -38,6 +38,29 @@ REFUSED = {
         ),
         r"model.get_encoder\(\)",
     ),
+    "fsmt": (
+        lambda: hf.FSMTModel(
+            hf.FSMTConfig(src_vocab_size=99, tgt_vocab_size=99, d_model=8, encoder_layers=1, decoder_layers=1,
+                          encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2)
+        ),
+        r"none of its parts can be run alone.*pelocality\.measure",
+    ),
+    "clip": (
+        lambda: hf.CLIPModel(
+            hf.CLIPConfig(
+                text_config={"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+                vision_config={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+            )
+        ),
+        r"pass model\.text_model",
+    ),
+    "squeezebert": (
+        lambda: hf.SqueezeBertModel(
+            small(hf.SqueezeBertConfig, embedding_size=16, q_groups=1, k_groups=1, v_groups=1, post_attention_groups=1,
+                  intermediate_groups=1, output_groups=1)
+        ),
+        "some weights are negative",
+    ),
     "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
     "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "do not sum to 1"),
 }  # fmt: skip
@@ -54,6 +77,11 @@ def test_either_half_of_an_encoder_decoder_model_can_be_named():
     model = REFUSED["bart"][0]()
     assert not positional_attention(model.get_encoder(), length=N, words=WORDS).source.causal
     assert positional_attention(model.get_decoder(), length=N, words=WORDS).source.causal
+
+
+def test_the_tower_that_reads_text_can_be_named():
+    model = REFUSED["clip"][0]()
+    assert positional_attention(model.text_model, length=N, words=WORDS).attention.shape == (1, 2, N, N)
 
 
 def test_bigbird_with_full_attention_is_probed():
@@ -73,5 +101,5 @@ def test_a_model_that_returns_no_weights_is_refused():
 def test_a_table_that_ends_before_its_configuration_says_is_named():
     model = UNKNOWN["megatron-bert"]()
     model.embeddings.position_embeddings = nn.Embedding(6, 16)
-    with pytest.raises(ValueError, match=r"MegatronBertModel.* has no row for every id or position of 12 tokens"):
+    with pytest.raises(ValueError, match=r"MegatronBertModel.* has no row for every position of 12 tokens"):
         positional_attention(model, length=N, words=WORDS)

@@ -123,3 +123,12 @@ def test_without_a_tokenizer_the_configurations_special_ids_are_left_out():
 ])  # fmt: skip
 def test_special_tokens_stand_where_the_tokenizer_puts_them(kind, frame):
     assert special_frame(TOKENIZERS[kind]()) == frame
+
+
+def test_words_that_a_tokenizer_of_another_model_lacks_are_explained():
+    with pytest.raises(
+        ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14; is this the model's"
+    ):
+        choose_words(model_for(wordpiece()), byte_level(), 64, 0)
+    with pytest.raises(ValueError, match="words=64 is more than the 4 words in this vocabulary"):
+        choose_words(model_for(wordpiece()), wordpiece(), 64, 0)

@@ -25,7 +25,7 @@ BELOW = {
     "intervals": set(),
     "attachment": {"architectures", "encodings", "scores"},
     "reflection": {"architectures", "extract"},
-    "dependencies": {"checks", "extract", "intervals", "trees"},
+    "dependencies": {"architectures", "checks", "extract", "intervals", "trees"},
     "evaluation": {"architectures", "checks", "extract", "intervals"},
     "encodings": {"checks", "metrics", "scores", "streaming", "tables"},
     "attention": {"encodings", "scores"},

@@ -20,8 +20,9 @@ from pelocality.encodings import (
     SinusoidalEncoding,
 )
 from pelocality.reflection import reflection_gap
-from tests.families import UNKNOWN, same, state, tiny, tokens
+from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
 from tests.test_attach import CAUSAL, CONVOLVED, SILENT, random_table, set_implementation
+from tests.test_extract_unknown import REFUSED
 
 BIDIRECTIONAL = [name for name in SILENT if name not in CAUSAL]
 ROUNDING = 1e-6  # some families pass through float32 inside
@@ -190,6 +191,34 @@ def test_the_model_comes_back_as_it_was():
     assert same(before, state(model))
 
 
+@pytest.mark.parametrize("name", ["bert", "xlnet"])
+def test_offloaded_wrapped_and_quantised_models_are_measured(name):
+    ids = tokens(2, 9)
+    expected = reflection_gap(tiny(name), ids)
+    for model in (offloaded(tiny(name)), nn.DataParallel(tiny(name))):
+        torch.testing.assert_close(reflection_gap(model, ids), expected)
+    assert ((reflection_gap(quantised(tiny(name)), ids) - expected).abs() < 0.1).all()
+
+
+def test_short_integers_are_ids_like_any_other():
+    ids = tokens(2, 9)
+    torch.testing.assert_close(reflection_gap(model_of("bert"), ids.short()), reflection_gap(model_of("bert"), ids))
+
+
+def test_an_empty_batch_has_no_gaps():
+    assert reflection_gap(model_of("bert"), tokens(0, 9)).shape == (0,)
+
+
+def test_models_without_text_to_reverse_are_refused_by_name():
+    for model_type, message in (
+        ("vit", "it reads no tokens"),
+        ("clip", r"pass model\.text_model"),
+        ("fsmt", "by itself"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reflection_gap(REFUSED[model_type][0](), tokens(1, 9))
+
+
 def test_bad_input_is_named():
     model = model_of("bert")
     for arguments, kind, message in [
@@ -204,6 +233,8 @@ def test_bad_input_is_named():
         ((tokens(1, model.config.max_position_embeddings + 1),), ValueError, "input_ids are too long.*ask for at most"),
         ((torch.tensor([7, model.config.vocab_size]),), ValueError, "input_ids must be in 0"),
         ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
+        ((tokens(1, 3), torch.tensor([[1, 2, 0]])), ValueError, "1 for tokens and 0 for padding"),
+        ((tokens(1, 3)[:, :0],), ValueError, r"got shape \(1, 0\)"),
         ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "every sequence a token"),
     ]:
         with pytest.raises(kind, match=message):

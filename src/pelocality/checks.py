@@ -47,3 +47,20 @@ def flag(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what is not a tokenizer.
+
+    Args:
+        tokenizer: What was given.
+
+    Raises:
+        TypeError: It cannot be called on texts, or does not know its special tokens: a name, a processor.
+    """
+    if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
+        given = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
+        raise TypeError(
+            f"tokenizer must be the model's tokenizer, got {given}; load it with "
+            "transformers.AutoTokenizer.from_pretrained(...)"
+        )

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.architectures import architecture, known_families, pretrained
-from pelocality.extract.eager import check_length, device_of, eager_attention
+from pelocality.extract.eager import (
+    check_length,
+    check_reads_tokens,
+    device_of,
+    eager_attention,
+    reads_tokens,
+)
+from pelocality.extract.weights import check_ids
 
 
 def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -26,7 +33,8 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
 
     Args:
         model: A transformers model, with or without a task head; of an encoder-decoder model the encoder is measured.
-        input_ids: (batch, n), or (n,) for one sequence. Special tokens are reversed like all others.
+        input_ids: (batch, n), or (n,) for one sequence; a batch may be empty. Special tokens are reversed like all
+            others.
         attention_mask: As input_ids, 1 for tokens and 0 for padding; tokens are reversed among themselves and padding
             stays where it is. None: all are tokens.
 
@@ -62,6 +70,8 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
     base = _base(model)
     _check_fit(base, ids)
     ids, mask = ids.to(device_of(base)), mask.to(device_of(base))
+    if not len(ids):  # most models cannot run an empty batch
+        return torch.zeros(0, dtype=torch.float64, device=ids.device)
     order = _reversed_among_tokens(mask)
     with eager_attention(model):
         forward = _hidden_states(base, ids, mask)
@@ -85,28 +95,26 @@ def _checked(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, 
             raise TypeError(f"{name} must be a tensor of integers, got {kind}; tokenizer(text, return_tensors='pt')")
     if input_ids.dtype == torch.bool:
         raise TypeError("input_ids must be a tensor of integers, got one of booleans; is it the attention mask?")
-    if input_ids.ndim not in (1, 2) or input_ids.numel() == 0:
+    if input_ids.ndim not in (1, 2) or input_ids.shape[-1] == 0:
         raise ValueError(f"input_ids must be (batch, n) or (n,), got shape {tuple(input_ids.shape)}")
-    ids = input_ids.reshape(-1, input_ids.shape[-1])
+    ids = input_ids.reshape(-1, input_ids.shape[-1]).long()
     if attention_mask is None:
         return ids, torch.ones_like(ids)
     shape, wanted = tuple(attention_mask.shape), tuple(input_ids.shape)
     if shape != wanted:
         raise ValueError(f"attention_mask must be shaped like input_ids, {wanted}, got shape {shape}")
     mask = attention_mask.reshape(ids.shape)
-    if not bool((mask != 0).any(1).all()):
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError("attention_mask must be 1 for tokens and 0 for padding, and holds something else")
+    if not bool(mask.any(1).all()):
         raise ValueError("attention_mask must leave every sequence a token, and one has none")
-    return ids, (mask != 0).long()
+    return ids, mask.long()
 
 
 def _check_fit(base: Any, ids: Tensor) -> None:
-    size = base.get_input_embeddings().weight.shape[0]
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= size:
-        raise ValueError(f"input_ids must be in 0..{size - 1}, the model's vocabulary, got {low if low < 0 else high}")
-    record = architecture(base) if base.config.model_type in known_families() else None
+    check_ids(base, ids)
     try:
-        check_length(base, record, ids.shape[1])
+        check_length(base, ids.shape[1])
     except ValueError as error:
         raise ValueError(f"input_ids are too long: {error}") from None
 
@@ -116,7 +124,12 @@ def _base(model: nn.Module) -> Any:
     if inner.config.model_type in known_families():
         return architecture(inner).base(inner)
     base = inner.base_model
-    return base.get_encoder() if inner.config.is_encoder_decoder else base
+    if inner.config.is_encoder_decoder:
+        base = base.get_encoder()
+        if not reads_tokens(base):
+            raise ValueError(f"the encoder of {type(inner).__name__} cannot be run on tokens by itself")
+    check_reads_tokens(base)
+    return base
 
 
 def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:

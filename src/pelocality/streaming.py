@@ -52,7 +52,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     """
     given = torch.from_numpy(np.array(bias)) if isinstance(bias, np.ndarray) else bias
     if not isinstance(given, Tensor) or not given.is_floating_point():
-        raise TypeError(f"bias must be a tensor or array of floating-point numbers, got {type(bias).__name__}")
+        got = f"integers ({given.dtype}); use bias.float()" if isinstance(given, Tensor) else type(bias).__name__
+        raise TypeError(f"bias must be a tensor or array of floating-point numbers, got {got}")
     if given.ndim == 0 or given.shape[-1] % 2 == 0:
         raise ValueError(
             f"bias must hold one number per distance k = -(n-1)..n-1, so an odd number, got shape {tuple(given.shape)}"

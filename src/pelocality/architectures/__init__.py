@@ -5,15 +5,22 @@ ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``r
 ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
-from typing import Any
-
 from torch import nn
-from transformers import PreTrainedModel
 
 from pelocality.architectures import absolute, disentangled, relative, rotary
 from pelocality.architectures.record import ATTACHED, AbsoluteInput, Architecture
+from pelocality.architectures.wrapper import pretrained
 
-__all__ = ["ATTACHED", "AbsoluteInput", "Architecture", "architecture", "known_families", "pretrained"]
+__all__ = [
+    "ATTACHED",
+    "AbsoluteInput",
+    "Architecture",
+    "architecture",
+    "known_families",
+    "longest_input",
+    "positions_disabled",
+    "pretrained",
+]
 
 _RECORDS: dict[str, Architecture] = {
     model_type: record
@@ -33,34 +40,6 @@ def known_families() -> tuple[str, ...]:
         ('albert', 'bert', 'bloom', 'camembert')
     """
     return tuple(sorted(_RECORDS))
-
-
-def pretrained(model: nn.Module) -> Any:
-    """Return the transformers model inside a wrapper such as torch.compile, DDP or SentenceTransformer.
-
-    Args:
-        model: a transformers model, or a module that holds one.
-
-    Returns:
-        The outermost ``PreTrainedModel``.
-
-    Raises:
-        TypeError: if there is none.
-
-    Examples:
-        >>> from transformers import DistilBertConfig, DistilBertModel
-        >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
-        >>> pretrained(nn.Sequential(tiny)) is tiny
-        True
-    """
-    if isinstance(model, nn.Module):
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel):
-                return module
-    raise TypeError(
-        f"model must be a transformers PreTrainedModel or hold one, got {type(model).__name__}; "
-        "load it with transformers.AutoModel.from_pretrained(...)"
-    )
 
 
 def architecture(model: nn.Module) -> Architecture:
@@ -87,3 +66,55 @@ def architecture(model: nn.Module) -> Architecture:
     if model_type not in _RECORDS:
         raise ValueError(f"model type '{model_type}' is not supported; known: {', '.join(known_families())}")
     return _RECORDS[model_type]
+
+
+def longest_input(model: nn.Module) -> int | None:
+    """Return how many tokens a model has positions for, special tokens included.
+
+    Args:
+        model: a transformers model, or a wrapper around one.
+
+    Returns:
+        The number of tokens; None where nothing ends: positions that are computed for any distance, or a table that
+        an attached encoding has disabled. Of a family without a record, what its configuration says.
+
+    Raises:
+        TypeError: if there is no transformers model.
+
+    Examples:
+        >>> from transformers import RobertaConfig, RobertaModel
+        >>> small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
+        40
+    """
+    inner = pretrained(model)
+    if inner.config.model_type not in _RECORDS:
+        return getattr(inner.config, "max_position_embeddings", None) or None
+    record = architecture(inner)
+    return None if positions_disabled(inner) else record.max_length(record.base(inner))
+
+
+def positions_disabled(model: nn.Module) -> bool:
+    """Return whether an attached encoding has disabled a model's own positions.
+
+    Args:
+        model: a transformers model, or a wrapper around one.
+
+    Returns:
+        True or False; False for a family without a record, which takes no encoding.
+
+    Raises:
+        TypeError: if there is no transformers model.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
+        >>> positions_disabled(tiny)
+        False
+    """
+    inner = pretrained(model)
+    if inner.config.model_type not in _RECORDS:
+        return False
+    record = architecture(inner)
+    modules = record.attentions(record.base(inner))
+    return any(getattr(getattr(module, ATTACHED, None), "silent", False) for module in modules)

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pelocality.architectures.wrapper import pretrained
+
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
 
@@ -70,8 +72,8 @@ class Architecture(ABC):
     """The method of an attention module that returns what positions add to its logits, or None."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``, without a task head."""
-        return model.base_model
+        """Return the bare transformer inside ``model``, without a task head or a wrapper."""
+        return pretrained(model).base_model
 
     @abstractmethod
     def attentions(self, base: Any) -> list[nn.Module]:

@@ -20,8 +20,8 @@ class T5(Architecture):
 
     def base(self, model: Any) -> Any:
         """Return the encoder; a stack that is given itself (``model.decoder``) is taken as it is."""
-        model = model if hasattr(model, "block") else model.base_model
-        return model if hasattr(model, "block") else model.encoder
+        base = super().base(model)
+        return base if hasattr(base, "block") else base.encoder
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [block.layer[0].SelfAttention for block in base.block]
@@ -105,10 +105,9 @@ class Bloom(Architecture):
         return looks_back(base)
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
-        device = base.word_embeddings.weight.device
-        pair = torch.ones(1, 2, dtype=torch.long, device=device)
+        pair = torch.ones(1, 2, dtype=torch.long)
         slopes = base.build_alibi_tensor(pair, base.num_heads, torch.float32)[:, 0, 1]  # slope * j at j = 1
-        bias: Tensor = slopes[:, None] * torch.arange(1 - length, length, device=device)
+        bias: Tensor = slopes[:, None] * torch.arange(1 - length, length)
         return bias
 
 
@@ -127,9 +126,10 @@ class XlNet(Architecture):
 
     def base(self, model: Any) -> Any:
         """Return the transformer; ``bi_data`` mode, where half of each batch runs backwards, is refused."""
-        if model.config.bi_data:
+        base = super().base(model)
+        if base.config.bi_data:
             raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
-        return model.base_model
+        return base
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.rel_attn for layer in base.layer]

@@ -44,8 +44,7 @@ class Llama(Architecture):
         return module
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
-        weight = module.q_proj.weight
-        cos, sin = base.rotary_emb(weight[None], torch.arange(length, device=weight.device)[None])
+        cos, sin = base.rotary_emb(*_places(base, length))
         return cos[0], sin[0]
 
 
@@ -81,10 +80,15 @@ class ModernBert(Architecture):
         return module
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
-        weight = module.Wqkv.weight
         layer_type = base.config.layer_types[module.layer_idx]
-        cos, sin = base.rotary_emb(weight[None], torch.arange(length, device=weight.device)[None], layer_type)
+        cos, sin = base.rotary_emb(*_places(base, length), layer_type)
         return cos[0], sin[0]
+
+
+def _places(base: Any, length: int) -> tuple[Tensor, Tensor]:
+    """Return what a rotary module reads: states, for their precision and device alone, and positions (1, n)."""
+    device = next(base.rotary_emb.buffers()).device
+    return torch.empty(1, dtype=base.dtype, device=device), torch.arange(length, device=device)[None]
 
 
 RECORDS: tuple[Architecture, ...] = (Llama(), ModernBert())

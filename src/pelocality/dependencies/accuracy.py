@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from pelocality.checks import count
+from pelocality.checks import count, flag
 from pelocality.dependencies.attended import most_attended
 from pelocality.dependencies.result import DependencyAccuracy
 from pelocality.extract.eager import model_name
@@ -82,6 +82,7 @@ def dependency_accuracy(
     """
     check_confidence(confidence, resamples)
     count("batch_size", batch_size)
+    flag("subtypes", subtypes)
     chosen, left_out = _with_dependencies(sentences)
     attended, too_long = most_attended(model, tokenizer, [s.words for s in chosen], batch_size, progress)
     left_out += too_long
@@ -108,6 +109,8 @@ def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], C
     """Return the sentences that have words and dependencies, and count the others."""
     if isinstance(sentences, Sentence):
         raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
+    if not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a corpus or a list, got {type(sentences).__name__}; see read_conllu")
     chosen, left_out = [], Counter[str]()
     for item in sentences:
         if not isinstance(item, Sentence):

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from pelocality.architectures import longest_input
+from pelocality.checks import check_tokenizer
 from pelocality.extract.eager import attentions, device_of, eager_attention, find_base
 
 TOO_LONG = "more tokens than the model has positions"
@@ -39,9 +41,9 @@ def most_attended(
         TypeError: for something that is no transformers model.
         ValueError: for a tokenizer without alignment, or a model that cannot be probed.
     """
-    base, record = find_base(model)
-    check_tokenizer(tokenizer)
-    limit = getattr(base.config, "max_position_embeddings", None) if record is None else record.max_length(base)
+    base, _ = find_base(model)
+    check_alignment(tokenizer)
+    limit = longest_input(base)
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
     left_out: Counter[str] = Counter()
     by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
@@ -92,7 +94,7 @@ def word_attention(weights: Tensor, membership: Tensor) -> Tensor:
     return membership.transpose(1, 2)[:, None] @ to_words / sizes
 
 
-def check_tokenizer(tokenizer: Any) -> None:
+def check_alignment(tokenizer: Any) -> None:
     """Refuse tokenizers that cannot align tokens with given words.
 
     Args:
@@ -102,8 +104,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         TypeError: where it is no tokenizer.
         ValueError: where it is slow, or glues given words together.
     """
-    if not callable(tokenizer):
-        raise TypeError(f"tokenizer must be a transformers tokenizer, got {type(tokenizer).__name__}")
+    check_tokenizer(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"tokenizer must be a fast one, whose word_ids() align words, got {type(tokenizer).__name__}")
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pelocality.checks import flag
 from pelocality.trees import Dependencies, Sentence
 
 ALL = "all"
@@ -140,12 +141,16 @@ def dependency_distances(
         2    nsubj  1  1.00        1.00
         3      obj  1  2.00        0.00
     """
+    flag("subtypes", subtypes)
+    flag("punctuation", punctuation)
     counts: Counter[tuple[str, str, int]] = Counter()
     read: Counter[str] = Counter()
     if isinstance(sentences, Sentence):
         raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
     named = sentences.items() if isinstance(sentences, Mapping) else [(None, sentences)]
     for name, corpus in named:
+        if not isinstance(corpus, Iterable) or isinstance(corpus, Sentence):
+            raise TypeError(f"sentences must be a corpus or a list, got {type(corpus).__name__}; see read_conllu")
         for sentence in corpus:
             if not isinstance(sentence, Sentence):
                 raise TypeError(

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from pelocality.checks import count
 from pelocality.intervals import Estimate, mean_over_groups, wilson
 
 Direction = Literal["dependent to head", "head to dependent"]
@@ -233,6 +234,7 @@ class DependencyAccuracy:
         Raises:
             ValueError: where there are none.
         """
+        count("minimum", minimum, least=0)
         found = []
         for relation in (ALL, *self.relations):
             for direction in DIRECTIONS:

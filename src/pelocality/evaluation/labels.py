@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def check_labels(labels: Sequence[str]) -> Sequence[str]:
     Raises:
         TypeError: for a single string, or things that are no strings.
     """
-    if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
+    if isinstance(labels, str) or not isinstance(labels, Iterable) or not all(isinstance(name, str) for name in labels):
         raise TypeError(f"labels must be a list of class names in the order of the logits, got {labels!r}")
     return labels
 

@@ -11,10 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from pelocality.architectures import pretrained
-from pelocality.checks import count
-from pelocality.evaluation.predict import inference, position_limit
+from pelocality.architectures import longest_input, pretrained
+from pelocality.checks import check_tokenizer, count, flag
+from pelocality.evaluation.predict import inference
+from pelocality.extract.eager import device_of
+from pelocality.extract.weights import check_ids
 
 Reduction = Literal["sum", "mean"]
 
@@ -87,7 +90,7 @@ def pseudo_log_likelihood(
             encoded = tokenizer(text, return_special_tokens_mask=True)
             ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
             words = encoded.word_ids() if within_word == "following" else range(len(ids))
-            for place in (i for i, flag in enumerate(special) if not flag):
+            for place in (i for i, hidden in enumerate(special) if not hidden):
                 masked = [
                     tokenizer.mask_token_id if i >= place and words[i] == words[place] else token
                     for i, token in enumerate(ids)
@@ -143,6 +146,7 @@ def log_likelihood(
         torch.Size([2])
     """
     _check(model, tokenizer, reduction, batch_size)
+    flag("beginning", beginning)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
         raise ValueError(
@@ -166,7 +170,7 @@ def _log_likelihood(
 ) -> Tensor:
     """Sum the log-probabilities of the scored tokens, batch by batch."""
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
-    longest = position_limit(model)
+    longest = longest_input(model)
     bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
     stream = passes([texts[i] for i in order])
@@ -189,10 +193,12 @@ def _log_likelihood(
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     padding = tokenizer.pad_token_id or 0  # padding is masked, and comes last
     columns = [torch.tensor(row, dtype=torch.long) for row in ids]
-    device = next(model.parameters()).device
+    inner = pretrained(model)
+    device = device_of(inner)
     padded = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding).to(device)
+    check_ids(inner, padded)
     mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in columns], batch_first=True).to(device)
-    more = {"use_cache": False} if "use_cache" in inspect.signature(pretrained(model).forward).parameters else {}
+    more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
     logits: Tensor | None = getattr(model(input_ids=padded, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
         raise ValueError(
@@ -206,6 +212,8 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
 def _texts(sentences: Iterable[str]) -> list[str]:
     if isinstance(sentences, str):
         raise TypeError("sentences must be a list of texts, got one text; put it in a list")
+    if not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}")
     texts = list(sentences)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(
@@ -215,9 +223,14 @@ def _texts(sentences: Iterable[str]) -> list[str]:
 
 
 def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
-    pretrained(model)
-    if not callable(tokenizer):
-        raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
+    inner = pretrained(model)
+    two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
+    if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
+        raise ValueError(
+            f"{type(inner).__name__} has an encoder and a decoder, and predicts a second text from the first: neither "
+            "score is defined; load a model with AutoModelForMaskedLM or AutoModelForCausalLM"
+        )
+    check_tokenizer(tokenizer)
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     count("batch_size", batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pelocality.architectures import architecture, known_families, pretrained
+from pelocality.architectures import longest_input, positions_disabled, pretrained
+from pelocality.checks import check_tokenizer
 from pelocality.evaluation.labels import (
     ENTAILMENT,
     NOT_ENTAILMENT,
@@ -22,6 +24,8 @@ from pelocality.evaluation.labels import (
     distinct,
     normal,
 )
+from pelocality.extract.eager import device_of
+from pelocality.extract.weights import check_ids
 
 logger = logging.getLogger(__name__)
 
@@ -49,22 +53,6 @@ def inference(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def position_limit(model: nn.Module) -> int | None:
-    """Return how many tokens a model has positions for, None where nothing says so.
-
-    Args:
-        model: a transformers model, or a wrapper around one.
-
-    Returns:
-        The number of tokens, special tokens included.
-    """
-    inner = pretrained(model)
-    if inner.config.model_type in known_families():
-        record = architecture(inner)
-        return record.max_length(record.base(inner))
-    return getattr(inner.config, "max_position_embeddings", None)
-
-
 class Classifier:
     """A sequence-classification model and its tokenizer, from texts to names of classes."""
 
@@ -80,8 +68,7 @@ class Classifier:
         config = pretrained(model).config
         self.classes = class_names(config, labels, wanted)
         check_match(self.classes, wanted)
-        if not callable(tokenizer):
-            raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}")
+        check_tokenizer(tokenizer)
         if batch_size > 1 and tokenizer.pad_token is None:
             raise ValueError(
                 "tokenizer has no padding token, which batches need; set tokenizer.pad_token and "
@@ -96,8 +83,10 @@ class Classifier:
                 f"max_length must be a number of tokens, at least {least} for two texts and the special tokens between "
                 f"them, got {max_length!r}"
             )
-        limits = [limit for limit in (max_length, tokenizer.model_max_length, position_limit(model)) if limit]
-        self.limit = min(limits)
+        # the tokenizer's limit is that of the positions the model was trained with
+        trained = None if positions_disabled(model) else tokenizer.model_max_length
+        limits = [limit for limit in (max_length, trained, longest_input(model)) if limit]
+        self.limit = min(limits, default=sys.maxsize)
         self.truncated: set[Texts] = set()
 
     def __call__(self, texts: Sequence[Texts]) -> list[Answer]:
@@ -120,7 +109,9 @@ class Classifier:
         if over:
             self.truncated.update(batch[i] for i in over)
             inputs = self.tokenizer(*columns, padding=True, truncation=True, max_length=self.limit, return_tensors="pt")
-        outputs = self.model(**inputs.to(next(self.model.parameters()).device))
+        inner = pretrained(self.model)
+        check_ids(inner, inputs["input_ids"])
+        outputs = self.model(**inputs.to(device_of(inner)))
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
         if logits is None or logits.shape != (len(batch), len(self.classes)):
             got = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +20,8 @@ from pelocality.extract.eager import (
     refuse_attached,
     run,
 )
-from pelocality.extract.terms import Pair, Terms, logit_terms, queries_and_keys
+from pelocality.extract.terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
+from pelocality.extract.weights import check_ids, loaded
 from pelocality.scores import masked_softmax
 
 Split = Literal["table", "relative", "mean content"]
@@ -95,7 +97,8 @@ def decompose(
 
     Args:
         model: a transformers model of a known family, with or without a head.
-        input_ids: token ids, (batch, n) or (n,).
+        input_ids: token ids, (batch, n) or (n,); a batch may be empty. Where a model counts positions from its
+            padding id (RoBERTa, MPNet), position is what the model itself makes of such ids in the text.
         attention_mask: 1 for tokens, 0 for padding, same shape; padding has to stand on the right.
         token_type_ids: segments, same shape, where the model reads them.
         layers: layers to return, by index; by default all that can be split.
@@ -105,8 +108,8 @@ def decompose(
 
     Raises:
         TypeError: for something that is no transformers model, or ids that are not integers.
-        ValueError: for an unknown family, a text longer than its positions, padding on the left, or a layer that
-            cannot be split.
+        ValueError: for an unknown family, a text longer than its positions, ids outside its vocabulary, padding on
+            the left, quantised queries and keys, or a layer that cannot be split.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -121,21 +124,23 @@ def decompose(
     base = record.base(model)
     refuse_attached(record, base)
     inputs, real, single = _read(base, input_ids, attention_mask, token_type_ids)
-    n = real.shape[-1]
-    check_length(base, record, n)
+    sequences, n = real.shape
+    check_length(base, n)
+    if not sequences:  # most models cannot run an empty batch: one sequence is run, and cut off
+        inputs, real = {"input_ids": inputs["input_ids"].new_zeros(1, n)}, real.new_ones(1, n)
 
     modules: list[Any] = record.attentions(base)
-    kinds = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
-    chosen = _chosen(layers, kinds, type(base).__name__)
-    with eager_attention(model):
+    with eager_attention(model), loaded(base, position_parts(record, base)):
+        kinds = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
+        chosen = _chosen(layers, kinds, type(base).__name__)
         terms = _terms(record, base, modules, chosen, kinds, inputs, real)
     device = terms[0].content.device
     sees = torch.stack([record.visible(base, modules[layer], n) for layer in chosen]).to(device)  # (layer, n, n)
-    visible = sees[:, None] & real[:, None, :].to(device)  # (layer, batch, n, n)
+    visible = sees[:, None] & real[:sequences, None, :].to(device)  # (layer, batch, n, n)
 
     def stacked(name: str) -> Tensor:
         parts = torch.stack([getattr(part, name).to(device) for part in terms])  # (layer, batch, head, n, n)
-        return parts[:, 0] if single else parts
+        return parts[:, 0] if single else parts[:, :sequences]
 
     return Decomposition(
         content=stacked("content"),
@@ -152,26 +157,48 @@ def _read(
     base: Any, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor, bool]:
     """Return the inputs as batches on the model's device, which tokens are real, and whether it was one sequence."""
-    ids = torch.as_tensor(input_ids)
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"input_ids must be integers, got {ids.dtype}; run the tokenizer first")
-    if ids.ndim not in (1, 2):
-        raise ValueError(f"input_ids must be (n,) or (batch, n), got shape {tuple(ids.shape)}")
-    inputs = {"input_ids": ids.reshape(-1, ids.shape[-1])}
+    ids = _tensor("input_ids", input_ids)
+    if ids.ndim not in (1, 2) or not ids.shape[-1]:
+        raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
+    check_ids(base, ids)
+    inputs = {"input_ids": ids}
     for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
         if given is not None:
-            if given.shape != ids.shape:
+            inputs[name] = _tensor(name, given)
+            if inputs[name].shape != ids.shape:
                 raise ValueError(
-                    f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}"
+                    f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(inputs[name].shape)}"
                 )
-            inputs[name] = given.reshape(-1, ids.shape[-1])
-    inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
+    if "token_type_ids" in inputs and "token_type_ids" not in inspect.signature(base.forward).parameters:
+        raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
+    types = getattr(base.config, "type_vocab_size", None)
+    if "token_type_ids" in inputs and types is not None:
+        given = inputs["token_type_ids"]
+        if bool(((given < 0) | (given > max(types - 1, 0))).any()):
+            raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
+    inputs = {name: tensor.reshape(-1, ids.shape[-1]).to(device_of(base)) for name, tensor in inputs.items()}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
         )
     return inputs, real, ids.ndim == 1
+
+
+def _tensor(name: str, given: Any) -> Tensor:
+    """Return what the user gave as a tensor of integers; a mask may hold 0 and 1 in any type."""
+    try:
+        tensor = torch.as_tensor(given)
+    except ValueError as error:
+        raise ValueError(f"{name} holds texts of different lengths; pad them: tokenizer(..., padding=True)") from error
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{name} must be integers, got {type(given).__name__}; run the tokenizer first") from error
+    if name == "attention_mask":
+        if not bool(((tensor == 0) | (tensor == 1)).all()):
+            raise ValueError("attention_mask must be 1 for tokens and 0 for padding, and holds something else")
+    elif tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        raise TypeError(f"{name} must be integers, got {tensor.dtype}; run the tokenizer first")
+    return tensor.long()
 
 
 def _terms(
@@ -185,40 +212,42 @@ def _terms(
 ) -> list[Terms]:
     """Run the model once and take the chosen layers apart."""
     absolute = record.absolute(base)
-    summed: list[Tensor] = []
-    handle = None
-    if absolute is not None:  # the embeddings just before their layer norm
-        handle = absolute.norm.register_forward_pre_hook(lambda _, args: summed.append(args[0]))
+    rows: list[Tensor] = []  # of the table, as the model looks them up
+    summed: list[Tensor] = []  # the embeddings just before their layer norm
+    handles = []
+    if absolute is not None:
+        for module, given in ((absolute.table, rows), (absolute.norm, summed)):
+            handles.append(module.register_forward_pre_hook(lambda _, args, given=given: given.append(args[0])))
     try:
         with captured_inputs(record, base) as hidden:
             run(base, **inputs)
     finally:
-        if handle is not None:
+        for handle in handles:
             handle.remove()
     terms = []
     for layer in chosen:
         module, states = modules[layer], hidden[layer]
-        query, key = queries_and_keys(record, module, states)
-        position: Pair | None = None
-        if kinds[layer] == "table":
-            assert absolute is not None
-            placed = _table_share(absolute, summed[0])
-            with_position = queries_and_keys(record, module, placed)
-            biases = queries_and_keys(record, module, torch.zeros_like(placed))
-            position = (with_position[0] - biases[0], with_position[1] - biases[1])
-        elif kinds[layer] == "mean content":
-            position = (_mean(query, real), _mean(key, real))
-        if position is not None:
-            query, key = query - position[0], key - position[1]
-        terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
+        with loaded(base, [module]):
+            query, key = queries_and_keys(record, base, module, states)
+            position: Pair | None = None
+            if kinds[layer] == "table":
+                assert absolute is not None
+                placed = _table_share(absolute, rows[0], summed[0])
+                with_position = queries_and_keys(record, base, module, placed)
+                biases = queries_and_keys(record, base, module, torch.zeros_like(placed))
+                position = (with_position[0] - biases[0], with_position[1] - biases[1])
+            elif kinds[layer] == "mean content":
+                position = (_mean(query, real), _mean(key, real))
+            if position is not None:
+                query, key = query - position[0], key - position[1]
+            terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
     return terms
 
 
-def _table_share(absolute: AbsoluteInput, summed: Tensor) -> Tensor:
-    """Return the table's share of what the first attention reads, at the norm's scale: (batch, n, d)."""
+def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tensor:
+    """Return the share of the table's rows in what the first attention reads, at the norm's scale: (batch, n, d)."""
     norm: Any = absolute.norm
-    batch, n, _ = summed.shape
-    placed = absolute.table.weight[absolute.offset : absolute.offset + n].expand(batch, -1, -1)
+    placed = absolute.table(rows).expand(len(summed), -1, -1)
     if absolute.lift is not None:
         placed = absolute.lift(placed) - absolute.lift(torch.zeros_like(placed))
     eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # DeBERTa's own layer norm
@@ -240,10 +269,9 @@ def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split
         return "table"
     if record.rotation(base, module, 1) is not None:
         return "mean content"
-    for term in (record.relative_bias, record.relative_keys, record.relative_queries):
-        if term(base, module, 1) is not None:
-            return "relative"
-    return None
+    with loaded(base, [module]):
+        terms = (record.relative_bias, record.relative_keys, record.relative_queries)
+        return "relative" if any(term(base, module, 1) is not None for term in terms) else None
 
 
 def _chosen(layers: Sequence[int] | None, kinds: list[Split | None], name: str) -> tuple[int, ...]:

@@ -11,8 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pelocality.architectures import ATTACHED, Architecture, architecture, known_families, pretrained
+from pelocality.architectures import (
+    ATTACHED,
+    Architecture,
+    architecture,
+    known_families,
+    longest_input,
+    pretrained,
+)
 from pelocality.checks import count
+from pelocality.extract.weights import check_ids, embedding_weight, hooks_of, token_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +66,39 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
         )
     base = inner.base_model
     if hasattr(base, "encoder") and hasattr(base, "decoder"):
-        raise ValueError(f"{name} has an encoder and a decoder; pass model.get_encoder() or model.get_decoder()")
+        halves = [f"model.get_{half}()" for half in ("encoder", "decoder") if reads_tokens(getattr(base, half))]
+        raise ValueError(f"{name} has an encoder and a decoder; {_pass_one_of(halves)}")
+    check_reads_tokens(base)
+    return base, None
+
+
+def check_reads_tokens(base: Any) -> None:
+    """Refuse models that read no tokens, and models of several parts that each read something else.
+
+    Raises:
+        ValueError: if the model is one of them; the message names the part to pass.
+    """
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     if "input_ids" not in inspect.signature(base.forward).parameters:
         raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
-    return base, None
+    if not reads_tokens(base):
+        parts = [f"model.{part}" for part, module in base.named_children() if reads_tokens(module)]
+        raise ValueError(f"{name} has no token embeddings of its own; {_pass_one_of(parts)}")
+
+
+def reads_tokens(module: nn.Module) -> bool:
+    """Return whether a module is a transformers model that turns token ids into hidden states by itself."""
+    if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
+        return False
+    return token_embeddings(module) is not None
+
+
+def _pass_one_of(parts: Sequence[str]) -> str:
+    return (
+        f"pass {' or '.join(parts)}"
+        if parts
+        else "none of its parts can be run alone, so give the weights that it returns itself to pelocality.measure"
+    )
 
 
 @contextmanager
@@ -142,15 +179,14 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         ValueError: if the model gives no weights, or weights that are not rows over n keys that sum to 1.
     """
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
-    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
-    assert tokens is not None
-    batch, n = tokens.shape[:2]
+    batch, n = inputs["input_ids"].shape
+    check_ids(base, inputs["input_ids"])
     try:
         outputs = run(base, **inputs)
     except IndexError as error:
         if "index out of range in self" not in str(error):  # what torch says of a lookup beyond a table
             raise
-        raise ValueError(f"{name} has no row for every id or position of {n} tokens; ask for fewer tokens") from error
+        raise ValueError(f"{name} has no row for every position of {n} tokens; ask for fewer tokens") from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         raise ValueError(
@@ -168,10 +204,14 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
             totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
         off = float((totals - 1).abs().max())
         if not off <= _ROW_TOLERANCE.get(weights.dtype, 1e-3):  # not <=, so that NaN is refused too
+            reason = (
+                "and some weights are negative: it returns something else than attention, its logits for one"
+                if bool((weights < 0).any())
+                else "as with attention sinks outside the sequence, or heads that are mixed after the softmax"
+            )
             raise ValueError(
-                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by "
-                f"{off:.3g}), "
-                "as with attention sinks outside the sequence, or heads that are mixed after the softmax"
+                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), "
+                f"{reason}"
             )
     return tuple(maps)
 
@@ -200,12 +240,27 @@ def model_name(model: nn.Module) -> str:
 
 
 def device_of(base: Any) -> torch.device:
-    """Return the device that token ids have to be on."""
-    device: torch.device = base.get_input_embeddings().weight.device
+    """Return the device that token ids have to be on: the embeddings', or the one they are brought to when they run.
+
+    Raises:
+        ValueError: if the embeddings are on the meta device, and nothing brings them to another.
+    """
+    embeddings = token_embeddings(base)
+    if embeddings is None:
+        return torch.device(next(base.parameters()).device)
+    for hook in hooks_of(embeddings):
+        if hook.execution_device is not None:
+            return torch.device(hook.execution_device)
+    device = embedding_weight(base).device
+    if device.type == "meta":
+        raise ValueError(
+            f"weights of {type(base).__name__} are on the meta device, which holds no numbers; load them with "
+            "from_pretrained"
+        )
     return device
 
 
-def check_length(base: Any, record: Architecture | None, length: int, specials: int = 0) -> None:
+def check_length(base: Any, length: int, specials: int = 0) -> None:
     """Refuse lengths that the model has no positions for.
 
     Raises:
@@ -214,10 +269,7 @@ def check_length(base: Any, record: Architecture | None, length: int, specials: 
     """
     count("length", length)
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
-    trained = getattr(base.config, "max_position_embeddings", None)
-    most = trained
-    if record is not None:  # silenced positions end nowhere
-        most = None if _silenced(record, base) else record.max_length(base)
+    most, trained = longest_input(base), getattr(base.config, "max_position_embeddings", None)
     if most is not None and length + specials > most:
         with_specials = f" and {specials} special tokens" if specials else ""
         raise ValueError(
@@ -226,10 +278,6 @@ def check_length(base: Any, record: Architecture | None, length: int, specials: 
         )
     if most is None and isinstance(trained, int) and 0 < trained < length + specials:
         logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
-
-
-def _silenced(record: Architecture, base: Any) -> bool:
-    return any(getattr(getattr(module, ATTACHED, None), "silent", False) for module in record.attentions(base))
 
 
 def refuse_attached(record: Architecture, base: Any) -> None:
@@ -249,10 +297,13 @@ def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     """Return the layers that were asked for, counted from the start; all for None.
 
     Raises:
+        TypeError: if it is not a list.
         ValueError: if there is none, or one that the model does not have.
     """
     if layers is None:
         return tuple(range(depth))
+    if not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
     if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
         raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
     return tuple(i % depth for i in layers)

@@ -88,9 +88,9 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base, record = find_base(model)
+    base, _ = find_base(model)
     before, after = _frame(tokenizer, special_tokens)
-    check_length(base, record, length, len(before) + len(after))
+    check_length(base, length, len(before) + len(after))
     if batch_size is not None:
         count("batch_size", batch_size)
     ids, names = choose_words(base, tokenizer, words, seed)

@@ -19,7 +19,8 @@ from pelocality.extract.eager import (
     refuse_attached,
     run,
 )
-from pelocality.extract.terms import logit_terms, queries_and_keys, turned
+from pelocality.extract.terms import logit_terms, position_parts, queries_and_keys, turned
+from pelocality.extract.weights import embedding_weight, loaded
 from pelocality.extract.words import choose_words
 from pelocality.scores import masked_softmax, toeplitz
 
@@ -110,8 +111,8 @@ def positional_logits(
 
     Raises:
         TypeError: for something that is no transformers model.
-        ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, or content
-            that a repeated word does not keep constant (DeBERTa-v2 with a convolution).
+        ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, content
+            that a repeated word does not keep constant (DeBERTa-v2 with a convolution), or quantised queries and keys.
 
     Examples:
         >>> from transformers import T5Config, T5EncoderModel
@@ -125,18 +126,17 @@ def positional_logits(
     record = architecture(model)
     base = record.base(model)
     refuse_attached(record, base)
-    check_length(base, record, length)
+    check_length(base, length)
     modules: list[Any] = record.attentions(base)
-    table, averaged = record.absolute(base) is not None, _averages(record, base, modules[0])
-    biased = record.relative_bias(base, modules[0], 1) is not None
-    if not (table or averaged or biased):
-        raise ValueError(f"{type(base).__name__} has no positions that this library knows of in its logits")
-    closed = range(len(modules)) if biased or (averaged and not table) else range(1)
-    chosen = _chosen(layers, closed, len(modules), type(base).__name__)
-
     ids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    with eager_attention(model):
+    with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
+        table, averaged = record.absolute(base) is not None, _averages(record, base, modules[0])
+        biased = record.relative_bias(base, modules[0], 1) is not None
+        if not (table or averaged or biased):
+            raise ValueError(f"{type(base).__name__} has no positions that this library knows of in its logits")
+        closed = range(len(modules)) if biased or (averaged and not table) else range(1)
+        chosen = _chosen(layers, closed, len(modules), type(base).__name__)
         if averaged and not table:
             ids, names = choose_words(base, tokenizer, words, seed)
             relative = _constant_content(record, base, modules, chosen, ids, length)
@@ -147,9 +147,10 @@ def positional_logits(
                 if layer == 0 and table:
                     logits.append(_content_free(record, base, modules[0], length))
                 else:
-                    bias = record.relative_bias(base, modules[layer], length)
+                    with loaded(base, [modules[layer]]):
+                        bias = record.relative_bias(base, modules[layer], length)
                     assert bias is not None  # closed says so
-                    relative.append(bias.to(torch.promote_types(base.dtype, torch.float32)))
+                    relative.append(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)))
                     logits.append(toeplitz(relative[-1], length))
     device = logits[0].device
     visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
@@ -188,11 +189,11 @@ def _chosen(layers: Sequence[int] | None, closed: range, count: int, name: str) 
 
 def _content_free(record: Architecture, base: Any, module: Any, length: int) -> Tensor:
     """Return the first layer's logits for word embeddings of zero: (head, n, n)."""
-    embedding = base.get_input_embeddings()
-    nothing = embedding.weight.new_zeros(1, length, embedding.embedding_dim)
+    width = embedding_weight(base).shape[1]
+    nothing = torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base))
     with captured_inputs(record, base) as hidden:
         run(base, inputs_embeds=nothing)
-    return logit_terms(record, base, module, queries_and_keys(record, module, hidden[0])).total()[0]
+    return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).total()[0]
 
 
 def _constant_content(
@@ -217,8 +218,10 @@ def _constant_content(
                 f"(layer {layer} differs by {float(spread):.2g}), so its logits have no closed form; "
                 "use positional_attention"
             )
-        query, key = queries_and_keys(record, modules[layer], hidden[layer][:, :1])  # (word, head, 1, d_head)
-        relative.append(_distance_logits(record, base, modules[layer], query, key, length).mean(0))
+        with loaded(base, [modules[layer]]):
+            # (word, head, 1, d_head)
+            query, key = queries_and_keys(record, base, modules[layer], hidden[layer][:, :1])
+            relative.append(_distance_logits(record, base, modules[layer], query, key, length).mean(0))
     return relative
 
 
@@ -227,10 +230,8 @@ def _distance_logits(record: Architecture, base: Any, module: Any, query: Tensor
     scaling = record.scaling(module)
     rotation = record.rotation(base, module, length)
     if rotation is not None:
-        queries, keys = (
-            turned(query, *rotation),
-            turned(key, *rotation),
-        )  # (word, head, n, d_head), one a position
+        cos, sin = (angles.to(query.device) for angles in rotation)
+        queries, keys = turned(query, cos, sin), turned(key, cos, sin)  # (word, head, n, d_head), one a position
         ahead = (queries[:, :, :1] * keys).sum(-1)  # the query at 0, keys at 0..n-1
         behind = (queries * keys[:, :, :1]).sum(-1)  # queries at 0..n-1, the key at 0
         return scaling * torch.cat([behind[..., 1:].flip(-1), ahead], dim=-1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality.architectures import Architecture
-from pelocality.checks import count
+from pelocality.checks import check_tokenizer, count
 from pelocality.extract.eager import attentions, check_length, device_of, eager_attention, find_base, model_name
 
 # a head whose weights deviate from uniform by less than this is uniform up to the rounding of float32
@@ -131,7 +131,7 @@ def position_share(
             inputs, real, counted = _read(batch, base, tokenizer, special_tokens)
             if real.shape[1] > longest:
                 longest = real.shape[1]
-                check_length(base, record, longest)
+                check_length(base, longest)
             inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
             maps = attentions(base, **inputs)
             if sums is None:
@@ -223,6 +223,7 @@ def _special(batch: Mapping[str, Any], ids: Tensor, tokenizer: Any, special_toke
             "nothing tells special tokens apart; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
             "or count them with special_tokens=True"
         )
+    check_tokenizer(tokenizer)
     special = set(tokenizer.all_special_ids)
     others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
     if tokenizer.unk_token not in others:  # GPT-2 has one token for everything

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pelocality.architectures import Architecture
+from pelocality.extract.weights import refuse_quantised
 from pelocality.scores import toeplitz
 
 
@@ -29,8 +30,16 @@ class Terms:
 Pair = tuple[Tensor, Tensor]  # queries and keys, each (batch, head, n, d_head)
 
 
-def queries_and_keys(record: Architecture, module: Any, hidden: Tensor) -> Pair:
+def position_parts(record: Architecture, base: Any) -> list[nn.Module]:
+    """Return the modules, other than attention, whose weights the record and the decomposition read directly."""
+    absolute = record.absolute(base)
+    tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    return tables if absolute is None else [*tables, absolute.norm]
+
+
+def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tensor) -> Pair:
     """Return queries and keys in at least float32, before any rotation."""
+    refuse_quantised(base, module)
     query, key = record.project(module, hidden)
     dtype = torch.promote_types(query.dtype, torch.float32)
     return query.to(dtype), key.to(dtype)
@@ -61,7 +70,8 @@ def logit_terms(
     query_p, key_p = position if position is not None else (torch.zeros_like(query), torch.zeros_like(key))
     rotation = record.rotation(base, module, length)
     if rotation is not None:
-        query, key, query_p, key_p = (turned(x, *rotation) for x in (query, key, query_p, key_p))
+        cos, sin = (angles.to(query.device) for angles in rotation)
+        query, key, query_p, key_p = (turned(x, cos, sin) for x in (query, key, query_p, key_p))
 
     bias = record.content_bias(module)
     segments = None if token_type_ids is None else record.segment_logits(module, query, token_type_ids)

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pelocality.checks import count
+from pelocality.checks import check_tokenizer, count
+from pelocality.extract.weights import embedding_weight
 
 # words are looked up behind this one, because most tokenizers treat the start of a text apart
 _BEFORE = "a"
@@ -17,10 +18,12 @@ def choose_words(
     """Return the ids to repeat and how they read.
 
     Raises:
-        TypeError: if ``words`` is neither a count nor a sequence of strings and ids.
+        TypeError: if ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
         ValueError: if a word is not one token, an id is outside the vocabulary, or too few words exist.
     """
-    size = base.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    size = len(embedding_weight(base))
     if isinstance(words, bool | str | bytes) or not isinstance(words, int | Sequence):
         raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
     if isinstance(words, int):
@@ -46,6 +49,7 @@ def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
 
 def special_frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the special tokens that the tokenizer puts before and after one sentence."""
+    check_tokenizer(tokenizer)
     ids = tokenizer(_BEFORE, add_special_tokens=True)["input_ids"]
     plain = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
     for start in range(len(ids) - len(plain) + 1):
@@ -97,6 +101,11 @@ def _drawn(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list
         if token not in special and (tokenizer is None or _is_word(token, tokenizer)):
             drawn.append(token)
     if len(drawn) < wanted:
+        if tokenizer is not None and len(tokenizer) > size:
+            raise ValueError(
+                f"words={wanted} is more than the {len(drawn)} words that tokenizer and model share: the tokenizer has "
+                f"{len(tokenizer)} tokens, the model's vocabulary {size}; is this the model's tokenizer?"
+            )
         raise ValueError(
             f"words={wanted} is more than the {len(drawn)} words in this vocabulary; ask for fewer, or give them"
         )

@@ -1,0 +1,51 @@
+"""The transformers model inside whatever was put around it."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def pretrained(model: nn.Module) -> Any:
+    """Return the transformers model inside a wrapper such as torch.compile, DataParallel or SentenceTransformer.
+
+    Args:
+        model: a transformers model, or a module that holds one.
+
+    Returns:
+        The outermost ``PreTrainedModel``.
+
+    Raises:
+        TypeError: if there is none.
+        ValueError: if there are several side by side.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
+        >>> pretrained(nn.Sequential(tiny)) is tiny
+        True
+    """
+    given: Any = model
+    found = _outermost(model) if isinstance(model, nn.Module) else []
+    within = {module for each in found for module in each.modules() if module is not each}
+    found = [each for each in dict.fromkeys(found) if each not in within]
+    if len(found) > 1:
+        names = ", ".join(type(each).__name__ for each in found)
+        raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")
+    if not found:
+        got, way_out = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
+        if isinstance(given, type):
+            got = f"the class {given.__name__}"
+        elif isinstance(given, nn.Module):
+            way_out = "the attention weights of a module of your own can be given to pelocality.measure"
+        elif hasattr(given, "model"):
+            way_out = "pass its .model"
+        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {way_out}")
+    return found[0]
+
+
+def _outermost(module: nn.Module) -> list[PreTrainedModel]:
+    """Return the transformers models in a module that are not inside another on the way to them."""
+    if isinstance(module, PreTrainedModel):
+        return [module]
+    return [found for child in module.children() for found in _outermost(child)]

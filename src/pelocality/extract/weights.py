@@ -1,0 +1,92 @@
+"""Reading the weights of someone's model directly, outside its forward pass: where they lie, and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def token_embeddings(base: Any) -> Any:
+    """Return the module that turns token ids into vectors, None where a model has no such one."""
+    try:
+        module = base.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # how transformers says so
+        return None
+    return module if isinstance(module, nn.Module) and hasattr(module, "weight") else None
+
+
+def embedding_weight(base: Any) -> Tensor:
+    """Return the token embeddings, (vocabulary, d)."""
+    weight = token_embeddings(base).weight
+    table: Tensor = weight() if callable(weight) else weight  # torch's quantised modules have a method
+    return table
+
+
+def check_ids(base: Any, ids: Tensor) -> None:
+    """Refuse token ids outside the vocabulary.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if token_embeddings(base) is None:
+        return
+    size = len(embedding_weight(base))
+    outside = ids[(ids < 0) | (ids >= size)]
+    if outside.numel():
+        raise ValueError(
+            f"input_ids must be in 0..{size - 1}, the vocabulary of {type(base).__name__}, got {int(outside[0])}; "
+            "is this the model's tokenizer? Tokens added to it need model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the hooks with which accelerate brings a module's weights to where it is run, and back."""
+    hook = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", [hook]) if hasattr(each, "execution_device")]
+
+
+@contextmanager
+def loaded(base: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Keep the weights of some parts of an offloaded model where the model is run, and send them back on leaving.
+
+    Args:
+        base: the model.
+        parts: modules of it; nothing happens to those that are not offloaded.
+
+    Yields:
+        Nothing; the weights are there for the while.
+    """
+    wanted = {module for part in parts for module in part.modules()}
+    with ExitStack() as stack:
+        for module in base.modules():
+            for hook in hooks_of(module):
+                moved = module.modules() if hook.place_submodules else [module]
+                if hook.offload and not wanted.isdisjoint(moved):
+                    stack.callback(_send_back, hook, module)
+                    hook.pre_forward(module)
+                    hook.offload = False  # a call of the module must not send them back
+        yield
+
+
+def _send_back(hook: Any, module: nn.Module) -> None:
+    hook.offload = True
+    hook.post_forward(module, None)
+
+
+def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
+    """Refuse an attention module whose queries and keys are not a linear map of its input.
+
+    Raises:
+        ValueError: if some of its weights are quantised, or sharded over processes.
+    """
+    for part in module.modules():
+        weight = getattr(part, "weight", None)
+        plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
+        if weight is not None and not plain:
+            raise ValueError(
+                f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
+                "taken apart; pass the model as it was before, or use positional_attention or position_share"
+            )
