@@ -74,7 +74,7 @@ def check_labels(labels: Sequence[str]) -> Sequence[str]:
     Raises:
         TypeError: for a single string, or things that are no strings.
     """
-    if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
+    if isinstance(labels, str) or not hasattr(labels, "__iter__") or not all(isinstance(name, str) for name in labels):
         raise TypeError(f"labels must be a list of class names in the order of the logits, got {labels!r}")
     return labels
 
@@ -130,7 +130,9 @@ def distinct(names: Sequence[str]) -> list[str]:
     """
     plain = [normal(name) for name in names]
     if len(set(plain)) < len(plain):
-        raise ValueError(f"class names must differ, got {', '.join(names)}; pass labels= in the order of the logits")
+        raise ValueError(
+            f"class names must differ, got {', '.join(names)}; pass labels= that differ, in the order of the logits"
+        )
     return plain
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +127,8 @@ def paper_table(
         | --- | ---: | ---: |
         | first letter | 60.0 | 0.0 |
     """
+    _check_mappings({"models": models, "symmetry": symmetry or {}, "locality": locality or {}})
+    _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
     if not models:
         raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
     rows: list[tuple[str, str, float, float, float, int]] = []
@@ -157,10 +159,20 @@ def paper_table(
     return PaperTable(pd.DataFrame(rows, columns=columns), tuple(name for part in parts for name in part))
 
 
+def _check_mappings(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that are no dictionaries."""
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"{name} must be a dictionary, got {type(value).__name__}; models are {{name: {{probe: evaluation}}}}, "
+                "symmetry and locality {name: number}"
+            )
+
+
 def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
         raise ValueError(f"models[{model!r}] calls a probe {name!r}, which is a column of its own; choose another name")
-    runs = [found] if isinstance(found, Evaluation) else list(found)
+    runs = [*found] if isinstance(found, Iterable) else [found]
     if not runs or not all(isinstance(run, Evaluation) for run in runs):
         raise TypeError(f"models[{model!r}][{name!r}] must be an Evaluation or several, got {found!r}")
     if not all(run.labelled for run in runs):
