@@ -109,7 +109,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dat
 
     Training the tokenizer twice would give two of them, since equally frequent pieces are drawn.
     """
-    name = f"text-{arguments.vocabulary}-{arguments.length}-{fingerprint(arguments.text)}"
+    name = f"text-{arguments.vocabulary}-{arguments.length}-{fingerprint(arguments.text.read_bytes())}"
     folder = arguments.output.parent / name
     if not folder.exists():
         train_text, held_out_text = paragraphs(arguments.text)
@@ -230,7 +230,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def ingredients(arguments: argparse.Namespace) -> dict[str, Any]:
     """What a run is made of: flags, text and processes; not where files lie."""
     flags = {name: value for name, value in vars(arguments).items() if name not in ("text", "output")}
-    return flags | {"text": fingerprint(arguments.text), "processes": int(os.environ.get("WORLD_SIZE", "1"))}
+    return flags | {
+        "text": fingerprint(arguments.text.read_bytes()),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+    }
 
 
 def make(arguments: argparse.Namespace, result: Path) -> None:

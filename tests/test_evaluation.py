@@ -533,3 +533,7 @@ def test_the_example_trains_goes_on_where_it_was_and_prints_the_table(tmp_path, 
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
     assert (tmp_path / "table.tex").read_text() == before
+    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
+        run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
+    with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
+        run("shuffle_swap_snli", *arguments, "--limit", 31, monkeypatch=monkeypatch)
