@@ -475,6 +475,10 @@ def test_tables_of_nothing_or_of_something_else_are_refused():
     with pytest.raises(ValueError, match="models is empty"):
         paper_table({})
     one = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2))
+    other = evaluate_as_entailment(labelled(["neutral"] * 2, ["entailment"] * 2))
+    with pytest.raises(ValueError, match="a probe 'p' that changes labels and one that keeps them; rename one"):
+        paper_table({"m": {"p": one}, "n": {"p": other}})
+    assert paper_table({"m": {"p": one}, "n": {"q": other}}).columns == ("original", "p", "original (SR)", "q")
     with pytest.raises(TypeError, match=r"models must be a dictionary, got Evaluation"):
         paper_table(one)
     with pytest.raises(TypeError, match=r"models\['m'\] must be a dictionary, got Evaluation"):

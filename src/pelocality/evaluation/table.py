@@ -112,7 +112,8 @@ def paper_table(
     Raises:
         TypeError: for something that is no evaluation.
         ValueError: for no model, a model without evaluations or with more runs of one probe than of another, an
-            evaluation without labels, or an unknown model in ``symmetry`` or ``locality``.
+            evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
+            model in ``symmetry`` or ``locality``.
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -155,6 +156,9 @@ def paper_table(
                 add(part, model, column, _originals(model, mine))
             for name, found in mine.items():
                 add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
+    both = parts[1].keys() & parts[2].keys()
+    if both:
+        raise ValueError(f"models have a probe {min(both)!r} that changes labels and one that keeps them; rename one")
     columns = ("model", "column", "value", "low", "high", "runs")
     return PaperTable(pd.DataFrame(rows, columns=columns), tuple(name for part in parts for name in part))
 
