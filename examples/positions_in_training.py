@@ -21,7 +21,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from dependency_heads import markdown
-from pretrain_mlm import last_complete_checkpoint
+from pretrain_mlm import ingredients, parse
+from runs import claim, last_complete_checkpoint
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from pelocality import direction_balance, measure, plots, positional_attention
@@ -49,30 +50,27 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
     """Make every run, `workers` at a time with the cores shared among them; each logs into a file of its name.
 
     Raises:
-        ValueError: a folder holds a run with other flags.
+        ValueError: a folder holds another run.
         RuntimeError: a run failed; the message holds the end of its log.
     """
-    for folder, flags in runs.items():
-        asked, noted = " ".join(map(str, flags)), folder.parent / f"{folder.name}.flags"
-        if noted.exists() and noted.read_text() != asked:
-            raise ValueError(f"{folder} holds a run with {noted.read_text()}, not {asked}; choose another --output")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        noted.write_text(asked)
+    given = {folder: [str(part) for part in (text, "--output", folder, *flags)] for folder, flags in runs.items()}
+    for folder, words in given.items():
+        claim(folder, ingredients(parse(words)))
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = os.environ | {"OMP_NUM_THREADS": threads} | KEEP_MEMORY
 
-    def one(folder: Path, flags: Sequence[object]) -> None:
+    def one(folder: Path, words: Sequence[str]) -> None:
         if (folder / "result.json").exists():
             return
-        command = [sys.executable, PRETRAIN, text, "--output", folder, *flags]
         log = folder.parent / f"{folder.name}.log"
         with log.open("a") as file:
-            done = subprocess.run([*map(str, command)], stdout=file, stderr=subprocess.STDOUT, env=environment)
+            command = [sys.executable, str(PRETRAIN), *words]
+            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
             raise RuntimeError(f"{folder.name} failed:\n{log.read_text()[-2000:]}")
 
     with ThreadPoolExecutor(workers) as pool:
-        for finished in [pool.submit(one, folder, flags) for folder, flags in runs.items()]:
+        for finished in [pool.submit(one, folder, words) for folder, words in given.items()]:
             finished.result()
 
 

@@ -5,9 +5,10 @@
     torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
 
 The text has one paragraph a line. One run of paragraphs in fifty is held out; a word-piece tokenizer is trained on the
-rest once, beside the output folder. Killed at any moment, the same command goes on from the last complete checkpoint
-and ends where it would have. In the output folder: checkpoints, trajectory.csv (locality and symmetry per layer over
-training), result.json.
+rest once for each text, beside the output folder. Killed at any moment, the same command goes on from the last complete
+checkpoint and ends where it would have; with other flags or another text it is refused, and once the run is complete it
+only prints the result. In the output folder: run.json (flags and text), checkpoints, trajectory.csv (locality and
+symmetry per layer over training), result.json.
 """
 
 import argparse
@@ -15,13 +16,16 @@ import gzip
 import json
 import math
 import os
-import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
+from runs import claim, fingerprint, last_complete_checkpoint, train, write_whole
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
@@ -37,6 +41,7 @@ from transformers import (
 from transformers.modeling_outputs import MaskedLMOutput
 
 from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
+from pelocality.training import encoding_parameters
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -51,6 +56,14 @@ class MaskedOnlyBert(BertForMaskedLM):
         asked = labels != -100
         hidden = self.bert(input_ids, **options).last_hidden_state
         return MaskedLMOutput(loss=functional.cross_entropy(self.cls(hidden[asked]), labels[asked]))
+
+
+class EncodingTrainer(Trainer):
+    """A Trainer whose weight decay leaves encodings alone: it would pull them to its own idea of zero."""
+
+    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+        """The parameters that decay."""
+        return [name for name in super().get_decay_parameter_names(model) if name not in encoding_parameters(model)]
 
 
 def paragraphs(path: Path) -> tuple[list[str], list[str]]:
@@ -86,26 +99,28 @@ def blocks(text: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> 
         while len(held) >= length - 2:
             rows.append([tokenizer.cls_token_id, *held[: length - 2], tokenizer.sep_token_id])
             held = held[length - 2 :]
+    if not rows:
+        raise ValueError(f"{len(text)} paragraphs do not fill one block of --length {length}; give a longer text")
     return Dataset.from_dict({"input_ids": rows, "number": range(len(rows))})
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dataset, Dataset]:
-    """Tokenizer, training blocks and held-out blocks; made by the first run in a folder, read by those beside it.
+    """Tokenizer, training blocks and held-out blocks; made by the first run on a text, read by those beside it.
 
     Training the tokenizer twice would give two of them, since equally frequent pieces are drawn.
     """
-    folder = arguments.output.parent / f"text-{arguments.vocabulary}-{arguments.length}"
+    name = f"text-{arguments.vocabulary}-{arguments.length}-{fingerprint(arguments.text.read_bytes())}"
+    folder = arguments.output.parent / name
     if not folder.exists():
         train_text, held_out_text = paragraphs(arguments.text)
         tokenizer = train_tokenizer(train_text, arguments.vocabulary)
-        unfinished = folder.with_suffix(f".{os.getpid()}")
-        tokenizer.save_pretrained(unfinished)
-        blocks(train_text, tokenizer, arguments.length).save_to_disk(unfinished / "train")
-        blocks(held_out_text, tokenizer, arguments.length).save_to_disk(unfinished / "held-out")
-        try:
-            unfinished.rename(folder)
-        except OSError:  # a run beside this one was faster; its tokenizer is the one to use
-            shutil.rmtree(unfinished)
+        with TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as unfinished:
+            made = Path(unfinished) / name
+            tokenizer.save_pretrained(made)
+            blocks(train_text, tokenizer, arguments.length).save_to_disk(made / "train")
+            blocks(held_out_text, tokenizer, arguments.length).save_to_disk(made / "held-out")
+            with suppress(OSError):  # a run beside this one was faster; its tokenizer is the one to use
+                made.rename(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
     # the held-out words asked for are the same in every run
@@ -168,27 +183,20 @@ def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert
     return model
 
 
-def last_complete_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint whose state was written to the end; the Trainer writes that file last."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in reversed(found):
-        try:
-            json.loads((path / "trainer_state.json").read_text())
-            return path
-        except (OSError, ValueError):
-            shutil.rmtree(path, ignore_errors=True)  # cut off while it was written
-    return None
+# the flags of an attenuated encoding, and what they are unless given
+ATTENUATED = {"decay": 0.5, "symmetry": 1.0, "form": "logits", "learnable": False}
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags of a command, or of this script's own."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
     parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
-    parser.add_argument("--decay", type=float, default=0.5, help="the paper's w")
-    parser.add_argument("--symmetry", type=float, default=1.0, help="the paper's s")
-    parser.add_argument("--form", choices=("weights", "logits"), default="logits")
-    parser.add_argument("--learnable", action="store_true", help="train decay and symmetry")
+    parser.add_argument("--decay", type=float, help="the paper's w; 0.5 if not given")
+    parser.add_argument("--symmetry", type=float, help="the paper's s; 1 if not given")
+    parser.add_argument("--form", choices=("weights", "logits"), help="logits if not given")
+    parser.add_argument("--learnable", action="store_true", default=None, help="train decay and symmetry")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
@@ -210,11 +218,26 @@ def parse() -> argparse.Namespace:
         default=torch.cuda.is_available(),
         help="mixed precision; the default on a GPU. A CPU without units for it is three times slower with it",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args(words)
+    for name, default in ATTENUATED.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+        elif arguments.encoding != "attenuated":
+            parser.error(f"--{name} needs --encoding attenuated, got {arguments.encoding}")
+    return arguments
 
 
-def main() -> None:
-    arguments = parse()
+def ingredients(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run is made of: flags, text and processes; not where files lie."""
+    flags = {name: value for name, value in vars(arguments).items() if name not in ("text", "output")}
+    return flags | {
+        "text": fingerprint(arguments.text.read_bytes()),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+    }
+
+
+def make(arguments: argparse.Namespace, result: Path) -> None:
+    """Train and measure, and write the result last."""
     settings = TrainingArguments(
         output_dir=str(arguments.output),
         max_steps=arguments.steps,
@@ -237,29 +260,41 @@ def main() -> None:
         average_tokens_across_devices=False,
     )
     with settings.main_process_first():
-        tokenizer, train, held_out = prepare(arguments)
+        tokenizer, train_blocks, held_out = prepare(arguments)
+    checkpoint = last_complete_checkpoint(arguments.output)
+    if checkpoint and PreTrainedTokenizerFast.from_pretrained(checkpoint).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(f"the text of {arguments.output} was prepared anew since it began; choose another --output")
 
     set_seed(arguments.seed)
-    trainer = Trainer(
+    trainer = EncodingTrainer(
         make_model(arguments, len(tokenizer)),
         settings,
-        train_dataset=train,
+        train_dataset=train_blocks,
         eval_dataset=held_out,
         processing_class=tokenizer,
         data_collator=default_data_collator,
     )
     callback = LocalityCallback(trainer, every=arguments.every, length=arguments.length, words=arguments.words)
     trainer.add_callback(callback)
-    checkpoint = last_complete_checkpoint(arguments.output)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    train(trainer, checkpoint)
 
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
         callback.table.to_csv(arguments.output / "trajectory.csv", index=False)
-        flags = {name: value for name, value in vars(arguments).items() if name not in ("text", "output")}
-        tokens = arguments.steps * arguments.batch * arguments.length * settings.world_size
-        result = flags | {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
-        (arguments.output / "result.json").write_text(json.dumps(result, indent=1))
+        tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
+        found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
+        write_whole(result, json.dumps(ingredients(arguments) | found, indent=1))
+
+
+def main() -> None:
+    arguments = parse()
+    claim(arguments.output, ingredients(arguments))
+    result = arguments.output / "result.json"
+    if not result.exists():
+        make(arguments, result)
+    if os.environ.get("RANK", "0") == "0":
+        found = json.loads(result.read_text())
+        loss, tokens = found["held_out_loss"], found["tokens"]
         print(f"{arguments.encoding}: held-out masked-LM loss {loss:.3f} after {tokens:,} tokens")
 
 

@@ -6,7 +6,7 @@
 Fine-tunes the model once per seed on every training pair whose premise is none of the parsed ones, then prints the
 paper's table on the parsed pairs: original, Shuffle-3 to 6, the same in windows that are no constituents, random order,
 and swapped roles. Runs are resumable: a run that was cut off goes on from its last checkpoint, one that is complete
-is not repeated.
+is not repeated, and one on other pairs or with other flags is refused.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from dependency_heads import markdown
 from measure_model import packaged_model
+from runs import claim, fingerprint, last_complete_checkpoint, train
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -29,7 +30,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from pelocality import locality, measure, positional_attention
 from pelocality.corpora import read_snli
@@ -61,8 +61,10 @@ def training_pairs(paths, corpus, limit):
 
 def fine_tune(source, tokenizer, pairs, seed, folder, arguments):
     """A model trained with one seed, from its folder where it is complete."""
+    made_of = {name: getattr(arguments, name) for name in ("model", "epochs", "batch", "rate")}
+    claim(folder, made_of | {"seed": seed, "pairs": fingerprint(json.dumps(pairs.to_dict()).encode())})
     final = folder / "final"
-    if (final / "config.json").exists():
+    if final.exists():
         return AutoModelForSequenceClassification.from_pretrained(final)
     tokens = pairs.map(
         lambda batch: tokenizer(batch["premise"], batch["hypothesis"], truncation=True, max_length=128),
@@ -98,8 +100,10 @@ def fine_tune(source, tokenizer, pairs, seed, folder, arguments):
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda found: {"accuracy": float((found[0].argmax(-1) == found[1]).mean())},
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
-    trainer.save_model(str(final))
+    train(trainer, last_complete_checkpoint(folder))
+    unfinished = folder / "unfinished"
+    trainer.save_model(str(unfinished))
+    unfinished.rename(final)
     return model
 
 

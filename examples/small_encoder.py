@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pelocality import metrics
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
 from pelocality.layers import PositionalSelfAttention
+from pelocality.training import encoding_parameters
 
 LENGTH, WIDTH, HEADS, LAYERS = 64, 128, 4, 2
 PAD, MASK, UNKNOWN = 0, 1, 2
@@ -138,10 +139,10 @@ def main() -> None:
     print(f"{arguments.encoding}, {arguments.mode}: {sum(p.numel() for p in model.parameters()):,} parameters")
     describe(model)
     # an encoding's few numbers learn faster than the weights, and weight decay would pull them to its own idea of zero
-    own = {id(p) for block in model.blocks for p in block.attention.encoding.parameters()}
+    own = encoding_parameters(model)
     groups = [
-        {"params": [p for p in model.parameters() if id(p) not in own], "lr": 2e-3},
-        {"params": [p for p in model.parameters() if id(p) in own], "lr": 2e-2, "weight_decay": 0.0},
+        {"params": [p for name, p in model.named_parameters() if name not in own], "lr": 2e-3},
+        {"params": [*own.values()], "lr": 2e-2, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
     started = time.perf_counter()

@@ -328,6 +328,85 @@ def test_models_that_answer_something_else_are_refused(answer, error, message):
         evaluate(answer, None, shuffled(3))
 
 
+ONE = {"premise": ["a b", "c d"], "hypothesis": ["x", "y"], "original_premise": ["b a", "d c"]}
+ONE |= {"original_hypothesis": ["x", "y"]}
+
+
+def labelled(label, original_label):
+    return datasets.Dataset.from_dict(ONE | {"label": label, "original_label": original_label})
+
+
+def evaluate_as_entailment(probe, **options):
+    return evaluate(lambda p, h: ["entailment"] * len(p), None, probe, **options)
+
+
+@pytest.mark.parametrize("kept", ["label", "original_label"])
+def test_the_way_out_for_one_column_of_labels_works(kept):
+    probe = labelled(["entailment"] * 2, ["entailment"] * 2).select_columns([*ONE, kept])
+    with pytest.raises(ValueError, match="where both are the same: ") as raised:
+        evaluate_as_entailment(probe)
+    advice = str(raised.value).partition("where both are the same: ")[2]
+    assert evaluate_as_entailment(eval(advice, {"probe": probe})).edited.value == 1
+
+
+@pytest.mark.parametrize("names", [None, ["entailment", "neutral"]])
+@pytest.mark.parametrize("column", ["label", "original_label"])
+def test_the_way_out_for_rows_without_a_label_works(column, names):
+    missing, there = (None, "entailment") if names is None else (-1, 0)
+    probe = labelled(**({"label": [there] * 2, "original_label": [there] * 2} | {column: [there, missing]}))
+    for name in ("label", "original_label") if names else ():
+        probe = probe.cast_column(name, datasets.ClassLabel(names=names))
+    with pytest.raises(ValueError, match="leave them out: ") as raised:
+        evaluate_as_entailment(probe)
+    kept = eval(str(raised.value).partition("leave them out: ")[2], {"probe": probe})
+    assert len(evaluate_as_entailment(kept).examples) == 1
+
+
+def test_the_way_out_for_labels_that_are_numbers_works():
+    probe = labelled([0, 1], [0, 1])
+    for _ in ("label", "original_label"):
+        with pytest.raises(ValueError, match="cast the column: ") as raised:
+            evaluate_as_entailment(probe)
+        advice = str(raised.value).partition("cast the column: ")[2].replace("...", "'entailment', 'neutral'")
+        probe = eval(advice, {"probe": probe, "datasets": datasets})
+    assert evaluate_as_entailment(probe).edited.value == 0.5
+
+
+def test_the_ways_out_for_a_tokenizer_without_padding_work():
+    model, tokenizer, probe = classifier(), wordpiece(), shuffled(3)
+    padding, tokenizer.pad_token = tokenizer.pad_token, None
+    with pytest.raises(
+        ValueError, match=r"set tokenizer\.pad_token and model\.config\.pad_token_id, or .*batch_size=1"
+    ):
+        evaluate(model, tokenizer, probe)
+    one_by_one = evaluate(model, tokenizer, probe, batch_size=1).examples
+    tokenizer.pad_token = padding
+    model.config.pad_token_id = tokenizer.pad_token_id
+    together = evaluate(model, tokenizer, probe).examples
+    assert together["probability"].tolist() == pytest.approx(one_by_one["probability"].tolist())
+
+
+def test_one_example_gives_numbers_without_an_interval_of_the_difference():
+    found = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2).select([0]))
+    assert (found.original.value, found.edited.value, found.difference.value, found.p_value) == (1, 1, 0, 1)
+    assert np.isnan([found.difference.low, found.difference.high]).all()
+
+
+def test_texts_and_groups_that_are_missing_are_refused():
+    probe = labelled(["entailment"] * 2, ["entailment"] * 2)
+    for value in (None, 1):
+        texts = probe.remove_columns("premise").add_column("premise", [value] * 2)
+        with pytest.raises(TypeError, match=f"texts of the probe must be strings, got {value}; leave such rows out"):
+            evaluate_as_entailment(texts)
+    for values in (["a", None], [["a"], ["b"]]):
+        with pytest.raises(ValueError, match="groups must be a column with one value in each row; 'who'"):
+            evaluate_as_entailment(probe.add_column("who", values), groups="who")
+    with pytest.raises(ValueError, match=r"by must name columns among .*, got \[\['label'\]\]"):
+        evaluate_as_entailment(probe).by(["label"])
+    with pytest.raises(TypeError, match=r"labels must be a list of class names .*, got 3"):
+        evaluate_as_entailment(probe, labels=3)
+
+
 def test_bad_input_is_refused():
     model, tokenizer = classifier(), wordpiece()
     with pytest.raises(TypeError, match=r"probe must be a datasets.Dataset.*got list"):
@@ -421,6 +500,19 @@ def test_intervals_over_runs_stay_within_what_is_possible():
 def test_tables_of_nothing_or_of_something_else_are_refused():
     with pytest.raises(ValueError, match="models is empty"):
         paper_table({})
+    one = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2))
+    other = evaluate_as_entailment(labelled(["neutral"] * 2, ["entailment"] * 2))
+    with pytest.raises(ValueError, match="a probe 'p' that changes labels and one that keeps them; rename one"):
+        paper_table({"m": {"p": one}, "n": {"p": other}})
+    assert paper_table({"m": {"p": one}, "n": {"q": other}}).columns == ("original", "p", "original (SR)", "q")
+    with pytest.raises(TypeError, match=r"models must be a dictionary, got Evaluation"):
+        paper_table(one)
+    with pytest.raises(TypeError, match=r"models\['m'\] must be a dictionary, got Evaluation"):
+        paper_table({"m": one})
+    with pytest.raises(TypeError, match="symmetry must be a dictionary, got float"):
+        paper_table({"m": {"p": one}}, symmetry=0.5)
+    with pytest.raises(TypeError, match=r"models\['m'\]\['p'\] must be an Evaluation or several, got 3"):
+        paper_table({"m": {"p": 3}})
     with pytest.raises(TypeError, match=r"models\['m'\]\['Random'\] must be an Evaluation"):
         paper_table({"m": {"Random": [0.5]}})
     found = evaluate(echo, None, made(["a"], ["a"], label=["a"]))
@@ -471,3 +563,7 @@ def test_the_example_trains_goes_on_where_it_was_and_prints_the_table(tmp_path, 
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
     assert (tmp_path / "table.tex").read_text() == before
+    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
+        run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
+    with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
+        run("shuffle_swap_snli", *arguments, "--limit", 31, monkeypatch=monkeypatch)

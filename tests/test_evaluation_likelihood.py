@@ -1,5 +1,7 @@
 """Language models scored one token at a time, and minimal pairs whose winner is known."""
 
+import functools
+
 import datasets
 import pytest
 import torch
@@ -169,6 +171,26 @@ def test_bad_input_to_the_scores_is_refused():
     assert pseudo_log_likelihood(model, tokenizer, ["", "a"]).isnan().tolist() == [True, False]
 
 
+def test_both_ways_out_for_a_tokenizer_without_a_beginning_work():
+    tokenizer = wordpiece()
+    model, pairs = causal_model(tokenizer), pairs_of(["a cat"], ["cat a"])
+    with pytest.raises(ValueError, match=r"functools\.partial\(log_likelihood, beginning=False\)") as raised:
+        evaluate_minimal_pairs(model, tokenizer, pairs)
+    assert "set tokenizer.bos_token" in str(raised.value)
+    found = evaluate_minimal_pairs(
+        model, tokenizer, pairs, score=functools.partial(log_likelihood, beginning=False)
+    ).examples
+    wanted = log_likelihood(model, tokenizer, ["a cat", "cat a"], beginning=False).tolist()
+    assert found[["good", "bad"]].to_numpy().ravel().tolist() == pytest.approx(wanted)
+    tokenizer.bos_token = tokenizer.cls_token
+    assert evaluate_minimal_pairs(model, tokenizer, pairs).score == "log_likelihood"
+
+
+def test_two_impossible_texts_are_a_tie():
+    found = evaluate_minimal_pairs(lambda texts: [float("-inf")] * len(texts), None, pairs_of(["a"], ["b"]))
+    assert (found.ties, found.accuracy.value, found.examples["difference"].item()) == (1, 0, 0)
+
+
 def test_bad_input_to_minimal_pairs_is_refused():
     pairs = pairs_of(["a"], ["b"])
     with pytest.raises(TypeError, match=r"pairs must be a datasets\.Dataset"):
@@ -179,6 +201,14 @@ def test_bad_input_to_minimal_pairs_is_refused():
         evaluate_minimal_pairs(len, None, pairs.select([]))
     with pytest.raises(ValueError, match="one number for each of 2 texts, got NaN"):
         evaluate_minimal_pairs(lambda texts: [float("nan")] * 2, None, pairs)
+    with pytest.raises(ValueError, match=r"one number for each of 2 texts, got shape \(2,\), <U1"):
+        evaluate_minimal_pairs(lambda texts: ["a"] * len(texts), None, pairs_of(["a"], ["b"]))
+    with pytest.raises(ValueError, match="a column 'correct', a name that evaluate_minimal_pairs gives itself"):
+        evaluate_minimal_pairs(len, None, pairs_of(["a"], ["b"], correct=["yes"]))
+    with pytest.raises(TypeError, match="score must be a function of model, tokenizer and texts, got 'log_likelihood'"):
+        evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a"], ["b"]), score="log_likelihood")
+    with pytest.raises(ValueError, match="got NaN for ''; leave such pairs out"):
+        evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a", ""], ["cat", "dog"]))
     with pytest.raises(TypeError, match="a callable without score="):
         evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
 

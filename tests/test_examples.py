@@ -15,13 +15,19 @@ from tests.data import DATA, NEEDS_DATA
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, *arguments, monkeypatch):
-    """Run an example's main() as its command line would."""
-    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+def load(name, monkeypatch):
+    """Import an example, its neighbours in reach."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def run(name, *arguments, monkeypatch):
+    """Run an example's main() as its command line would."""
+    module = load(name, monkeypatch)
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
     module.main()
 
 
@@ -75,18 +81,114 @@ def text(tmp_path):
     return tmp_path / "text.txt"
 
 
-def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_path, monkeypatch):
+def outcome(folder):
+    """What a run of pretrain_mlm left: its table, its result, and the steps of its checkpoints."""
+    steps = sorted(path.name for path in folder.glob("checkpoint-*"))
+    return pd.read_csv(folder / "trajectory.csv"), json.loads((folder / "result.json").read_text()), steps
+
+
+def assert_same_outcome(one, other):
+    pd.testing.assert_frame_equal(one[0], other[0])
+    assert one[1] == pytest.approx(other[1])
+    assert one[2] == other[2]
+
+
+def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_path, monkeypatch, capsys):
     options = [*SMALL, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
     for name in ("whole", "cut"):
         run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
+    whole = outcome(tmp_path / "whole")
+    assert whole[0]["step"].unique().tolist() == [0, 3, 6]
+
+    def again():
+        run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
+        assert "held-out masked-LM loss" in capsys.readouterr().out
+        assert_same_outcome(outcome(tmp_path / "cut"), whole)
+
+    again()  # complete: nothing is trained
+    (tmp_path / "cut" / "result.json").unlink()
+    again()  # cut off after the last step
+    (tmp_path / "cut" / "result.json").unlink()
     shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
     (tmp_path / "cut" / "checkpoint-5").mkdir()  # a checkpoint cut off before its state was written
-    run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
-    whole, cut = ((tmp_path / name / "trajectory.csv").read_text() for name in ("whole", "cut"))
-    assert whole == cut
-    assert whole.count("\n") == 1 + 3
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "cut")]
-    assert results[0]["held_out_loss"] == results[1]["held_out_loss"]
+    again()
+
+
+def test_pretraining_tells_texts_apart_by_what_they_hold(text, tmp_path, monkeypatch):
+    options = [*SMALL, "--steps", 1, "--every", 1, "--output"]
+    run("pretrain_mlm", text, *options, tmp_path / "one", monkeypatch=monkeypatch)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text().replace("mill", "quay"))
+    run("pretrain_mlm", other, *options, tmp_path / "other", monkeypatch=monkeypatch)
+    words = [(folder / "tokenizer.json").read_text() for folder in tmp_path.glob("text-*")]
+    assert sorted("quay" in text for text in words) == [False, True]
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        run("pretrain_mlm", tmp_path / "none.txt", *options, tmp_path / "none", monkeypatch=monkeypatch)
+    with pytest.raises(ValueError, match=r"holds a run with text \w+, not text \w+; choose another --output"):
+        run("pretrain_mlm", other, *options, tmp_path / "one", monkeypatch=monkeypatch)
+    short = tmp_path / "short.txt"
+    short.write_text("too short\n" * 50)
+    with pytest.raises(ValueError, match="do not fill one block of --length 12; give a longer text"):
+        run("pretrain_mlm", short, *options, tmp_path / "short", monkeypatch=monkeypatch)
+    assert not list(tmp_path.glob("unfinished-*"))
+
+
+CHANGED = {"encoding": "none", "layers": 2, "width": 32, "heads": 1, "length": 8, "vocabulary": 70, "masked": 0.5}
+CHANGED |= {"batch": 8, "steps": 4, "learning-rate": 0.1, "every": 1, "words": 3, "dropout": 0.1, "seed": 1}
+
+
+def test_pretraining_refuses_to_go_on_with_other_flags(text, tmp_path, monkeypatch):
+    options = ["--encoding", "attenuated", "--steps", 2, "--every", 2, *SMALL, "--output", tmp_path / "run"]
+    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    before = outcome(tmp_path / "run")
+    changed = CHANGED | {"decay": 5, "symmetry": 2, "form": "weights"}
+    for flags in [*([f"--{name}", value] for name, value in changed.items()), ["--learnable"]]:
+        name = flags[0][2:].replace("-", "_")
+        with pytest.raises(ValueError, match=rf"holds a run with {name} \S+, not {name} \S+; choose another --output"):
+            run("pretrain_mlm", text, *options, *flags, monkeypatch=monkeypatch)
+        assert_same_outcome(outcome(tmp_path / "run"), before)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="processes 1, not processes 2"):
+        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ValueError, match="not what it was made of; choose another --output"):
+        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+
+
+def test_pretraining_refuses_another_tokenizer_than_its_checkpoints(text, tmp_path, monkeypatch):
+    options = [*SMALL, "--steps", 1, "--every", 1, "--output", tmp_path / "run"]
+    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    (tmp_path / "run" / "result.json").unlink()
+    saved = tmp_path / "run" / "checkpoint-1" / "tokenizer.json"
+    tokenizer = json.loads(saved.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    saved.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="prepared anew"):
+        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("flag", ["--decay=5", "--symmetry=2", "--form=weights", "--learnable"])
+def test_pretraining_refuses_flags_of_an_encoding_it_does_not_use(flag, text, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run("pretrain_mlm", text, "--output", tmp_path / "run", flag, monkeypatch=monkeypatch)
+    assert f"{flag.partition('=')[0]} needs --encoding attenuated, got learned" in capsys.readouterr().err
+
+
+def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypatch):
+    example = load("pretrain_mlm", monkeypatch)
+    flags = ["--encoding", "attenuated", "--learnable", *SMALL]
+    model = example.make_model(example.parse([str(part) for part in (text, "--output", tmp_path, *flags)]), 60)
+    settings = example.TrainingArguments(str(tmp_path), weight_decay=0.01, use_cpu=True, report_to="none")
+    trainer = example.EncodingTrainer(model, settings)
+    names = {id(p): name for name, p in model.named_parameters()}
+    left_alone = [
+        names[id(p)].rpartition(".")[2]
+        for group in trainer.create_optimizer().param_groups
+        for p in group["params"]
+        if group["weight_decay"] == 0
+    ]
+    assert {"log_decay", "log_symmetry", "bias"} <= set(left_alone)
 
 
 def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monkeypatch, capsys):
@@ -103,6 +205,9 @@ def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monk
 
 
 def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr("positions_in_training.pretrain", lambda *_: None)
+
     def finished(name, losses, **flags):
         for seed, loss in enumerate(losses):
             folder = tmp_path / f"grid-{name}-{seed}"

@@ -77,7 +77,18 @@ def test_mcnemar_is_the_binomial_sum(lost, gained):
     assert mcnemar(lost, gained) == pytest.approx(min(1, 2 * tail) if lost != gained else 1)
 
 
+def test_no_runs_have_no_mean():
+    found = mean_over_runs([])
+    assert np.isnan([found.value, found.low, found.high]).all()
+
+
 def test_senseless_settings_are_refused():
+    for interval in (lambda: wilson(1, 2, 95), lambda: mean_over_runs([1, 2], 95)):
+        with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+            interval()
+    for successes in (-1, 3):
+        with pytest.raises(ValueError, match="successes must be between 0 and trials"):
+            wilson(successes, 2)
     with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
         check_confidence(95, 100)
     with pytest.raises(ValueError, match="resamples must be at least 1"):

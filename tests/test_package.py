@@ -21,7 +21,7 @@ BELOW = {
     "scores": set(),
     "streaming": {"metrics", "tables"},
     "accumulate": {"metrics"},
-    "plots": {"metrics", "dependencies", "intervals"},
+    "plots": {"checks", "dependencies", "intervals", "metrics"},
     "intervals": set(),
     "attachment": {"architectures", "encodings", "scores"},
     "reflection": {"architectures", "extract"},

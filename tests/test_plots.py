@@ -1,5 +1,8 @@
 """Pictures hold the numbers they were given, on the axes they were given."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +25,7 @@ TABLE = pd.DataFrame(
         for seed in range(3)
     ]
 )
+SCALES = ("linear", "log")
 DRAW = {
     "heatmap": lambda **kw: plots.heatmap(random_attention(16, 16), **kw),
     "heatmap in log scale": lambda **kw: plots.heatmap(torch.eye(16), scale="log", **kw),
@@ -64,6 +68,52 @@ def test_a_heatmap_shows_the_weights():
     np.testing.assert_allclose(ax.images[0].get_array(), attention.numpy(), atol=1e-7)
 
 
+def shades(ax):
+    """How dark each cell of a heat map is, from 0 to 1."""
+    return np.ma.getdata(ax.images[0].norm(ax.images[0].get_array()))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_zero_is_white_and_the_largest_weight_black(scale):
+    _, ax = plots.heatmap(torch.eye(8), scale=scale)
+    np.testing.assert_allclose(shades(ax), np.eye(8), atol=1e-6)
+    _, ax = plots.heatmap(torch.full((8, 8), 1 / 8), scale=scale)
+    np.testing.assert_allclose(shades(ax), 1, atol=1e-6)
+    _, ax = plots.heatmap(torch.zeros(8, 8), scale=scale)
+    np.testing.assert_allclose(shades(ax), 0, atol=1e-6)
+
+
+def test_the_smallest_weight_of_a_causal_matrix_differs_from_what_is_hidden():
+    _, ax = plots.heatmap(torch.tensor([[1.0, 0.0], [0.999, 0.001]]), scale="log")
+    assert shades(ax)[0, 1] == pytest.approx(0, abs=1e-6)
+    assert shades(ax)[1, 1] > 0.1
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_nan_is_hatched_and_leaves_the_colour_bar_to_the_numbers(scale):
+    attention = random_attention(8, 8)
+    top = attention[:4].max().item()
+    attention[4:] = torch.nan
+    fig, ax = plots.heatmap(attention, scale=scale)
+    assert ax.images[0].norm.vmax == pytest.approx(top)
+    assert ax.images[0].get_array().mask[4:].all()
+    assert ax.patch.get_hatch()
+    fig, ax = plots.heatmap(torch.full((4, 4), torch.nan), scale=scale)
+    fig.canvas.draw()
+    fig, ax = plots.head_grid(torch.tensor([[0.25, torch.nan], [0.75, torch.inf]]))
+    fig.canvas.draw()
+    assert (ax.images[0].norm.vmin, ax.images[0].norm.vmax) == (0.25, 0.75)
+    assert [text.get_text() for text in ax.texts] == [".25", "", ".75", "∞"]
+    assert shades(ax)[1, 1] == 1
+    fig, ax = plots.head_grid(torch.full((2, 2), torch.nan))
+    fig.canvas.draw()
+
+
+def test_large_numbers_are_written_out():
+    _, ax = plots.head_grid([[0.999, 1.0, 9.96, 99.6], [1500.0, 4096.0, -0.004, -1500.0]])
+    assert [text.get_text() for text in ax.texts] == ["1.00", "1", "10", "100", "1500", "4096", ".00", "-1500"]
+
+
 def test_a_grid_shows_every_number():
     values = torch.arange(6.0).reshape(2, 3) / 10
     _, ax = plots.head_grid(values)
@@ -83,6 +133,80 @@ def test_lines_differ_in_more_than_colour():
     assert len({(line.get_linestyle(), line.get_marker()) for line in ax.lines}) == 4
 
 
+MANY = {
+    "profiles": lambda names, **kw: plots.profiles({name: random_attention(9, 9) for name in names}, **kw),
+    "comparison": lambda names, **kw: plots.comparison({name: torch.rand(48, 2) for name in names}, label="x", **kw),
+    "trajectory": lambda names, **kw: plots.trajectory(
+        pd.DataFrame([{"step": k, "layer": i, "locality": i} for i, _ in enumerate(names) for k in range(3)]), **kw
+    ),
+    "distances": lambda names, **kw: plots.distances(
+        SimpleNamespace(
+            histogram=lambda relation: pd.DataFrame({name: [0.75, 0.25] for name in names}, index=[1, 2]),
+            sentences=dict.fromkeys(names, 1),
+        ),
+        **kw,
+    ),
+}
+
+
+@pytest.mark.parametrize("number", [14, 48])
+@pytest.mark.parametrize("draw", MANY.values(), ids=MANY)
+def test_many_lines_differ_in_dash_or_marker_and_are_named_beside_the_axes(draw, number):
+    fig, ax = draw([f"name {i}" for i in range(number)])
+    fig.canvas.draw()
+    lines = [line for line in ax.lines if line.get_label()[0] != "_"]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == number
+    legend = ax.get_legend().get_window_extent()
+    assert legend.x0 >= ax.get_window_extent().x1
+    assert_within(fig, ax)
+    assert ax.get_window_extent().width > 250
+
+
+@pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"]])
+def test_long_names_are_broken_and_leave_the_axes_their_room(draw):
+    fig, ax = draw([f"an organisation/with-a-very-long-model-name-of-2026 after training, seed {i}" for i in range(3)])
+    fig.canvas.draw()
+    assert_within(fig, ax)
+    assert ax.get_window_extent().width > 250
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        *(lambda n=n, s=s: plots.heatmap(random_attention(n, n), scale=s) for n in (1, 2, 8, 512) for s in SCALES),
+        lambda: plots.head_grid(torch.rand(1, 1), label="locality"),
+        lambda: plots.head_grid(torch.rand(1, 32), label="locality"),
+        lambda: plots.head_grid(torch.rand(48, 1), label="locality"),
+        lambda: plots.comparison({"a": torch.rand(48, 2)}, label="locality"),
+        lambda: plots.comparison({"a": torch.rand(1, 2), "b": torch.rand(1)}, label="locality"),
+    ],
+)
+def test_nothing_is_cut_off(draw):
+    fig, ax = draw()
+    fig.canvas.draw()
+    assert_within(fig, ax)
+
+
+def assert_within(fig, ax):
+    """Every label, number and name lies inside the figure, by a pixel."""
+    box = ax.get_tightbbox()
+    assert (box.x0 > -1, box.y0 > -1) == (True, True)
+    assert (box.x1 < fig.bbox.width + 1, box.y1 < fig.bbox.height + 1) == (True, True)
+
+
+@pytest.mark.parametrize("draw", [plots.head_grid, lambda grid, ax: plots.comparison({"a": grid}, label="x", ax=ax)])
+def test_the_labels_of_many_layers_and_heads_stand_apart(draw):
+    fig, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    _, ax = draw(torch.rand(48, 32), ax=axes[0])
+    fig.canvas.draw()
+    for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+        boxes = [label.get_window_extent() for label in labels]
+        assert len(boxes) > 5
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    cell = ax.get_window_extent().width / 32
+    assert all(text.get_window_extent().width < cell for text in ax.texts)
+
+
 def test_a_trajectory_is_the_mean_over_seeds():
     _, ax = plots.trajectory(TABLE)
     np.testing.assert_allclose(ax.lines[1].get_ydata(), [1.1, 1.2, 1.3])
@@ -100,6 +224,13 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "layer"),
         (lambda: plots.comparison({}), "empty"),
         (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
+        (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
+        (lambda: plots.profiles({}), "attention is empty"),
+        (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
+        (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
+        (lambda: plots.heatmap(torch.rand(0, 0)), "one matrix"),
+        (lambda: plots.heatmap(torch.tensor([[1.0, -1.0], [0.0, 1.0]])), "at least 0, got -1; apply .softmax"),
+        (lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])), "must be finite"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, words):

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from pelocality.encodings import AttenuatedEncoding
+from pelocality.encodings import KERPLE, AttenuatedEncoding, DistanceTable, T5Buckets
 from pelocality.extract import positional_attention
 from pelocality.metrics import locality, measure
-from pelocality.training import METRICS, LocalityCallback, trajectory
+from pelocality.training import METRICS, LocalityCallback, encoding_parameters, trajectory
 
 ROWS = [
     {"input_ids": ids, "labels": ids} for ids in torch.randint(5, 99, (32, 16), generator=torch.manual_seed(0)).tolist()
@@ -94,6 +95,22 @@ def test_closed_form_logits_and_encodings_are_sources_too(tmp_path):
     trainer.train()
     wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
     assert callback.table["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
+
+
+def test_the_parameters_of_encodings_are_told_from_the_model_s_own():
+    shared = DistanceTable(heads=2, length=8)
+    learned = [AttenuatedEncoding(heads=2, decay=0.5, learnable=True), KERPLE(heads=2), T5Buckets(heads=2)]
+    model = nn.ModuleDict({"first": shared, "second": shared, "others": nn.ModuleList(learned), "own": nn.Linear(2, 2)})
+    assert list(encoding_parameters(model)) == [
+        "first.values",
+        "second.values",
+        "others.0.log_decay",
+        "others.0.log_symmetry",
+        "others.1.log_strength",
+        "others.1.free_curvature",
+        "others.2.relative_attention_bias.weight",
+    ]
+    assert encoding_parameters(model["own"]) == {}
 
 
 def test_two_callbacks_of_two_names_measure_side_by_side(tmp_path):

@@ -56,13 +56,19 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     Returns:
         Lower and upper ends, in [0, 1].
 
+    Raises:
+        ValueError: for fewer than 0 successes, more of them than trials, or a coverage outside (0, 1).
+
     Examples:
         >>> low, high = wilson(9, 10)
         >>> round(float(low), 3), round(float(high), 3)
         (0.596, 0.982)
     """
-    z = stats.norm.ppf(0.5 + confidence / 2)
+    check_confidence(confidence, 1)
     k, n = np.asarray(successes, float), np.asarray(trials, float)
+    if ((k < 0) | (k > n)).any():
+        raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
+    z = stats.norm.ppf(0.5 + confidence / 2)
     with np.errstate(invalid="ignore", divide="ignore"):
         p = k / n
         centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -148,15 +154,16 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         confidence: coverage, in (0, 1).
 
     Returns:
-        The mean and its interval; the interval is NaN for a single run.
+        The mean and its interval; the interval is NaN for a single run, the mean too for none.
 
     Examples:
         >>> print(mean_over_runs([0.70, 0.72, 0.74]))
         0.720 [0.670, 0.770]
     """
     runs = np.asarray(values, float)
+    check_confidence(confidence, 1)
     if len(runs) < 2:
-        return Estimate(float(runs.mean()), float("nan"), float("nan"))
+        return Estimate(float(runs.mean()) if len(runs) else float("nan"), float("nan"), float("nan"))
     half = float(stats.t.ppf(0.5 + confidence / 2, len(runs) - 1) * stats.sem(runs))
     return Estimate(float(runs.mean()), float(runs.mean()) - half, float(runs.mean()) + half)
 

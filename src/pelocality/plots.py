@@ -1,18 +1,22 @@
 """Pictures of matrices, heads, profiles, comparisons and dependencies; each takes ``ax=`` and returns ``(fig, ax)``.
 
-Weights are greys and lines differ in dash and marker, so that a black and white print says the same. Nothing is shown
-or saved: that is the caller's. Needs matplotlib (the ``plot`` extra).
+Weights are greys and up to 52 lines differ in dash and marker, so that a black and white print says the same; NaN is
+hatched. More than six lines are named beside the axes: a figure of your own keeps room for them with
+``layout="constrained"``. Nothing is shown or saved: that is the caller's. Needs matplotlib (the ``plot`` extra).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
+from pelocality.checks import count
 from pelocality.intervals import mean_over_runs
 from pelocality.metrics import distance_profile
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from pelocality.metrics.door import Attention
 
 COLOURS = "Greys"
-_LINES = [("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ("-", "v"), ("--", "P")]
+_DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
 def heatmap(
@@ -36,7 +40,7 @@ def heatmap(
     Args:
         attention: One matrix (n, n), or a result with one; rows sum to 1.
         ax: Where to draw; a new figure if None.
-        scale: ``"log"`` shows the tails, over at most six decades below the largest weight.
+        scale: ``"log"`` shows the tails, over at most six decades below the largest weight; zero is white.
         title: Above the picture.
 
     Returns:
@@ -44,7 +48,7 @@ def heatmap(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: More than one matrix, or an unknown scale.
+        ValueError: More than one matrix, weights that are negative or infinite, or an unknown scale.
 
     Examples:
         >>> import torch
@@ -53,32 +57,38 @@ def heatmap(
         'key position (tokens)'
     """
     matrix = _array(getattr(attention, "attention", attention))
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise ValueError(
             f"heatmap draws one matrix (n, n), got shape {matrix.shape}; choose a layer and head, A[layer, head], "
             "or average, A.mean((0, 1))"
         )
+    wrong = matrix[(matrix < 0) | np.isinf(matrix)]
+    if wrong.size:
+        raise ValueError(f"attention weights must be finite and at least 0, got {wrong[0]:g}; apply .softmax(-1)?")
     if scale not in ("linear", "log"):
         raise ValueError(f"scale must be 'linear' or 'log', got {scale!r}")
-    fig, ax = _figure(ax, (4.6, 4.0))
-    top = float(matrix.max())
+    fig, ax = _figure(ax, (4.6, 4.4), title)
+    positive = matrix[matrix > 0]
+    top = float(positive.max(initial=0)) or 1.0
     if scale == "log":
         from matplotlib.colors import LogNorm
 
-        held = matrix[matrix > 0]
-        floor = max(float(held.min()), top * 1e-6)
-        image = ax.imshow(np.maximum(matrix, floor), cmap=COLOURS, norm=LogNorm(floor, top))
+        least = float(positive.min(initial=top))
+        if least == top or (matrix == 0).any():
+            least /= 10  # white is zero then, and no weight
+        floor = max(least, top * 1e-6)
+        _image(ax, np.maximum(matrix, floor), "attention weight", norm=LogNorm(floor, top))
     else:
-        image = ax.imshow(matrix, cmap=COLOURS, vmin=0, vmax=top)
-    ax.set(xlabel="key position (tokens)", ylabel="query position (tokens)", title=title)
-    fig.colorbar(image, ax=ax, label="attention weight", fraction=0.046, pad=0.04)
+        _image(ax, matrix, "attention weight", vmin=0, vmax=top)
+    ax.set(xlabel="key position (tokens)", ylabel="query position (tokens)")
+    ax.locator_params(integer=True, min_n_ticks=1)
     return fig, ax
 
 
 def head_grid(
     values: Any, *, ax: Axes | None = None, label: str = "", title: str = "", limits: tuple[float, float] | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw one number per layer and head, such as a metric, as a grid with the numbers in it.
+    """Draw one number per layer and head, such as a metric, as a grid with the numbers in it where they have room.
 
     Args:
         values: (layer, head), any metric.
@@ -92,7 +102,7 @@ def head_grid(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: Not two axes.
+        ValueError: Not two axes, or nothing to draw.
 
     Examples:
         >>> import torch
@@ -101,19 +111,21 @@ def head_grid(
         'layer'
     """
     grid = _array(values)
-    if grid.ndim != 2:
+    if grid.ndim != 2 or not grid.size:
         raise ValueError(f"head_grid draws (layer, head), got shape {grid.shape}")
     layers, heads = grid.shape
-    fig, ax = _figure(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * layers))
-    low, high = limits or (float(np.nanmin(grid)), float(np.nanmax(grid)))
-    image = ax.imshow(grid, cmap=COLOURS, vmin=low, vmax=high, aspect="auto")
-    middle = (low + high) / 2
-    for layer, head in np.ndindex(layers, heads):
-        value = float(grid[layer, head])
-        ink = "white" if value > middle else "black"
-        ax.text(head, layer, _short(value), ha="center", va="center", color=ink, fontsize=7)
-    ax.set(xlabel="head", ylabel="layer", title=title, xticks=range(heads), yticks=range(layers))
-    fig.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.02)
+    fig, ax = _figure(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * layers), title)
+    finite = grid[np.isfinite(grid)]
+    low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
+    _image(ax, np.clip(grid, low, high), label, vmin=low, vmax=high, aspect="auto")
+    width, height = _inches(ax)
+    numbers = {place: _short(float(grid[place])) for place in np.ndindex(layers, heads)}
+    longest = max(1, *map(len, numbers.values()))
+    size = min(7.0, 72 * height / layers * 0.7, 72 * width / heads / longest * 1.4)
+    for (layer, head), text in numbers.items() if size >= 4 else ():
+        ink = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
+        ax.text(head, layer, text, ha="center", va="center", color=ink, fontsize=size)
+    ax.set(xlabel="head", ylabel="layer", xticks=_ticks(heads, width), yticks=_ticks(layers, height))
     return fig, ax
 
 
@@ -137,7 +149,8 @@ def profiles(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: As for `distance_profile`.
+        TypeError: ``reach`` is no integer.
+        ValueError: As for `distance_profile`; nothing to draw, or ``reach`` below 1.
 
     Examples:
         >>> import torch
@@ -146,26 +159,24 @@ def profiles(
         ['itself', 'uniform']
     """
     named = attention if isinstance(attention, Mapping) else {"": attention}
-    fig, ax = _figure(ax, (6.0, 3.4))
-    for (name, matrices), (dash, marker) in zip(named.items(), cycle(_LINES), strict=False):
+    if not named:
+        raise ValueError("attention is empty; give at least one matrix by name")
+    count("reach", reach)
+    own = ax is None
+    fig, ax = _figure(ax, (6.0, 3.4), title)
+    for (name, matrices), style in zip(named.items(), _styles(), strict=False):
         profile = _array(distance_profile(matrices))
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         n = (len(profile) + 1) // 2
         near = min(reach, n - 1)
-        ax.plot(
-            np.arange(-near, near + 1),
-            profile[n - 1 - near : n + near],
-            dash,
-            marker=marker,
-            markersize=3.5,
-            linewidth=1.2,
-            label=name,
-        )
+        shown = profile[n - 1 - near : n + near]
+        ax.plot(np.arange(-near, near + 1), shown, markersize=3.5, linewidth=1.2, label=name, **style)
     ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    ax.set(xlabel="distance, key - query (tokens)", ylabel="mean attention", title=title)
+    ax.set(xlabel="distance, key - query (tokens)", ylabel="mean attention")
+    ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
     if any(named):
-        ax.legend(framealpha=0.85, edgecolor="none")
+        _legend(fig, ax, own)
     return fig, ax
 
 
@@ -195,29 +206,22 @@ def comparison(
     """
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
-    fig, ax = _figure(ax, (5.2, 3.4))
-    spread = 0.5 / len(values)
-    for index, ((name, given), (dash, marker)) in enumerate(zip(values.items(), cycle(_LINES), strict=False)):
+    own = ax is None
+    fig, ax = _figure(ax, (5.2, 3.4), title)
+    spread, layers = 0.5 / len(values), 0
+    for index, ((name, given), style) in enumerate(zip(values.items(), _styles(), strict=False)):
         grid = _array(given)
-        if grid.ndim not in (1, 2):
+        if grid.ndim not in (1, 2) or not grid.size:
             raise ValueError(f"values[{name!r}] must be (layer, head) or (layer,), got shape {grid.shape}")
+        layers = max(layers, len(grid))
         place = np.arange(len(grid)) + spread * (index - (len(values) - 1) / 2)
         by_head = grid.reshape(len(grid), -1)
-        (line,) = ax.plot(
-            place,
-            np.nanmean(by_head, -1),
-            dash,
-            marker=marker,
-            markersize=6,
-            markeredgecolor="black",
-            label=name,
-            zorder=3,
-        )
+        mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
+        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
-    ax.set(xlabel="layer", ylabel=label, title=title)
-    ax.set_xticks(range(max(len(_array(given)) for given in values.values())))
-    ax.legend(framealpha=0.85, edgecolor="none")
+    ax.set(xlabel="layer", ylabel=label, xticks=_ticks(layers, _inches(ax)[0]), xlim=(-0.6, layers - 0.4))
+    _legend(fig, ax, own)
     return fig, ax
 
 
@@ -254,7 +258,9 @@ def head_kinds(
     if table.empty:
         known = ", ".join(map(repr, kinds.table["direction"].unique()))
         raise ValueError(f"direction must be one of {known}, got {direction!r}")
-    fig, ax = _figure(ax, (6.4, 1.2 + 0.24 * len(table)))
+    cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
+    labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
+    fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
     place = np.arange(len(table))
     styles = {"positional": ("o", "black", "black", -0.14), "contextual": ("s", "white", "0.45", 0.14)}
     for name, (marker, fill, line, shift) in styles.items():
@@ -272,14 +278,12 @@ def head_kinds(
             label=f"best {name} head",
         )
     ax.scatter(table["baseline"], place, marker="|", s=110, color="0.3", label="best fixed offset", zorder=1)
-    cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
-    labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     ax.set_yticks(place, labels)
-    ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1), title=title)
+    ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1))
     ax.set_ylim(len(table) - 0.4, -0.6)
     ax.grid(axis="y", color="0.92")
     ax.set_axisbelow(True)
-    ax.legend(framealpha=0.85, edgecolor="none")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small", columnspacing=1, frameon=False)
     return fig, ax
 
 
@@ -300,7 +304,8 @@ def distances(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: No language has the relation.
+        TypeError: ``reach`` is no integer.
+        ValueError: No language has the relation, or ``reach`` is below 1.
 
     Examples:
         >>> from pelocality.dependencies import dependency_distances
@@ -311,15 +316,17 @@ def distances(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['en']
     """
-    shares = found.histogram(relation).head(reach)
-    fig, ax = _figure(ax, (6.0, 3.4))
-    for number, (language, (dash, marker)) in enumerate(zip(found.sentences, cycle(_LINES), strict=False)):
+    shares = found.histogram(relation).head(count("reach", reach))
+    own = ax is None
+    fig, ax = _figure(ax, (6.0, 3.4), title)
+    for number, (language, style) in enumerate(zip(found.sentences, _styles(), strict=False)):
         if language in shares:  # one without the relation still keeps its line's look for itself
             share = shares[language]
-            ax.plot(share.index, share, dash, marker=marker, markersize=3.5, color=f"C{number}", label=language)
-    ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies", title=title)
+            ax.plot(share.index, share, markersize=3.5, color=f"C{number}", label=language, **style)
+    ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies")
+    ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
-    ax.legend(framealpha=0.85, edgecolor="none")
+    _legend(fig, ax, own)
     return fig, ax
 
 
@@ -339,7 +346,7 @@ def trajectory(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: A column is missing.
+        ValueError: A column is missing, or the table is empty.
 
     Examples:
         >>> import pandas as pd
@@ -351,28 +358,74 @@ def trajectory(
     missing = {"step", "layer", metric} - set(table.columns)
     if missing:
         raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
-    fig, ax = _figure(ax, (5.2, 3.4))
-    for (layer, rows), (dash, marker) in zip(table.groupby("layer"), cycle(_LINES), strict=False):
+    if table.empty:
+        raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
+    own = ax is None
+    fig, ax = _figure(ax, (5.2, 3.4), title)
+    layers = table.groupby("layer")
+    for (layer, rows), style in zip(layers, _styles(), strict=False):
         over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
         steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
-        (line,) = ax.plot(steps, means, dash, marker=marker, markersize=3.5, label=f"layer {layer}")
+        (line,) = ax.plot(steps, means, markersize=3.5, label=f"layer {layer}", **style)
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
-        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    ax.set(xlabel="training step", ylabel=metric.replace("_", " "), title=title)
-    ax.legend(framealpha=0.85, edgecolor="none")
+        ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
+    ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
+    _legend(fig, ax, own)
     return fig, ax
 
 
-def _figure(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    if ax is not None:
-        figure = ax.get_figure(root=True)
-        assert figure is not None
-        return figure, ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'pelocality[plot]'") from error
-    return plt.subplots(figsize=size, layout="constrained")
+def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
+    """Return the axes to draw into and their figure, the title set."""
+    if ax is None:
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError("plots need matplotlib: pip install 'pelocality[plot]'") from error
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    ax.set_title(title, wrap=True)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure, ax
+
+
+def _image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
+    """Draw values as greys beside their colour bar, NaN as hatching."""
+    if np.isnan(values).any():
+        ax.patch.set(hatch="////", edgecolor="0.6")
+    image = ax.imshow(values, cmap=COLOURS, **options)
+    image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    """Yield a dash and a marker for each line."""
+    return ({"linestyle": dash, "marker": mark} for dash, mark in zip(cycle(_DASHES), cycle(_MARKERS), strict=False))
+
+
+def _legend(fig: Figure, ax: Axes, own: bool) -> None:
+    """Name the lines: in the axes where that takes six rows at most, else beside them, in a wider figure of our own."""
+    handles, labels = ax.get_legend_handles_labels()
+    labels = [textwrap.fill(label, 32) for label in labels]
+    rows = sum(label.count("\n") + 1 for label in labels)
+    if rows <= 6:
+        ax.legend(handles, labels, framealpha=0.85, edgecolor="none")
+        return
+    columns = math.ceil(rows / max(1, int(_inches(ax)[1] / 0.17)))
+    legend = ax.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns, fontsize="small", frameon=False
+    )
+    if own:
+        fig.set_figwidth(fig.get_figwidth() + legend.get_window_extent().width / fig.dpi)
+
+
+def _inches(ax: Axes) -> tuple[float, float]:
+    """Return about how wide and high the axes are."""
+    box = ax.get_window_extent()
+    return box.width / ax.figure.dpi, box.height / ax.figure.dpi
+
+
+def _ticks(number: int, inches: float) -> range:
+    """Return which layers or heads are labelled: all, or every so many where there is no room."""
+    return range(0, number, math.ceil(0.22 * number / inches))
 
 
 def _array(values: Any) -> np.ndarray:
@@ -380,7 +433,9 @@ def _array(values: Any) -> np.ndarray:
 
 
 def _short(value: float) -> str:
-    if np.isnan(value):
-        return ""
-    shown = f"{value:.2f}" if abs(value) < 1 else f"{value:.2g}"
+    """Return a number in few characters: two decimals below 1, two digits below 100, and whole ones above."""
+    if not np.isfinite(value):
+        return "" if np.isnan(value) else f"{value:+.0f}".replace("+", "").replace("inf", "∞")
+    size = abs(value)
+    shown = f"{value:.2f}" if size < 1 else f"{value:.2g}" if size < 99.5 else f"{value:.0f}"
     return shown.replace("0.", ".", 1).replace("-.00", ".00")

@@ -225,6 +225,36 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = NAME) -> pd.Dat
     return pd.DataFrame([rows[place] for place in sorted(rows)], columns=columns)
 
 
+def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of every encoding in a model, by name: what weight decay should leave alone.
+
+    Decay pulls a parameter to zero, and what zero means differs: ``log_decay = 0`` of an `AttenuatedEncoding` is a
+    decay of 1, not no encoding.
+
+    Args:
+        model: Any module, such as a model with an encoding attached.
+
+    Returns:
+        The parameters, named as in ``model.named_parameters()``, learned or frozen; one that several modules share
+        under each of its names. Empty where no encoding is learned.
+
+    Note:
+        transformers' Trainer decays them: it leaves alone only layer norms, and names with "bias" or "norm" in them.
+
+    Examples:
+        >>> from pelocality.encodings import AttenuatedEncoding
+        >>> model = nn.ModuleDict({"word": nn.Linear(2, 2), "position": AttenuatedEncoding(decay=0.5, learnable=True)})
+        >>> list(encoding_parameters(model))
+        ['position.log_decay', 'position.log_symmetry']
+        >>> class EncodingTrainer(Trainer):
+        ...     def get_decay_parameter_names(self, model):
+        ...         names = super().get_decay_parameter_names(model)
+        ...         return [name for name in names if name not in encoding_parameters(model)]
+    """
+    found = {id(p) for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
+    return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in found}
+
+
 def _key(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name) + r"/(?P<metric>\w+)/layer_(?P<layer>\d+)")
 

@@ -14,7 +14,7 @@ def by_columns(
     Raises:
         ValueError: for no column, or one that the examples do not have.
     """
-    unknown = [name for name in columns if name not in examples]
+    unknown = [name for name in columns if not isinstance(name, str) or name not in examples]
     if unknown or not columns:
         raise ValueError(f"by must name columns among {', '.join(map(str, examples))}, got {list(columns)}")
     groups = examples.groupby(list(columns), dropna=False)

@@ -130,7 +130,9 @@ def distinct(names: Sequence[str]) -> list[str]:
     """
     plain = [normal(name) for name in names]
     if len(set(plain)) < len(plain):
-        raise ValueError(f"class names must differ, got {', '.join(names)}; pass labels= in the order of the logits")
+        raise ValueError(
+            f"class names must differ, got {', '.join(names)}; pass labels= that differ, in the order of the logits"
+        )
     return plain
 
 

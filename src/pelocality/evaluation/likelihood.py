@@ -151,7 +151,8 @@ def log_likelihood(
     if beginning and first is None:
         raise ValueError(
             "tokenizer has no beginning-of-sentence token; set tokenizer.bos_token to the token the model was trained "
-            "to begin with, or pass beginning=False and read what it does"
+            "to begin with, or leave the first token of each text unscored: log_likelihood(..., beginning=False), "
+            "evaluate_minimal_pairs(..., score=functools.partial(log_likelihood, beginning=False))"
         )
 
     def once(texts: Sequence[str]) -> Iterator[_Scored]:

@@ -21,6 +21,7 @@ from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likeliho
 from pelocality.extract.eager import model_name
 from pelocality.intervals import Estimate, check_confidence, proportion
 
+_OURS = ("good", "bad", "difference", "correct")
 Score = Callable[[Any, Any, Sequence[str]], Any]
 
 
@@ -104,8 +105,8 @@ def evaluate_minimal_pairs(
 
     Raises:
         TypeError: for a dataset of another kind, or a model that is neither.
-        ValueError: for a dataset without pairs, scores of another number or NaN, or a model whose head does not
-            tell which score fits.
+        ValueError: for a dataset without pairs, or with columns that this function adds itself; scores of another
+            number or NaN; or a model whose head does not tell which score fits.
 
     Examples:
         >>> rows = {"sentence_good": ["a b", "c d"], "sentence_bad": ["b a", "d c"]}
@@ -122,6 +123,11 @@ def evaluate_minimal_pairs(
         )
     if not len(pairs):
         raise ValueError("pairs is empty")
+    taken = [name for name in _OURS if name in pairs.column_names]
+    if taken:
+        raise ValueError(
+            f"pairs has a column {taken[0]!r}, a name that evaluate_minimal_pairs gives itself; rename the column"
+        )
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
@@ -135,15 +141,18 @@ def evaluate_minimal_pairs(
     ]
     frame = pd.DataFrame(columns.select_columns(plain)[:], index=range(len(pairs)))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
-    frame["difference"] = frame["good"] - frame["bad"]
-    frame["correct"] = frame["difference"] > 0
-    ties = int((frame["difference"] == 0).sum())
+    tied = frame["good"] == frame["bad"]
+    frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # also of two texts that are impossible
+    frame["correct"] = frame["good"] > frame["bad"]
+    ties = int(tied.sum())
     shown = model_name(model) if isinstance(model, nn.Module) else getattr(model, "__name__", "callable").strip("<>")
     return MinimalPairEvaluation(frame, shown, label, ties, confidence)
 
 
 def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None) -> tuple[str, list[float]]:
     """Return the name of the score, and the score of each text."""
+    if score is not None and not callable(score):
+        raise TypeError(f"score must be a function of model, tokenizer and texts, got {score!r}")
     if isinstance(model, nn.Module):
         function = score or _fitting(model)
         name = getattr(getattr(function, "func", function), "__name__", "score")
@@ -152,10 +161,15 @@ def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | Non
         name, found = getattr(model, "__name__", "score").strip("<>"), model(texts)
     else:
         raise TypeError(f"model must be a transformers model, or a callable without score=, got {type(model).__name__}")
-    values = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found, dtype=float)
-    if values.shape != (len(texts),) or np.isnan(values).any():
-        wrong = "NaN" if values.shape == (len(texts),) else f"shape {values.shape}"
+    values = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
+    if values.shape != (len(texts),) or values.dtype.kind not in "biuf":
+        wrong = f"shape {values.shape}, {values.dtype}"
         raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {wrong}")
+    if np.isnan(values).any():
+        raise ValueError(
+            f"the score must give one number for each of {len(texts)} texts, got NaN for "
+            f"{texts[int(np.isnan(values).argmax())]!r}; leave such pairs out"
+        )
     return name, values.tolist()
 
 

@@ -104,11 +104,12 @@ class Classifier:
 
     def _logits(self, batch: Sequence[Texts]) -> torch.Tensor:
         columns = [list(column) for column in zip(*batch, strict=True)]
-        inputs = self.tokenizer(*columns, padding=True, return_tensors="pt")
+        settings = {"padding": len(batch) > 1, "return_tensors": "pt"}
+        inputs = self.tokenizer(*columns, **settings)
         over = (inputs["attention_mask"].sum(1) > self.limit).nonzero().flatten().tolist()
         if over:
             self.truncated.update(batch[i] for i in over)
-            inputs = self.tokenizer(*columns, padding=True, truncation=True, max_length=self.limit, return_tensors="pt")
+            inputs = self.tokenizer(*columns, truncation=True, max_length=self.limit, **settings)
         inner = pretrained(self.model)
         check_ids(inner, inputs["input_ids"])
         outputs = self.model(**inputs.to(device_of(inner)))

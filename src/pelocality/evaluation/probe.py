@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import datasets
@@ -138,7 +138,9 @@ def _text_columns(probe: Any) -> tuple[str, ...]:
     for texts in _TEXTS:
         if {*texts, *(f"original_{name}" for name in texts)} <= set(probe.column_names):
             if not len(probe):
-                raise ValueError("probe is empty; probe_info(probe).dropped says why items were left out")
+                raise ValueError(
+                    "probe is empty; of a probe that pelocality.probes built, probe_info(probe).dropped says why"
+                )
             return texts
     raise ValueError(
         "probe must have premise and hypothesis, or sentence, and the same under original_, got columns "
@@ -151,11 +153,11 @@ def _evidence(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     taken = [name for name in _OURS if name in probe.column_names and name != groups]
     if taken:
         raise ValueError(f"probe has a column {taken[0]!r}, a name that evaluate gives itself; rename the column")
-    if "label" in probe.column_names and "original_label" not in probe.column_names:
-        raise ValueError(
-            "probe has label, of the edits, and no original_label; where both are the same: "
-            "probe.add_column('original_label', probe['label'])"
-        )
+    for one, other in (("label", "original_label"), ("original_label", "label")):
+        if one in probe.column_names and other not in probe.column_names:
+            raise ValueError(
+                f"probe has {one} and no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])"
+            )
     plain = [
         name
         for name, feature in probe.features.items()
@@ -168,7 +170,7 @@ def _evidence(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     if missing.any(axis=None) and not missing.all(axis=None):
         raise ValueError(
             f"probe has {int(missing.any(axis=1).sum())} rows without a label and others with one; leave them out: "
-            "probe.filter(lambda row: row['label'] is not None)"
+            "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
         )
     if groups is not None and groups not in probe.column_names:
         raise ValueError(
@@ -177,7 +179,10 @@ def _evidence(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
     labelled = zip(originals, frame["original_label"], strict=True)
     frame["original"] = [_digest(*sides, label or "") for sides, label in labelled]
-    frame["group"] = frame["original"] if groups is None else list(probe.with_format(None)[groups])
+    drawn_together = list(frame["original"] if groups is None else probe.with_format(None)[groups])
+    if any(value is None or not isinstance(value, Hashable) for value in drawn_together):
+        raise ValueError(f"groups must be a column with one value in each row; {groups!r} has rows without, or lists")
+    frame["group"] = drawn_together
     return frame
 
 
@@ -201,7 +206,7 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
     if numbers:
         raise ValueError(
             f"labels of the probe must be names, got {sorted(numbers)[:3]} in {column!r}; cast the column: "
-            "probe.cast_column('label', datasets.ClassLabel(names=[...]))"
+            f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
         )
     return [None if value is None else normal(value) for value in values]
 
@@ -219,6 +224,9 @@ def _answers(
             chunk = rows[start : start + _CHUNK]
             sides: list[list[Texts]] = [list(zip(*(chunk[name] for name in names), strict=True)) for names in both]
             unique = list(dict.fromkeys([*sides[0], *sides[1]]))
+            wrong = next((text for pair in unique for text in pair if not isinstance(text, str)), "")
+            if wrong != "":
+                raise TypeError(f"the texts of the probe must be strings, got {wrong!r}; leave such rows out")
             answers = dict(zip(unique, classifier(unique), strict=True))
             found += [(answers[before], answers[after]) for before, after in zip(*sides, strict=True)]
             bar.update(len(sides[0]))

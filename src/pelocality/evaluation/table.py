@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,8 @@ def paper_table(
     Raises:
         TypeError: for something that is no evaluation.
         ValueError: for no model, a model without evaluations or with more runs of one probe than of another, an
-            evaluation without labels, or an unknown model in ``symmetry`` or ``locality``.
+            evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
+            model in ``symmetry`` or ``locality``.
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -127,6 +128,8 @@ def paper_table(
         | --- | ---: | ---: |
         | first letter | 60.0 | 0.0 |
     """
+    _check_mappings({"models": models, "symmetry": symmetry or {}, "locality": locality or {}})
+    _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
     if not models:
         raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
     rows: list[tuple[str, str, float, float, float, int]] = []
@@ -153,14 +156,27 @@ def paper_table(
                 add(part, model, column, _originals(model, mine))
             for name, found in mine.items():
                 add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
+    both = parts[1].keys() & parts[2].keys()
+    if both:
+        raise ValueError(f"models have a probe {min(both)!r} that changes labels and one that keeps them; rename one")
     columns = ("model", "column", "value", "low", "high", "runs")
     return PaperTable(pd.DataFrame(rows, columns=columns), tuple(name for part in parts for name in part))
+
+
+def _check_mappings(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that are no dictionaries."""
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"{name} must be a dictionary, got {type(value).__name__}; models are {{name: {{probe: evaluation}}}}, "
+                "symmetry and locality {name: number}"
+            )
 
 
 def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
         raise ValueError(f"models[{model!r}] calls a probe {name!r}, which is a column of its own; choose another name")
-    runs = [found] if isinstance(found, Evaluation) else list(found)
+    runs = [*found] if isinstance(found, Iterable) else [found]
     if not runs or not all(isinstance(run, Evaluation) for run in runs):
         raise TypeError(f"models[{model!r}][{name!r}] must be an Evaluation or several, got {found!r}")
     if not all(run.labelled for run in runs):
