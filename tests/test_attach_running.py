@@ -254,6 +254,13 @@ def test_implementations_that_would_drop_the_bias_are_refused_before_and_after(i
             hidden(model, tokens(1, N))
 
 
+def test_the_handle_prints_the_encodings_and_not_the_model():
+    printed = repr(attach(tiny("bert"), ALiBi(2)))
+    assert printed.startswith("Attachment(encodings=(ALiBi(heads=2")
+    assert "BertLayer" not in printed
+    assert len(printed.splitlines()) == 1
+
+
 def test_bad_arguments_are_named():
     model = tiny("bert")
     for wrong, kind, message in [

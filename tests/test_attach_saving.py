@@ -1,6 +1,7 @@
 """To disk and back."""
 
 import copy
+import json
 import logging
 
 import pytest
@@ -56,18 +57,25 @@ def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outpu
     assert not list(tmp_path.glob("*.bin")) + list(tmp_path.glob("*.pt"))
 
 
-@pytest.mark.parametrize("name", [name for name in ("bert", "gpt2", "deberta", "t5", "bloom") if name in ATTACHABLE])
-def test_plain_transformers_warns_of_a_saved_folder(name, tmp_path, warnings_of_transformers):
+@pytest.mark.parametrize("name", SAVED)
+def test_plain_transformers_refuses_a_saved_folder_and_says_what_loads_it(name, tmp_path, warnings_of_transformers):
     model = tiny(name)
-    attach(model, NoEncoding())  # which has no number of its own to save
+    own = "keep" if name == CONVOLVED else "silence"
+    attach(model, NoEncoding(), position_embeddings=own)  # which has no number of its own to save
+    described = model.config.to_dict()
     model.save_pretrained(tmp_path)
-    type(model).from_pretrained(tmp_path)
-    assert "pelocality" in warnings_of_transformers.text
-    assert "UNEXPECTED" in warnings_of_transformers.text
-    warnings_of_transformers.clear()
-    load(tmp_path)
+    assert model.config.to_dict() == described | {"dtype": "float64", "architectures": [type(model).__name__]}
+    for model_class in (type(model), hf.AutoModel):
+        for more in ({}, {"attn_implementation": "eager", "dtype": torch.float32, "ignore_mismatched_sizes": True}):
+            with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+                model_class.from_pretrained(tmp_path, **more)
+    assert hf.AutoConfig.from_pretrained(tmp_path).model_type == model.config.model_type
+    loaded = load(tmp_path)
     assert "pelocality" not in warnings_of_transformers.text
     assert "UNEXPECTED" not in warnings_of_transformers.text
+    attached(loaded).remove()
+    loaded.save_pretrained(tmp_path)
+    type(model).from_pretrained(tmp_path)
 
 
 def test_each_layer_gets_its_own_encoding_back(tmp_path):
@@ -153,15 +161,16 @@ def test_a_state_dict_fits_a_model_attached_alike():
     assert_same_outputs(hidden(one, ids), hidden(two, ids))
 
 
-def test_the_configuration_stands_in_the_safetensors_file(tmp_path):
+def test_the_configuration_is_json_beside_the_numbers(tmp_path):
     model = tiny("bert")
     attach(model, AttenuatedEncoding(decay=0.25))
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    note = bytes(tensors["encoder.layer.0.attention.self.pelocality.configuration"].tolist()).decode()
-    assert '"type": "AttenuatedEncoding"' in note
-    assert '"decay": 0.25' in note
-    assert '"position_embeddings": "silence"' in note
+    configuration = json.loads(bytes(tensors["encoder.layer.0.attention.self.pelocality._extra_state"].tolist()))
+    assert configuration["encoding"]["type"] == "AttenuatedEncoding"
+    assert configuration["encoding"]["decay"] == 0.25
+    assert configuration["position_embeddings"] == "silence"
+    assert configuration["attn_implementation"] == "sdpa"
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path):

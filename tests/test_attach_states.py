@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from pelocality.attachment import attach, attached, load
@@ -49,7 +50,7 @@ def test_the_state_of_another_encoding_is_refused(saved, other, strict):
     one, two = tiny("bert"), tiny("bert", seed=1)
     attach(one, saved)
     attach(two, other)
-    with pytest.raises(RuntimeError, match=r"saved were \{'type'.*attach the saved encoding first, or load the whole"):
+    with pytest.raises(RuntimeError, match=r"2 more: the weights were saved with \{'type'.*load the whole"):
         two.load_state_dict(one.state_dict(), strict=strict)
 
 
@@ -57,7 +58,7 @@ def test_the_state_of_kept_positions_is_refused_where_they_are_silenced():
     one, two = tiny("bert"), tiny("bert")
     attach(one, NoEncoding(), position_embeddings="keep")
     attach(two, NoEncoding())
-    with pytest.raises(RuntimeError, match="position_embeddings='keep', but attached are"):
+    with pytest.raises(RuntimeError, match="position_embeddings='keep', attached here is"):
         two.load_state_dict(one.state_dict())
 
 
@@ -82,12 +83,36 @@ def test_the_state_of_the_same_encoding_with_other_numbers_fits(saved, other, dt
         torch.testing.assert_close(new.double()(7), old.double()(7), rtol=1e-6, atol=0)
 
 
-def test_a_state_without_the_encoding_lacks_its_configuration():
-    model, plain = tiny("bert"), tiny("bert").state_dict()
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_weights_without_the_encoding_are_refused(layers, strict):
+    model = hf.BertForMaskedLM(hf.BertConfig(**tiny("bert").config.to_dict() | {"num_hidden_layers": layers}))
+    plain = model.state_dict()
     attach(model, NoEncoding())
-    with pytest.raises(RuntimeError, match=r"Missing key.*pelocality\.configuration"):
-        model.load_state_dict(plain)
-    model.load_state_dict(plain, strict=False)
+    with pytest.raises(
+        RuntimeError, match=r"bert\.encoder\.layer\.0\.attention\.self.* come without one; load them before"
+    ):
+        model.load_state_dict(plain, strict=strict)
+    attached(model).remove()
+    model.load_state_dict(plain, strict=strict)
+
+
+def test_some_of_the_weights_fit_an_attached_model():
+    """A head, one matrix, and shards that end anywhere, as a checkpoint in several files is loaded."""
+    one, two = (hf.BertForMaskedLM(tiny("bert").config) for _ in range(2))
+    for model in (one, two):
+        attach(model, random_table(2))
+    whole = one.state_dict()
+    for wanted in ("cls.", "query.weight", "pelocality.encoding.values", "pelocality._extra_state"):
+        two.load_state_dict({key: value for key, value in whole.items() if wanted in key}, strict=False)
+    for size in (1, 2, 5, 17):
+        for model in (one, two):
+            nn.init.normal_(model.bert.encoder.layer[1].attention.self.pelocality.encoding.values)
+        whole = one.state_dict()
+        keys = list(whole)
+        for start in range(0, len(keys), size):
+            two.load_state_dict({key: whole[key] for key in keys[start : start + size]}, strict=False)
+        assert same_weights(two.state_dict(), whole)
 
 
 def test_what_is_saved_is_the_encoding_as_it_is_then(tmp_path):
@@ -132,7 +157,7 @@ def test_the_options_that_say_where_a_file_is_reach_every_file(monkeypatch):
     monkeypatch.setattr(saving, "cached_file", note)
     place = {"revision": "v2", "token": "x", "cache_dir": "y", "local_files_only": True, "subfolder": "z"}
     with pytest.raises(ValueError, match="holds no encoding"):
-        load("me/model", variant="fp16", torch_dtype="auto", **place)
+        load("me/model", config=hf.BertConfig(architectures=["BertModel"]), variant="fp16", torch_dtype="auto", **place)
     names = ["model.fp16.safetensors", "model.safetensors.index.fp16.json"]
     assert asked == [("me/model", name, False, place) for name in names]
 
@@ -155,8 +180,6 @@ def test_each_half_of_an_encoder_decoder_model_gets_what_it_had(halves, tmp_path
 
 
 def test_what_cannot_be_loaded_is_said_before_or_after(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     model = tiny("bert")
     attach(model, DistanceTable(2, 4))
     model.save_pretrained(tmp_path)
@@ -173,12 +196,44 @@ def test_what_cannot_be_loaded_is_said_before_or_after(tmp_path):
     prefix = "encoder.layer.1.attention.self.pelocality."
     for lost, message in [
         (["encoding.values"], r"not hold the whole encoding of 'encoder\.layer\.1"),
-        (["configuration"], "without its configuration"),
-        (["encoding.values", "configuration"], "for 2 of 3 attention modules only"),
+        (["_extra_state"], "without its configuration"),
+        (["encoding.values", "_extra_state"], "for 2 of 3 attention modules only"),
     ]:
         kept = {name: tensor for name, tensor in tensors.items() if name not in [prefix + each for each in lost]}
         save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
         with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+
+
+def test_a_damaged_folder_is_named_with_its_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"path must be a folder that save_pretrained wrote.* got '.*nowhere'"):
+        load(tmp_path / "nowhere")
+    model = tiny("bert")
+    attach(model, DistanceTable(2, 4))
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole, key = load_file(weights), "encoder.layer.1.attention.self.pelocality._extra_state"
+    for text, message in [
+        (b"{", "in 'encoder.layer.1.attention.self' is not JSON"),
+        (b"\xff", "in 'encoder.layer.1.attention.self' is not JSON"),
+        (b"[]", "must be an object with encoding, position_embeddings, attn_implementation, got \\[\\]"),
+        (b'{"encoding": {}}', "must be an object with encoding, position_embeddings"),
+        (b'{"encoding": {"type": "Mine"}, "position_embeddings": "keep", "attn_implementation": "sdpa"}',
+         "encoding type 'Mine' is not known.*; import the module that defines it"),
+    ]:  # fmt: skip
+        damaged = whole | {key: torch.tensor(list(text), dtype=torch.uint8)}
+        save_file(damaged, weights, {"format": "pt"})
+        with pytest.raises(ValueError, match=message) as error:
+            load(tmp_path)
+        assert str(tmp_path) in str(error.value)
+    save_file(whole, weights, {"format": "pt"})
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+    weights.unlink()
+    for index in ("{", "{}", "[]", '{"weight_map": 3}'):
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json must be JSON with a 'weight_map'"):
             load(tmp_path)
 
 
@@ -257,6 +312,31 @@ def test_a_quantised_model_can_carry_an_encoding():
     with attach(quantised, sharing()) as attachment:
         assert attachment.encodings[0].decay.dtype == torch.float32
         assert not torch.allclose(hidden(quantised, ids), plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("encoding", [AttenuatedEncoding(1, learnable=True), Pair(ALiBi(2), random_table(2))])
+@pytest.mark.parametrize(("way", "attached_first"), [("cpu", False), ("cpu", True), ("disk", False), ("disk", True)])
+@pytest.mark.parametrize("name", [name for name in ("bert", "t5", "xlnet", "mpnet") if name in ATTACHABLE])
+def test_a_model_that_accelerate_keeps_elsewhere_can_carry_an_encoding(name, way, attached_first, encoding, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = tiny(name), tokens(2, N)
+    before = hidden(model, ids)
+    attachment = attach(model, encoding)
+    expected = hidden(model, ids)
+    if not attached_first:
+        attachment.remove()
+    offload, folder = getattr(accelerate, f"{way}_offload"), [str(tmp_path)] if way == "disk" else []
+    offload(model, *folder)
+    if not attached_first:
+        attachment = attach(model, encoding)
+    for _ in range(2):
+        assert_same_outputs(hidden(model, ids), expected)
+        assert all(
+            weight.is_meta == (attached_first or "pelocality" not in key) for key, weight in model.named_parameters()
+        )
+    assert model.state_dict()[next(key for key in model.state_dict() if key.endswith("_extra_state"))].numel() > 50
+    attachment.remove()
+    assert_same_outputs(hidden(model, ids), before)
 
 
 def test_weights_that_are_not_there_are_refused():
