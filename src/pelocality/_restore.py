@@ -59,5 +59,5 @@ def unhook(module: nn.Module, *functions: Callable[..., Any]) -> None:
     ):
         for key, hook in list(hooks.items()):
             if getattr(hook, "func", hook) in functions:
+                flags.pop(key, None)  # first: without its hook an interrupt would leave it for good
                 del hooks[key]
-                flags.pop(key, None)

@@ -54,7 +54,7 @@ def check_state_dict(
     """
     attentions = {name: module for name, module in base.named_modules() if ATTACHED in module._modules}
     lacking: list[str] = []
-    problems: dict[str, list[str]] = {}
+    others: dict[str, str] = {}
     for name, attention in attentions.items():
         here = f"{prefix}{name}."
         saved = {key.removeprefix(here): value for key, value in state_dict.items() if key.startswith(here)}
@@ -65,11 +65,12 @@ def check_state_dict(
             if isinstance(bias, PositionalBias) and f"{part}.{CONFIGURATION}" in saved:
                 problem = _problem(bias, name, f"{part}.", saved)
                 if problem is not None:
-                    problems.setdefault(problem, []).append(name)
-    if len(lacking) > 1 or (lacking and len(attentions) == 1):
-        problems[_LACKING] = lacking
-    for problem, names in problems.items():
-        error_msgs.append(f"{prefix}{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {problem}")
+                    others[name] = problem
+    if len(lacking) == 1 < len(attentions):
+        lacking = []
+    for names, problem in ((lacking, _LACKING), (list(others), next(iter(others.values()), ""))):
+        if names:
+            error_msgs.append(f"{prefix}{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {problem}")
 
 
 def _problem(bias: PositionalBias, name: str, prefix: str, saved: dict[str, Any]) -> str | None:
