@@ -264,6 +264,125 @@ def test_an_encoding_that_could_not_be_saved_is_refused_when_attached():
     attach(model, Pair(SinusoidalEncoding(base=np.float32(50.0)), NoEncoding()))
 
 
+ROWS = [{"input_ids": ids, "labels": ids} for ids in tokens(24, N).tolist()]
+
+
+def make_trainer(folder, encoding, **settings):
+    """A Trainer over a tiny model; ``encoding=None`` attaches none."""
+    torch.manual_seed(0)
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    if encoding is not None:
+        attach(model, encoding)
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 4} | settings
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    return hf.Trainer(model, hf.TrainingArguments(folder, **options, **quiet), train_dataset=ROWS, eval_dataset=ROWS)
+
+
+def test_a_trainer_resumes_an_attached_model_and_ends_where_the_whole_run_does(tmp_path):
+    whole = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
+    whole.train()
+    resumed = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=1e-6)
+    assert same_weights(load(tmp_path / "checkpoint-4").state_dict(), whole.model.state_dict())
+    with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+        hf.BertForMaskedLM.from_pretrained(tmp_path / "checkpoint-4")
+
+
+def test_a_trainer_loads_the_best_attached_model(tmp_path):
+    trainer = make_trainer(tmp_path, AttenuatedEncoding(learnable=True), eval_strategy="steps", eval_steps=2,
+                           load_best_model_at_end=True, learning_rate=0.1)  # fmt: skip
+    trainer.train()
+    best = load(trainer.state.best_model_checkpoint)
+    assert same_weights(best.state_dict(), trainer.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("saved", "attached_now", "message"),
+    [
+        (None, AttenuatedEncoding(), "come without one"),
+        (NoEncoding(), AttenuatedEncoding(), "the weights were saved with {'type': 'NoEncoding'"),
+        (AttenuatedEncoding(), AttenuatedEncoding(form="logits"), "the weights were saved with {'type': 'Atten"),
+    ],
+)
+def test_a_trainer_does_not_resume_from_weights_without_the_encoding_or_with_another(
+    saved, attached_now, message, tmp_path
+):
+    make_trainer(tmp_path, saved, max_steps=2).train()
+    with pytest.raises(RuntimeError, match=message):
+        make_trainer(tmp_path, attached_now).train(resume_from_checkpoint=True)
+
+
+def test_an_accelerator_saves_and_loads_the_state_of_an_attached_model(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    one, two, other = (hf.BertModel(tiny("bert").config) for _ in range(3))
+    for model, encoding in ((one, random_table(2)), (two, random_table(2, seed=1)), (other, NoEncoding())):
+        attach(model, encoding)
+    accelerator.prepare(one)
+    accelerator.save_state(tmp_path)
+    accelerator._models[:] = [two]
+    accelerator.load_state(tmp_path)
+    assert same_weights(two.state_dict(), one.state_dict())
+    accelerator._models[:] = [other]
+    with pytest.raises(RuntimeError, match="the weights were saved with"):
+        accelerator.load_state(tmp_path)
+
+
+# ---- adapters
+
+
+def adapted(model, **more):
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["query", "value"], **more)).eval()
+
+
+def test_an_adapter_trains_saves_and_loads_the_encoding_it_names(tmp_path):
+    peft = pytest.importorskip("peft")
+    bases = [hf.BertForMaskedLM(tiny("bert").config).eval() for _ in range(3)]
+    for base in bases[1:]:
+        base.load_state_dict(bases[0].state_dict())
+    ids = tokens(2, N)
+    handle = attach(bases[0], AttenuatedEncoding(learnable=True))
+    model = adapted(bases[0], modules_to_save=["pelocality"])
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad and "log_" in name}
+    assert len(trained) == 6
+    with torch.no_grad():
+        for weight in trained.values():
+            weight.add_(0.5)
+    assert [each.decay.item() for each in attached(model).encodings] == pytest.approx([0.8244] * 3, abs=1e-4)
+    model.save_pretrained(tmp_path)
+    attach(bases[1], AttenuatedEncoding(learnable=True))
+    again = peft.PeftModel.from_pretrained(bases[1], tmp_path).eval()
+    assert_same_outputs(again(ids).logits, model(ids).logits)
+    attach(bases[2], AttenuatedEncoding(learnable=True, form="logits"))
+    with pytest.raises(RuntimeError, match="the weights were saved with"):
+        peft.PeftModel.from_pretrained(bases[2], tmp_path)
+    merged = copy.deepcopy(model).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    assert_same_outputs(load(tmp_path / "merged")(ids).logits, model(ids).logits)
+    handle.remove()
+    assert attached(model) is None
+    attached(again).remove()
+    assert_same_outputs(again(ids).logits, model(ids).logits)
+
+
+def test_a_model_with_adapters_is_refused_for_they_are_saved_without_the_encoding():
+    model = adapted(tiny("bert"))
+    with pytest.raises(
+        ValueError, match=r"PeftModel has adapters.*modules_to_save=\['pelocality'\].*get_base_model\(\)"
+    ):
+        attach(model, NoEncoding())
+    with attach(model.get_base_model(), NoEncoding()):
+        assert attached(model) is not None
+    peft = pytest.importorskip("peft")
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    model.add_adapter(peft.LoraConfig(target_modules=["query"]))
+    with pytest.raises(ValueError, match=r"BertForMaskedLM has adapters.*to model\.base_model"):
+        attach(model, NoEncoding())
+    attach(model.base_model, NoEncoding()).remove()
+
+
 # ---- weights
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from pelocality._restore import restoring, unhook
 from pelocality.architectures import ATTACHED, Architecture, architecture, pretrained
@@ -48,10 +49,7 @@ class Attachment:
         call does nothing.
         """
         record, base = _find(self.model)
-        present = [
-            module for module in _distinct(record, base) if isinstance(getattr(module, ATTACHED, None), nn.Module)
-        ]
-        if any(getattr(module, ATTACHED).encoding in self.encodings for module in present):
+        if any(part in self.encodings for bias in _biases(record, base) for part in bias.modules()):
             with restoring(functools.partial(_undo, self.model, record, base)):
                 pass
 
@@ -95,7 +93,8 @@ def attach(
         TypeError: No transformers model, no encoding, or one of your own that could not be saved.
         ValueError: A family without a record, a model to which the bias cannot be added exactly, an attention
             implementation other than ``"eager"`` and ``"sdpa"``, weights on the meta device, a number of heads or
-            layers that does not fit, a symmetry for a causal model, or a model that carries an encoding already.
+            layers that does not fit, a symmetry for a causal model, a model with adapters of peft, or one that carries
+            an encoding already.
 
     Note:
         A sliding window or a causal mask is not a position embedding and stays when positions are silenced; it tells
@@ -114,6 +113,7 @@ def attach(
     """
     if position_embeddings not in get_args(Own):
         raise ValueError(f"position_embeddings must be 'silence' or 'keep', got {position_embeddings!r}")
+    _refuse_adapters(model)
     record, base = _find(model)
     modules = _distinct(record, base)
     _check_model(record, base, modules, silent=position_embeddings == "silence")
@@ -169,8 +169,7 @@ def attached(model: nn.Module) -> Attachment | None:
         True
     """
     record, base = _find(model)
-    biases = [getattr(module, ATTACHED, None) for module in _distinct(record, base)]
-    present = [bias for bias in biases if isinstance(bias, PositionalBias)]
+    present = _biases(record, base)
     if not present:
         return None
     return Attachment(model, tuple(bias.encoding for bias in present), "silence" if present[0].silent else "keep")
@@ -184,6 +183,11 @@ def _find(model: nn.Module) -> tuple[Architecture, Any]:
 
 def _distinct(record: Architecture, base: Any) -> list[nn.Module]:
     return list(dict.fromkeys(record.attentions(base)))
+
+
+def _biases(record: Architecture, base: Any) -> list[Any]:
+    """Return each `PositionalBias`, or peft's wrapper around it, which behaves like the copy it trains."""
+    return [getattr(module, ATTACHED) for module in _distinct(record, base) if hasattr(module, ATTACHED)]
 
 
 def _guarded(model: nn.Module, base: Any) -> list[Any]:
@@ -201,9 +205,8 @@ def _forget_compiled() -> None:
 
 def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for module in _distinct(record, base):
-        bias = getattr(module, ATTACHED, None)
-        if isinstance(bias, PositionalBias):
-            bias.uninstall(module)
+        if hasattr(module, ATTACHED):
+            getattr(module, ATTACHED).uninstall(module)
     for guarded in _guarded(model, base):
         unhook(guarded, _refuse_what_would_be_ignored)
         guarded.__dict__.pop("save_pretrained", None)
@@ -228,6 +231,17 @@ def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, s
     if reason is not None:
         raise ValueError(f"the positions of {name} cannot be silenced: {reason}; use position_embeddings='keep'")
     _check_implementation(base)
+
+
+def _refuse_adapters(model: Any) -> None:
+    """Refuse a model with adapters of peft around it or in it: they would be saved without the encoding."""
+    transformers_own = isinstance(model, PreTrainedModel)
+    inside = "base_model" if transformers_own else "get_base_model()"
+    if model._hf_peft_config_loaded if transformers_own else hasattr(model, "peft_config"):
+        raise ValueError(
+            f"{type(model).__name__} has adapters, which are saved without the encoding; attach before they are added, "
+            f"with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, to model.{inside}"
+        )
 
 
 def _check_implementation(module: Any) -> None:
