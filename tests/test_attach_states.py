@@ -431,6 +431,13 @@ def test_a_quantised_model_can_carry_an_encoding():
     with attach(quantised, sharing()) as attachment:
         assert attachment.encodings[0].decay.dtype == torch.float32
         assert not torch.allclose(hidden(quantised, ids), plain, atol=1e-3)
+        expected = hidden(quantised, ids)
+    attach(model, sharing())
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    torch.testing.assert_close(hidden(quantised, ids), expected, rtol=0, atol=1e-5)
+    quantised.load_state_dict(quantised.state_dict())
+    attached(quantised).remove()
+    torch.testing.assert_close(hidden(quantised, ids), plain, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("encoding", [AttenuatedEncoding(1, learnable=True), Pair(ALiBi(2), random_table(2))])

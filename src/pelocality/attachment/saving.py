@@ -68,7 +68,10 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     found = _class(options.get("config") or _configuration(path, place), model_class)
     saved = _read(str(path), options.get("variant"), place)
     if not saved:
-        raise ValueError(f"{path} holds no encoding in the weights that would be loaded; load it with transformers")
+        raise ValueError(
+            f"{path} holds no encoding in the weights that would be loaded; load it with transformers, or save it again "
+            "if one was attached"
+        )
     notes = {name: _note(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(notes.values()))["attn_implementation"])
     with _expected(found):
