@@ -122,17 +122,18 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if mask is None and _causal_without_mask(attention, call):
         # the kernel forgets causality once there is a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
-    visible = mask
-    if mask is not None and mask.dtype != torch.bool:
-        visible = ~(mask <= HIDDEN)  # so NaN is no way to hide, and shows
-    told = visible[..., :keys] if visible is not None and own.encoding.shares_out else None  # the others need not know
-    bias = own.of(queries, keys, told, hidden.dtype)
+    visible = None
+    if mask is not None and own.encoding.shares_out:  # the others need not know, and this runs in every layer
+        visible = (mask if mask.dtype == torch.bool else mask > HIDDEN)[..., :keys]
+    bias = own.of(queries, keys, visible, hidden.dtype)
     if slots > keys:  # a static cache has room for what is still to come
         bias = nn.functional.pad(bias, (0, slots - keys))
-    if mask is not None and visible is not None:
+    if mask is not None:
         least = _least(hidden)
-        # whatever number hides a key, it may be above the bias of a distant key that is visible
-        bias = torch.where(visible, bias if mask is visible else bias + mask, least)
+        if mask.dtype == torch.bool:
+            bias = torch.where(mask, bias, least)
+        else:  # the bias of a distant key may be lower than the number that hides another
+            bias = bias + mask.masked_fill(mask <= HIDDEN, -torch.inf)
         bias = bias.clamp(min=least)  # a row of nothing but -inf would be NaN
     call[own.mask_argument] = bias
     if own.position_argument is not None:

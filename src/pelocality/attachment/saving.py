@@ -18,7 +18,7 @@ from transformers.utils.hub import cached_file
 from pelocality._restore import restoring
 from pelocality.architectures import ATTACHED, architecture, known_families
 from pelocality.attachment.handle import attach
-from pelocality.attachment.state import CONFIGURATION, accepting, read_configuration
+from pelocality.attachment.state import CONFIGURATION, REFUSED, read_configuration
 from pelocality.encodings import Encoding
 
 # The options of from_pretrained that say where a file is.
@@ -69,13 +69,14 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     saved = _read(str(path), options.get("variant"), place)
     if not saved:
         raise ValueError(
-            f"{path} holds no encoding in the weights that would be loaded; load it with transformers, or save it again "
-            "if one was attached"
+            f"{path} holds no encoding in the weights that would be loaded; load it with transformers, or save it "
+            "again if one was attached"
         )
     notes = {name: _note(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(notes.values()))["attn_implementation"])
+    options[REFUSED] = None
     with _expected(found):
-        model = found.from_pretrained(path, **accepting(options))
+        model = found.from_pretrained(path, **options)
     modules = dict(model.named_modules())
     names = {modules[now]: name for name, now in _renamed(list(saved), modules, model.base_model_prefix).items()}
     for stack, attentions in _stacks(model):

@@ -23,10 +23,10 @@ _LACKING = (
 
 _NAMES = ("encoding", "position_embeddings", "attn_implementation")
 
-# Each class of transformers refuses a name it does not know here, and repeats it, whatever else it is called with;
-# configuration and tokenizer load all the same.
-_REFUSED_ARGUMENT = "experts_implementation"
-_REFUSED_VALUE = "an encoding is attached to this model, load it with pelocality.load"
+REFUSED = "experts_implementation"
+"""The entry of a configuration of which each model class of transformers refuses, and repeats, an unknown value."""
+
+_REASON = "an encoding is attached to this model, load it with pelocality.load"
 
 
 def read_configuration(name: str, written: Tensor) -> dict[str, Any]:
@@ -113,11 +113,6 @@ def save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
     if not any(ATTACHED in module._modules for module in model.modules()):  # removed through a part of it
         type(model).save_pretrained(model, *args, **kwargs)
         return
-    with restoring(lambda: model.config.__dict__.pop(_REFUSED_ARGUMENT, None)):
-        setattr(model.config, _REFUSED_ARGUMENT, _REFUSED_VALUE)
+    with restoring(lambda: model.config.__dict__.pop(REFUSED, None)):
+        setattr(model.config, REFUSED, _REASON)
         type(model).save_pretrained(model, *args, **kwargs)
-
-
-def accepting(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options for ``from_pretrained`` with which it takes the folder after all."""
-    return {_REFUSED_ARGUMENT: None, **options}
