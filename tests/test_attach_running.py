@@ -1,6 +1,7 @@
 """Attached models at work: caches, memories, compilers, and what is refused at the door."""
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from pelocality.attachment import attach, attached
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding
 from tests.families import UNKNOWN, same, state, tiny, tokens
 from tests.test_attach import ATTACHABLE, CONVOLVED, attentions, hidden, random_table, set_implementation, sharing
-from tests.test_restore import every_interrupt, interrupted
 
 N = 11
 LANGUAGE_MODELS = {
@@ -301,6 +301,30 @@ ATTACHING = (*map(str, Path(attachment.__file__).parent.glob("*.py")), _restore.
 INTERRUPTED = [name for name in ("bert", "xlnet", "deberta-v2", "llama") if name in ATTACHABLE]
 
 
+def interrupted(call, at):
+    """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call got that far."""
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename not in ATTACHING:
+            return None
+        lines += event == "line"
+        if event == "line" and lines == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
 def everything(model):
     """The names that hang on every module, and how many hooks."""
     return [
@@ -314,14 +338,13 @@ def everything(model):
 
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_an_interrupt_while_attaching_leaves_the_model_as_it_was(name):
-    model = tiny(name)
+    model, at = tiny(name), 1
     before, hanging = state(model), everything(model)
-
-    def check(at):
+    while interrupted(lambda: attach(model, sharing(name)), at):
         assert same(before, state(model)), at
         assert everything(model) == hanging, at
-
-    assert every_interrupt(lambda: attach(model, sharing(name)), check, ATTACHING) > 100
+        at += 1
+    assert at > 100
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
@@ -338,7 +361,7 @@ def test_an_interrupt_inside_or_on_leaving_restores_the_model(name):
     while going_on:
         at += 1
         entered.append(attach(model, sharing(name)).__enter__())
-        going_on = interrupted(leave, ATTACHING, at)
+        going_on = interrupted(leave, at)
         assert same(before, state(model)), at
         assert everything(model) == hanging, at
     assert at > 100
@@ -350,7 +373,7 @@ def test_an_interrupt_on_removal_leaves_all_of_the_encodings_or_none(name):
     before, hanging = state(model), everything(model)
     handle = attach(model, sharing(name))
     complete, at = everything(model), 1
-    while interrupted(handle.remove, ATTACHING, at):
+    while interrupted(handle.remove, at):
         if attached(model) is None:
             assert same(before, state(model)), at
             assert everything(model) == hanging, at
