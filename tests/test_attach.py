@@ -10,7 +10,7 @@ from torch import nn
 
 from pelocality.architectures import architecture
 from pelocality.attachment import attach, attached
-from pelocality.encodings import AttenuatedEncoding, DistanceTable, NoEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
 from tests.families import EVERY, FAMILIES, same, state, tiny, tokens
 
 N = 11
@@ -213,6 +213,19 @@ def test_what_a_mask_of_numbers_hides_takes_no_share(name, implementation, least
         torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
         with pytest.raises(TypeError, match=r"must be boolean.* got torch\.int64; pass attention_mask\.bool\(\)"):
             hidden(model, ids, attention_mask=visible.long())
+
+
+@pytest.mark.parametrize("least", [-1e3, -1e4, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(["bert", "llama"]))
+def test_a_hidden_key_stays_hidden_whatever_the_bias(name, implementation, least):
+    """The visible keys are so distant that their bias is below the number that hides the nearer ones."""
+    model, ids = set_implementation(tiny(name), implementation), tokens(1, N)
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    visible = (distance > 3 if name == "llama" else distance.abs() > 3)[None, None]
+    added = torch.zeros(visible.shape).double().masked_fill(~visible, least)
+    with attach(model, ALiBi(base_of(model).config.num_attention_heads, slopes=9e3)):
+        expected, output = (hidden(model, ids, attention_mask=mask) for mask in (visible, added))
+    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ATTACHABLE)

@@ -1,15 +1,18 @@
 """Attached models at work: caches, memories, compilers, and what is refused at the door."""
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
+from pelocality import _restore, attachment
 from pelocality.attachment import attach, attached
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding
-from tests.families import UNKNOWN, tiny, tokens
+from tests.families import UNKNOWN, same, state, tiny, tokens
 from tests.test_attach import ATTACHABLE, CONVOLVED, attentions, hidden, random_table, set_implementation, sharing
 
 N = 11
@@ -254,6 +257,13 @@ def test_implementations_that_would_drop_the_bias_are_refused_before_and_after(i
             hidden(model, tokens(1, N))
 
 
+def test_the_handle_prints_the_encodings_and_not_the_model():
+    printed = repr(attach(tiny("bert"), ALiBi(2)))
+    assert printed.startswith("Attachment(encodings=(ALiBi(heads=2")
+    assert "BertLayer" not in printed
+    assert len(printed.splitlines()) == 1
+
+
 def test_bad_arguments_are_named():
     model = tiny("bert")
     for wrong, kind, message in [
@@ -285,6 +295,93 @@ def test_a_failure_on_the_way_in_leaves_nothing_behind(monkeypatch):
     assert attached(model) is None
     assert set(model.state_dict()) == before
     assert torch.equal(hidden(model, ids), output)
+
+
+ATTACHING = (*map(str, Path(attachment.__file__).parent.glob("*.py")), _restore.__file__)
+INTERRUPTED = [name for name in ("bert", "xlnet", "deberta-v2", "llama") if name in ATTACHABLE]
+
+
+def interrupted(call, at):
+    """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call got that far."""
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename not in ATTACHING:
+            return None
+        lines += event == "line"
+        if event == "line" and lines == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def everything(model):
+    """The names that hang on every module, and how many hooks."""
+    return [
+        {
+            name: len(value) if "hook" in name and isinstance(value, dict) else None
+            for name, value in vars(module).items()
+        }
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_while_attaching_leaves_the_model_as_it_was(name):
+    model, at = tiny(name), 1
+    before, hanging = state(model), everything(model)
+    while interrupted(lambda: attach(model, sharing(name)), at):
+        assert same(before, state(model)), at
+        assert everything(model) == hanging, at
+        at += 1
+    assert at > 100
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_inside_or_on_leaving_restores_the_model(name):
+    model, entered, ids = tiny(name), [], tokens(1, 4)
+    before, hanging = state(model), everything(model)
+
+    def leave():
+        handle = entered.pop()
+        hidden(model, ids)
+        handle.__exit__(None, None, None)
+
+    at, going_on = 0, True
+    while going_on:
+        at += 1
+        entered.append(attach(model, sharing(name)).__enter__())
+        going_on = interrupted(leave, at)
+        assert same(before, state(model)), at
+        assert everything(model) == hanging, at
+    assert at > 100
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_on_removal_leaves_all_of_the_encodings_or_none(name):
+    model = tiny(name)
+    before, hanging = state(model), everything(model)
+    handle = attach(model, sharing(name))
+    complete, at = everything(model), 1
+    while interrupted(handle.remove, at):
+        if attached(model) is None:
+            assert same(before, state(model)), at
+            assert everything(model) == hanging, at
+            handle = attach(model, sharing(name))
+        else:
+            assert everything(model) == complete, at
+        at += 1
+    assert at > 50
 
 
 def test_an_encoding_of_absolute_positions_can_be_attached():

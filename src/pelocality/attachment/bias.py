@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._restore import unhook
 from pelocality.architectures import ATTACHED, Architecture
-from pelocality.attachment.calls import Arguments, Call, unhook
+from pelocality.attachment.calls import Arguments, Call
+from pelocality.attachment.offloading import loaded
 from pelocality.encodings import Encoding
 from pelocality.scores import HIDDEN
 
@@ -53,60 +54,28 @@ class PositionalBias(nn.Module):
         self.frozen: list[str] = []
 
     @property
-    def configuration(self) -> Tensor:
-        """What a saved model has to say to be attached again, as bytes, for safetensors hold nothing but tensors."""
-        note = {
-            "encoding": self.encoding.configuration(),
+    def configuration(self) -> dict[str, Any]:
+        """What `load` needs to attach the encoding again, as JSON can hold it; the numbers are in the state dict."""
+        with loaded(self.encoding):
+            encoding = self.encoding.configuration()
+        return {
+            "encoding": encoding,
             "position_embeddings": "silence" if self.silent else "keep",
             "attn_implementation": self.implementation,
         }
+
+    def get_extra_state(self) -> Tensor:
+        """Return the configuration as it is now, its JSON in bytes: safetensors hold nothing but tensors."""
         try:
-            return torch.tensor(list(json.dumps(note).encode()), dtype=torch.uint8, device="cpu")
+            return torch.tensor(list(json.dumps(self.configuration).encode()), dtype=torch.uint8, device="cpu")
         except TypeError as error:
             raise TypeError(
                 f"{type(self.encoding).__name__} cannot be saved: its arguments must be numbers, strings, booleans, "
-                f"None, tensors, encodings or lists of them ({error})"
+                f"None, tensors, encodings or lists of them, each kept as an attribute of its name ({error})"
             ) from error
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Write the configuration as it is now, which a buffer would not: attributes change, numbers are learned."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "configuration"] = self.configuration
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        """Compare configurations: numbers of another encoding would fit, and mean something else."""
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        key = prefix + "configuration"
-        if key in unexpected_keys:
-            unexpected_keys.remove(key)
-        if key not in state_dict:
-            if strict:
-                missing_keys.append(key)
-            return
-        start = f"{prefix}encoding."
-        numbers = {name.removeprefix(start): value for name, value in state_dict.items() if name.startswith(start)}
-        saved = json.loads(bytes(state_dict[key].tolist()))
-        own = json.loads(bytes(self.configuration.tolist()))
-        if saved["position_embeddings"] != own["position_embeddings"] or not self._agrees(saved["encoding"], numbers):
-            error_msgs.append(
-                f"{prefix[:-1]}: saved were {saved['encoding']}, position_embeddings='{saved['position_embeddings']}', "
-                f"but attached are {own['encoding']}, position_embeddings='{own['position_embeddings']}'; attach the "
-                "saved encoding first, or load the whole model with pelocality.load."
-            )
-
-    def _agrees(self, configuration: dict[str, Any], numbers: dict[str, Tensor]) -> bool:
-        """Return whether an encoding of that configuration is this one, once both hold the same numbers."""
-        own = copy.deepcopy(self.encoding)
-        try:
-            other = Encoding.from_configuration(configuration).to(own._like.device, own._like.dtype)
-            for each in (own, other):
-                each.load_state_dict({name: value.to(own._like.device) for name, value in numbers.items()}, assign=True)
-        except (TypeError, ValueError, RuntimeError):  # no such encoding, or other numbers than it has
-            return False
-        return own.configuration() == other.configuration()
+    def set_extra_state(self, state: Tensor) -> None:
+        """Change nothing: `check_state_dict` has compared the configurations, and the numbers are loaded as usual."""
 
     def install(self, attention: nn.Module) -> None:
         """Enter an attention module."""
@@ -114,8 +83,8 @@ class PositionalBias(nn.Module):
         for name in self.unheard:  # a gradient of zeros would still have an optimiser decay them
             weight = attention.get_parameter(name)
             if weight.requires_grad:
-                weight.requires_grad_(False)
                 self.frozen.append(name)
+                weight.requires_grad_(False)
         if self.score_method is not None:
             hook = _pass_to_scores
         elif self.mask_argument == "attn_mask_h":
@@ -137,7 +106,8 @@ class PositionalBias(nn.Module):
 
     def of(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` says which keys are there."""
-        bias = self.encoding.distinct(queries, keys, mask=visible, dtype=dtype)
+        with loaded(self.encoding):
+            bias = self.encoding.distinct(queries, keys, mask=visible, dtype=dtype)
         return bias if bias.ndim == 4 else bias[None]
 
 
@@ -160,8 +130,11 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         bias = nn.functional.pad(bias, (0, slots - keys))
     if mask is not None:
         least = _least(hidden)
-        added = torch.where(mask, bias, least) if mask.dtype == torch.bool else bias + mask
-        bias = added.clamp(min=least)  # a row of nothing but -inf would be NaN
+        if mask.dtype == torch.bool:
+            bias = torch.where(mask, bias, least)
+        else:  # the bias of a distant key may be lower than the number that hides another
+            bias = bias + mask.masked_fill(mask <= HIDDEN, -torch.inf)
+        bias = bias.clamp(min=least)  # a row of nothing but -inf would be NaN
     call[own.mask_argument] = bias
     if own.position_argument is not None:
         call[own.position_argument] = torch.zeros_like(call[own.position_argument])

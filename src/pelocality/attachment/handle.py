@@ -6,17 +6,20 @@ import copy
 import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from pelocality._restore import restoring, unhook
 from pelocality.architectures import ATTACHED, Architecture, architecture, pretrained
 from pelocality.attachment.bias import PositionalBias
-from pelocality.attachment.calls import unhook
+from pelocality.attachment.offloading import execution_device
 from pelocality.attachment.silence import silence, unsilence
+from pelocality.attachment.state import check_state_dict, save_pretrained
 from pelocality.encodings import Encoding
 
 Own = Literal["silence", "keep"]
@@ -34,9 +37,10 @@ class Attachment:
         position_embeddings: What became of the model's own positions, ``"silence"`` or ``"keep"``.
     """
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     encodings: tuple[Encoding, ...]
     position_embeddings: Own
+    _block: Any = field(default=None, init=False, repr=False, compare=False)
 
     def remove(self) -> None:
         """Take the encodings out, and give the model its own positions back.
@@ -45,19 +49,20 @@ class Attachment:
         call does nothing.
         """
         record, base = _find(self.model)
-        present = [
-            module for module in _distinct(record, base) if isinstance(getattr(module, ATTACHED, None), nn.Module)
-        ]
-        if any(getattr(module, ATTACHED).encoding in self.encodings for module in present):
-            _undo(self.model, record, base)
+        if any(part in self.encodings for bias in _biases(record, base) for part in bias.modules()):
+            with restoring(functools.partial(_undo, self.model, record, base)):
+                pass
 
     def __enter__(self) -> Self:
+        # a copy removes, for a cycle would keep the block from ending where an interrupt skips the end of it
+        object.__setattr__(self, "_block", restoring(replace(self).remove))
+        self._block.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.remove()
+        self._block.__exit__(kind, error, trace)
 
 
 def attach(
@@ -88,7 +93,8 @@ def attach(
         TypeError: No transformers model, no encoding, or one of your own that could not be saved.
         ValueError: A family without a record, a model to which the bias cannot be added exactly, an attention
             implementation other than ``"eager"`` and ``"sdpa"``, weights on the meta device, a number of heads or
-            layers that does not fit, a symmetry for a causal model, or a model that carries an encoding already.
+            layers that does not fit, a symmetry for a causal model, a model with adapters of peft, or one that carries
+            an encoding already.
 
     Note:
         A sliding window or a causal mask is not a position embedding and stays when positions are silenced; it tells
@@ -107,6 +113,7 @@ def attach(
     """
     if position_embeddings not in get_args(Own):
         raise ValueError(f"position_embeddings must be 'silence' or 'keep', got {position_embeddings!r}")
+    _refuse_adapters(model)
     record, base = _find(model)
     modules = _distinct(record, base)
     _check_model(record, base, modules, silent=position_embeddings == "silence")
@@ -124,20 +131,22 @@ def attach(
         for each, module in zip(encodings, modules, strict=True)
     ]
     for bias in biases:
-        _ = bias.configuration  # what could not be saved is better refused now
+        bias.get_extra_state()  # what could not be saved is better refused now
     try:
         for bias, module in zip(biases, modules, strict=True):
             bias.install(module)
         for guarded in _guarded(model, base):
             guard = functools.partial(_refuse_what_would_be_ignored, modules[0])
             guarded.register_forward_pre_hook(guard, with_kwargs=True)
+            guarded.save_pretrained = functools.partial(save_pretrained, guarded)
+        base.register_load_state_dict_pre_hook(check_state_dict)
         if position_embeddings == "silence":
             silence(record, base)
         _forget_compiled()
+        return Attachment(model, tuple(encodings), position_embeddings)
     except BaseException:
-        _undo(model, record, base)
-        raise
-    return Attachment(model, tuple(encodings), position_embeddings)
+        with restoring(functools.partial(_undo, model, record, base)):
+            raise
 
 
 def attached(model: nn.Module) -> Attachment | None:
@@ -160,8 +169,7 @@ def attached(model: nn.Module) -> Attachment | None:
         True
     """
     record, base = _find(model)
-    biases = [getattr(module, ATTACHED, None) for module in _distinct(record, base)]
-    present = [bias for bias in biases if isinstance(bias, PositionalBias)]
+    present = _biases(record, base)
     if not present:
         return None
     return Attachment(model, tuple(bias.encoding for bias in present), "silence" if present[0].silent else "keep")
@@ -177,7 +185,12 @@ def _distinct(record: Architecture, base: Any) -> list[nn.Module]:
     return list(dict.fromkeys(record.attentions(base)))
 
 
-def _guarded(model: nn.Module, base: Any) -> list[nn.Module]:
+def _biases(record: Architecture, base: Any) -> list[Any]:
+    """Return each `PositionalBias`, or peft's wrapper around it, which behaves like the copy it trains."""
+    return [getattr(module, ATTACHED) for module in _distinct(record, base) if hasattr(module, ATTACHED)]
+
+
+def _guarded(model: nn.Module, base: Any) -> list[Any]:
     return list(dict.fromkeys([pretrained(model), base]))
 
 
@@ -192,11 +205,14 @@ def _forget_compiled() -> None:
 
 def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for module in _distinct(record, base):
-        bias = getattr(module, ATTACHED, None)
-        if isinstance(bias, PositionalBias):
-            bias.uninstall(module)
+        if hasattr(module, ATTACHED):
+            getattr(module, ATTACHED).uninstall(module)
     for guarded in _guarded(model, base):
         unhook(guarded, _refuse_what_would_be_ignored)
+        guarded.__dict__.pop("save_pretrained", None)
+    for key, hook in list(base._load_state_dict_pre_hooks.items()):
+        if hook.hook is check_state_dict:
+            del base._load_state_dict_pre_hooks[key]
     unsilence(record, base)
 
 
@@ -204,10 +220,9 @@ def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, s
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     if any(hasattr(module, ATTACHED) for module in modules):
         raise ValueError(f"{name} carries an encoding already; remove it first: attached(model).remove()")
-    if any(parameter.is_meta for parameter in base.parameters()):
+    if any(parameter.is_meta for parameter in base.parameters()) and execution_device(base) is None:
         raise ValueError(
-            f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained "
-            "and without offloading to CPU or disk"
+            f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained"
         )
     reason = record.not_additive(base)
     if reason is not None:
@@ -216,6 +231,17 @@ def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, s
     if reason is not None:
         raise ValueError(f"the positions of {name} cannot be silenced: {reason}; use position_embeddings='keep'")
     _check_implementation(base)
+
+
+def _refuse_adapters(model: Any) -> None:
+    """Refuse a model with adapters of peft around it or in it: they would be saved without the encoding."""
+    transformers_own = isinstance(model, PreTrainedModel)
+    inside = "base_model" if transformers_own else "get_base_model()"
+    if model._hf_peft_config_loaded if transformers_own else hasattr(model, "peft_config"):
+        raise ValueError(
+            f"{type(model).__name__} has adapters, which are saved without the encoding; attach before they are added, "
+            f"with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, to model.{inside}"
+        )
 
 
 def _check_implementation(module: Any) -> None:
@@ -261,7 +287,7 @@ def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
     weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
     weights = weights or [next(parameter for parameter in base.parameters() if parameter.is_floating_point())]
     precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
-    fitted = copy.deepcopy(encoding).to(weights[0].device, precision)
+    fitted = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
     return fitted.train(module.training)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
+from pelocality._restore import restoring
 from pelocality.architectures import ATTACHED, architecture, known_families
 from pelocality.attachment.handle import attach
+from pelocality.attachment.state import CONFIGURATION, REFUSED, read_configuration
 from pelocality.encodings import Encoding
 
 # The options of from_pretrained that say where a file is.
@@ -24,9 +28,9 @@ _PLACE = ("subfolder", "revision", "token", "cache_dir", "local_files_only", "fo
 def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTrainedModel:
     """Load a model that was saved with an encoding attached, and attach it again.
 
-    ``model.save_pretrained(path)`` needs no help: the encodings are submodules, their numbers and their configuration
-    tensors in the same safetensors file. Plain transformers says of such a folder that it has unexpected keys, each
-    with "pelocality" in its name, and loads the model without them.
+    ``model.save_pretrained(path)`` needs no help: the encodings are submodules, so their numbers are in the same
+    safetensors files as the weights, each with its configuration as JSON. Every class of transformers refuses to load
+    the folder by itself, for it would leave the encodings out.
 
     Args:
         path: The folder, or the name of a repository on the Hugging Face hub.
@@ -37,13 +41,14 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
             encodings are read from the files that these choose.
 
     Returns:
-        The model in evaluation mode, its outputs to the bit those of the saved one; `attached` gives its handle. Of an
+        The model in evaluation mode, its weights to the bit those of the saved one; `attached` gives its handle. Of an
         encoder-decoder model each half gets what it had.
 
     Raises:
         TypeError: The model class is none.
-        ValueError: No encoding is in the weights, or not the whole of it; its type is not known; or the model class
-            does not fit the model, or has no place for the encoding.
+        FileNotFoundError: There is no such folder or repository, or it cannot be reached.
+        ValueError: No encoding is in the weights, or not the whole of it; its type is not known; a file is damaged; or
+            the model class does not fit the model, or has no place for the encoding.
 
     Examples:
         >>> import tempfile
@@ -60,13 +65,18 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     if options.pop("output_loading_info", False):
         raise ValueError("output_loading_info=True is not supported: load returns the model alone; leave it out")
     place = {name: options[name] for name in _PLACE if name in options}
+    found = _class(options.get("config") or _configuration(path, place), model_class)
     saved = _read(str(path), options.get("variant"), place)
     if not saved:
-        raise ValueError(f"{path} holds no encoding in the weights that would be loaded; load it with transformers")
-    found = _class(options.get("config") or AutoConfig.from_pretrained(path, **place), model_class)
+        raise ValueError(
+            f"{path} holds no encoding in the weights that would be loaded; load it with transformers, or save it "
+            "again if one was attached"
+        )
     notes = {name: _note(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(notes.values()))["attn_implementation"])
-    model = _without_warning(found, path, options)
+    options[REFUSED] = None
+    with _expected(found):
+        model = found.from_pretrained(path, **options)
     modules = dict(model.named_modules())
     names = {modules[now]: name for name, now in _renamed(list(saved), modules, model.base_model_prefix).items()}
     for stack, attentions in _stacks(model):
@@ -75,13 +85,23 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
             continue
         if len(here) < len(attentions):
             raise ValueError(f"{path} holds an encoding for {len(here)} of {len(attentions)} attention modules only")
-        encodings = [Encoding.from_configuration(notes[name]["encoding"]) for name in here]
+        encodings = [_encoding(path, notes[name]["encoding"]) for name in here]
         attach(stack, encodings, position_embeddings=notes[here[0]]["position_embeddings"])
         for name, module in zip(here, attentions, strict=True):
             _fill(path, name, module.get_submodule(ATTACHED), saved[name])
     if names:
         raise ValueError(f"the model has no place for the saved encoding '{next(iter(names.values()))}'")
     return model
+
+
+def _configuration(path: str | Path, place: dict[str, Any]) -> Any:
+    """Return the configuration of the model itself."""
+    try:
+        return AutoConfig.from_pretrained(path, **place)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"path must be a folder that save_pretrained wrote, or a repository on the hub, got '{path}': {error}"
+        ) from error
 
 
 def _read(path: str, variant: str | None, place: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
@@ -101,28 +121,55 @@ def _read(path: str, variant: str | None, place: dict[str, Any]) -> dict[str, di
     files = [find(varied(SAFE_WEIGHTS_NAME))]
     index = find(varied(SAFE_WEIGHTS_INDEX_NAME)) if files[0] is None else None
     if index is not None:
-        shards: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        files = [find(name) for name in sorted({file for key, file in shards.items() if f".{ATTACHED}." in key})]
+        files = [find(name) for name in _shards(index)]
     found: dict[str, dict[str, Tensor]] = {}
     for file in files:
-        if file is None:
-            continue
-        with safe_open(file, framework="pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - a safetensors file is no dictionary
-                module, separator, rest = key.partition(f".{ATTACHED}.")
-                if separator:
-                    found.setdefault(module, {})[rest] = tensors.get_tensor(key)
+        for key, tensor in _encodings_in(file) if file is not None else ():
+            module, _, rest = key.partition(f".{ATTACHED}.")
+            found.setdefault(module, {})[rest] = tensor
     return found
 
 
+def _shards(index: str) -> list[str]:
+    """Return the names of the files that hold encodings."""
+    try:
+        shards: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+        return sorted({file for key, file in shards.items() if f".{ATTACHED}." in key})
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{index} must be JSON with a 'weight_map', as save_pretrained writes it: {error}") from error
+
+
+def _encodings_in(file: str) -> list[tuple[str, Tensor]]:
+    """Return the tensors of encodings in a file of weights, by their keys."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return [(key, tensors.get_tensor(key)) for key in tensors.keys() if f".{ATTACHED}." in key]  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged, it is no whole safetensors file: {error}") from error
+
+
 def _note(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    if "configuration" not in tensors:
+    """Return the configuration of the encoding in an attention module."""
+    if CONFIGURATION not in tensors:
         raise ValueError(f"{path} holds an encoding without its configuration, in '{name}'; save it again")
-    note: dict[str, Any] = json.loads(bytes(tensors["configuration"].tolist()))
-    return note
+    try:
+        return read_configuration(name, tensors[CONFIGURATION])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _encoding(path: str | Path, configuration: dict[str, Any]) -> Encoding:
+    """Make an encoding of its configuration."""
+    try:
+        return Encoding.from_configuration(configuration)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds an encoding that cannot be made: {error}; import the module that defines it before loading"
+        ) from error
 
 
 def _fill(path: str | Path, name: str, bias: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load the numbers of a bias."""
     device = bias.get_buffer("encoding._like").device
     try:  # assigned, not copied: they keep the precision they were saved in
         bias.load_state_dict({key: tensor.to(device) for key, tensor in tensors.items()}, assign=True)
@@ -158,18 +205,13 @@ def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
     return model_class
 
 
-def _without_warning(model_class: type[PreTrainedModel], path: str | Path, options: dict[str, Any]) -> PreTrainedModel:
-    """Load the model itself; that the keys of the encodings are none of its own is no news here."""
-    ignored = [*(model_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
-    disguise = {
-        "__module__": model_class.__module__,
-        "__qualname__": model_class.__qualname__,
-        "_keys_to_ignore_on_load_unexpected": ignored,
-    }
-    disguised: Any = type(model_class.__name__, (model_class,), disguise)
-    model: PreTrainedModel = disguised.from_pretrained(path, **options)
-    model.__class__ = model_class
-    return model
+@contextmanager
+def _expected(model_class: Any) -> Iterator[None]:
+    """Have transformers expect the keys of encodings, which it reports as unexpected otherwise."""
+    before = model_class._keys_to_ignore_on_load_unexpected
+    with restoring(lambda: setattr(model_class, "_keys_to_ignore_on_load_unexpected", before)):
+        model_class._keys_to_ignore_on_load_unexpected = [*(before or []), rf"\.{ATTACHED}\."]
+        yield
 
 
 def _renamed(names: list[str], modules: dict[str, nn.Module], prefix: str) -> dict[str, str]:
