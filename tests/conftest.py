@@ -1,8 +1,31 @@
-"""Settings for all tests."""
+"""Settings for all tests. ``WEIGHTS_OFFSET=24 pytest`` runs them with weights 24 bytes past a 64-byte boundary."""
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
+import transformers as hf
+
+from tests.families import OFFSET, misaligned
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
+
+# What a test starts as a process of its own imports this tree too, whatever copy is installed (pytest: `pythonpath`).
+SOURCE = str(Path(__file__).parents[1] / "src")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _loaded_weights_lie_elsewhere():
+    """Loaded weights lie 8 bytes further than those of a tiny model, as they may on any machine."""
+    from_pretrained = hf.PreTrainedModel.from_pretrained.__func__
+
+    def moved(cls, *arguments, **options):
+        model = from_pretrained(cls, *arguments, **options)
+        return misaligned(model, OFFSET + 8) if isinstance(model, torch.nn.Module) else model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf.PreTrainedModel, "from_pretrained", classmethod(moved))
+        yield
