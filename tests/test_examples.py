@@ -82,11 +82,11 @@ def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_pa
     shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
     (tmp_path / "cut" / "checkpoint-5").mkdir()  # a checkpoint cut off before its state was written
     run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
-    whole, cut = ((tmp_path / name / "trajectory.csv").read_text() for name in ("whole", "cut"))
-    assert whole == cut
-    assert whole.count("\n") == 1 + 3
+    whole, cut = (pd.read_csv(tmp_path / name / "trajectory.csv") for name in ("whole", "cut"))
+    pd.testing.assert_frame_equal(whole, cut, rtol=1e-3)
+    assert len(whole) == 3
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "cut")]
-    assert results[0]["held_out_loss"] == results[1]["held_out_loss"]
+    assert results[0]["held_out_loss"] == pytest.approx(results[1]["held_out_loss"], rel=1e-3)
 
 
 def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monkeypatch, capsys):
