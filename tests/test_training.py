@@ -179,8 +179,8 @@ def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp
     assert best < last
     table = callback.table
     assert table["step"].unique().tolist() == [0, last]
-    assert table[table["step"] == last]["locality"].tolist() == pytest.approx(localities[last], abs=1e-6)
-    assert localities[last] != localities[best]
+    assert table[table["step"] == last]["locality"].tolist() == pytest.approx(localities[last], abs=1e-4)
+    assert localities[last] != pytest.approx(localities[best], abs=1e-3)
 
 
 def test_a_last_model_that_was_gone_too_soon_is_warned_of(tmp_path, caplog):
