@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from hypothesis import settings
 
 from tests.families import OFFSET, misaligned
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
+
+settings.register_profile("unhurried", deadline=None)  # how long an example takes depends on the machine
+settings.load_profile("unhurried")
 
 # What a test starts as a process of its own imports this tree too, whatever copy is installed (pytest: `pythonpath`).
 SOURCE = str(Path(__file__).parents[1] / "src")

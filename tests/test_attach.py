@@ -11,7 +11,7 @@ from torch import nn
 from pelocality.architectures import architecture
 from pelocality.attachment import attach, attached
 from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
-from tests.families import EVERY, FAMILIES, same, state, tiny, tokens
+from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, tiny, tokens
 
 N = 11
 TRANSFORMERS = tuple(int(part) for part in hf.__version__.split(".")[:2])
@@ -305,13 +305,13 @@ def test_a_copy_is_attached_on_its_own(name):
     attach(model, sharing(name), position_embeddings="keep")
     changed = hidden(model, ids)
     for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(hidden(clone, ids), changed)
+        assert_same_outputs(hidden(clone, ids), changed)
         attached(clone).remove()
-        assert torch.equal(hidden(clone, ids), before)
-        assert torch.equal(hidden(model, ids), changed)
+        assert_same_outputs(hidden(clone, ids), before)
+        assert_same_outputs(hidden(model, ids), changed)
     again = copy.deepcopy(model)
     attached(model).remove()
-    assert torch.equal(hidden(again, ids), changed)
+    assert_same_outputs(hidden(again, ids), changed)
 
 
 def hooks(model):
@@ -324,17 +324,17 @@ def hooks(model):
 
 @pytest.mark.parametrize("own", ["silence", "keep"])
 @pytest.mark.parametrize("name", SILENT)
-def test_removal_restores_everything_to_the_bit(name, own):
+def test_removal_restores_every_weight_to_the_bit_and_the_outputs(name, own):
     model, ids = tiny(name).train(), tokens(2, N)
     model.eval()
     output, before, registered = hidden(model, ids), state(model), hooks(model)
     attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
-    assert not torch.equal(hidden(model, ids), output)
+    assert not torch.allclose(hidden(model, ids), output, rtol=0, atol=2e-6)
     attachment.remove()
     attachment.remove()
     assert same(before, state(model))
     assert hooks(model) == registered
-    assert torch.equal(hidden(model, ids), output)
+    assert_same_outputs(hidden(model, ids), output)
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -351,7 +351,7 @@ def test_an_error_in_the_middle_restores_everything(name):
     handle.remove()
     assert same(before, state(model))
     assert hooks(model) == registered
-    assert torch.equal(hidden(model, ids), output)
+    assert_same_outputs(hidden(model, ids), output)
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -376,5 +376,5 @@ def test_two_models_of_one_configuration_do_not_see_each_other(name):
     before, described = hidden(two, tokens(1, N)), two.config.to_dict()
     attach(one, sharing(name), position_embeddings="keep")
     assert attached(two) is None
-    assert torch.equal(hidden(two, tokens(1, N)), before)
+    assert_same_outputs(hidden(two, tokens(1, N)), before)
     assert two.config.to_dict() == described

@@ -162,15 +162,15 @@ def test_one_sentence_has_no_batch_axis():
     model, ids = tiny("t5"), tokens(1, N)
     one, batch = decompose(model, ids[0]), decompose(model, ids)
     assert one.logits.shape == (3, 2, N, N)
-    assert torch.equal(one.logits, batch.logits[:, 0])
-    assert torch.equal(one.weights(), batch.weights()[:, 0])
-    assert torch.equal(decompose(model, ids[0].tolist()).logits, one.logits)
+    torch.testing.assert_close(one.logits, batch.logits[:, 0])
+    torch.testing.assert_close(one.weights(), batch.weights()[:, 0])
+    torch.testing.assert_close(decompose(model, ids[0].tolist()).logits, one.logits)
 
 
 def test_a_head_on_top_changes_nothing():
     model = hf.BertForMaskedLM(tiny("bert").config)
     ids = tokens(1, N)
-    assert torch.equal(decompose(model, ids).logits, decompose(model.bert, ids).logits)
+    torch.testing.assert_close(decompose(model, ids).logits, decompose(model.bert, ids).logits)
 
 
 def test_the_model_comes_back_as_it_was():

@@ -87,7 +87,7 @@ def test_hooks_of_the_user_and_attentions_on_request_survive_a_probe():
     after = model(tokens(1, N), output_attentions=True).attentions
     assert len(base_calls) == calls + 1
     assert len(after) == 3
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    torch.testing.assert_close(before, after)
     fresh = tiny("bert")
     positional_attention(fresh, length=N, words=WORDS)
     fresh.config._attn_implementation = "eager"
@@ -161,7 +161,7 @@ def test_same_seed_same_words_other_seed_other_words():
     model = tiny("bert")
     first, again, other = (positional_attention(model, length=N, words=8, seed=seed) for seed in (0, 0, 1))
     assert first.source.word_ids == again.source.word_ids
-    assert torch.equal(first.attention, again.attention)
+    torch.testing.assert_close(first.attention, again.attention)
     assert first.source.word_ids != other.source.word_ids
     assert (first.source.seed, positional_attention(model, length=N, words=WORDS).source.seed) == (0, None)
 
@@ -171,20 +171,21 @@ def test_layers_can_be_chosen():
     everything = positional_attention(model, length=N, words=WORDS)
     some = positional_attention(model, length=N, words=WORDS, layers=[-1, 0])
     assert some.layers == (2, 0)
-    assert torch.equal(some.attention, everything.attention[[2, 0]])
+    torch.testing.assert_close(some.attention, everything.attention[[2, 0]])
     assert some.to_frame("layer")["layer"].tolist() == [2, 0]
 
 
 def test_a_head_or_a_wrapper_changes_nothing():
     model = hf.BertForMaskedLM(tiny("bert").config)
     bare = positional_attention(model.bert, length=N, words=WORDS).attention
-    assert torch.equal(positional_attention(model, length=N, words=WORDS).attention, bare)
-    assert torch.equal(positional_attention(nn.ModuleList([model]), length=N, words=WORDS).attention, bare)
+    torch.testing.assert_close(positional_attention(model, length=N, words=WORDS).attention, bare)
+    wrapped = positional_attention(nn.ModuleList([model]), length=N, words=WORDS)
+    torch.testing.assert_close(wrapped.attention, bare)
 
 
 def test_t5_gives_its_encoder():
     model = hf.T5ForConditionalGeneration(tiny("t5").config)
-    assert torch.equal(
+    torch.testing.assert_close(
         positional_attention(model, length=N, words=WORDS).attention,
         positional_attention(model.encoder, length=N, words=WORDS).attention,
     )

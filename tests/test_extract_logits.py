@@ -110,7 +110,7 @@ def test_relative_is_given_where_logits_depend_on_distance_alone(name):
     if not absolute:
         for i in range(N):
             for j in range(N):
-                assert torch.equal(delta.logits[..., i, j], delta.relative[..., j - i + N - 1])
+                torch.testing.assert_close(delta.logits[..., i, j], delta.relative[..., j - i + N - 1])
 
 
 def test_mpnet_is_relative_below_its_first_layer():
@@ -137,7 +137,7 @@ def test_local_layers_keep_their_window():
 
 def test_metrics_take_the_result_itself():
     delta = positional_logits(tiny("t5"), N)
-    assert torch.equal(locality(delta), locality(delta.weights()))
+    torch.testing.assert_close(locality(delta), locality(delta.weights()))
 
 
 def test_result_reads_in_one_line():

@@ -227,8 +227,8 @@ def test_a_single_sequence_needs_no_batch():
     padding = torch.tensor([False, False, False, False, True])
     output, attention = layer(x, key_padding_mask=padding)
     expected, weights = layer(x[None], key_padding_mask=padding[None])
-    assert torch.equal(output, expected[0])
-    assert torch.equal(attention, weights[0])
+    torch.testing.assert_close(output, expected[0])
+    torch.testing.assert_close(attention, weights[0])
 
 
 @MODES
@@ -278,9 +278,9 @@ def test_dropout_acts_while_training_only():
         layer.train()
         torch.manual_seed(0)
         one = layer(x, need_weights=need_weights)[0]
-        assert not torch.equal(one, layer(x, need_weights=need_weights)[0])
+        assert not torch.allclose(one, layer(x, need_weights=need_weights)[0])
         layer.eval()
-        assert torch.equal(layer(x, need_weights=need_weights)[0], layer(x, need_weights=need_weights)[0])
+        torch.testing.assert_close(*(layer(x, need_weights=need_weights)[0] for _ in range(2)))
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -350,7 +350,7 @@ def test_it_copies_pickles_saves_and_compiles(mode):
     nn.init.zeros_(other.out_proj.weight)
     other.load_state_dict(layer.state_dict())
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), other.eval()):
-        assert torch.equal(twin(x)[0], expected)
+        torch.testing.assert_close(twin(x)[0], expected)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])

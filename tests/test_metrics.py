@@ -131,7 +131,7 @@ def test_threads_do_not_change_the_numbers(backend):
         together = measure(attention)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(alone.symmetry, together.symmetry)
+    torch.testing.assert_close(alone.symmetry, together.symmetry, rtol=0, atol=1e-15)
     torch.testing.assert_close(alone.locality, together.locality, rtol=0, atol=1e-15)
 
 

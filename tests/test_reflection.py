@@ -139,7 +139,7 @@ def test_a_palindrome_has_no_gap_in_any_model_and_one_token_neither():
     palindrome = torch.tensor([[7, 9, 11, 9, 7]])
     with attach(model_of("bert"), AttenuatedEncoding(symmetry=1.0)):
         assert reflection_gap(model_of("bert"), palindrome) < 1e-12
-    assert reflection_gap(model_of("gpt2"), torch.tensor([[7]])) == 0
+    assert reflection_gap(model_of("gpt2"), torch.tensor([[7]])) < 1e-12
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

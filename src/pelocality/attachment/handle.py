@@ -45,8 +45,8 @@ class Attachment:
     def remove(self) -> None:
         """Take the encodings out, and give the model its own positions back.
 
-        Its outputs are then, to the bit, what they were. What is no longer there is not removed again, so a second
-        call does nothing.
+        What was silenced has its own weights again, to the bit. What is no longer there is not removed again, so a
+        second call does nothing.
         """
         record, base = _find(self.model)
         if any(part in self.encodings for bias in _biases(record, base) for part in bias.modules()):
