@@ -215,6 +215,27 @@ def test_agreement_is_read_off_features_in_other_languages():
     }
 
 
+@pytest.mark.parametrize(("agent_gender", "rows"), [("Masc", 0), ("Fem", 1)])
+def test_a_participle_of_a_passive_agrees_in_gender_in_other_languages(agent_gender, rows):
+    singular = {"Number": "Sing"}
+    features = ({"Gender": "Fem", **singular}, {"VerbForm": "Fin", **singular},
+                {"VerbForm": "Part", "Gender": "Fem", **singular}, {}, {"Gender": agent_gender, **singular})
+    item = framed(("Eva", "est", "vue", "par", "Luc"), ("nsubj:pass", "aux:pass", "root", "case", "obl:agent"),
+                  (3, 3, 0, 5, 3), (("ARG1", 0, 1), ("ARG0", 4, 5)), 2, upos=("PROPN", "AUX", "VERB", "ADP", "PROPN"),
+                  features=features, language="fr")  # fmt: skip
+    assert len(semantic_role_swap([item])) == rows
+
+
+@pytest.mark.parametrize(("number", "rows"), [("Sing", 0), ("Plur", 1)])
+def test_joined_fillers_are_plural_in_other_languages(number, rows):
+    singular = {"Number": "Sing"}
+    features = ({"Number": number}, {"VerbForm": "Fin", "Number": number}, singular, {}, singular)
+    item = framed(("gato", "ve", "Ana", "y", "Luis"), ("nsubj", "root", "obj", "cc", "conj"), (2, 0, 2, 5, 3),
+                  (("ARG0", 0, 1), ("ARG1", 2, 5)), 1, upos=("NOUN", "VERB", "PROPN", "CCONJ", "PROPN"),
+                  features=features, language="es")  # fmt: skip
+    assert len(semantic_role_swap([item])) == rows
+
+
 @pytest.mark.parametrize("agreement", ["skip", "reinflect"])
 @pytest.mark.parametrize(("first", "rows"), [("dogs", 0), ("dog", 1)])
 def test_a_verb_that_shares_the_subject_must_agree_with_the_new_one_too(first, rows, agreement):
