@@ -1,7 +1,7 @@
 """How far apart do words and their heads stand, language by language?
 
-    python examples/dependency_distances.py ../shared/data/ud_pud/*.conllu
-    python examples/dependency_distances.py *.conllu --relations nsubj obj amod --no-punctuation
+    python examples/dependency_distances.py                     # the small treebanks in examples/data
+    python examples/dependency_distances.py *_pud-ud-test.conllu --relations nsubj obj amod --no-punctuation
 
 Prints mean, median and spread of the distance per language and relation, and saves the full table and a figure.
 """
@@ -21,7 +21,10 @@ from pelocality.dependencies import dependency_distances
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("treebanks", type=Path, nargs="+", help="CoNLL-U, named by language: de_pud.conllu")
+    ours = sorted(Path(__file__).with_name("data").glob("*.conllu"))
+    parser.add_argument(
+        "treebanks", type=Path, nargs="*", default=ours, help="CoNLL-U, named by language: de_pud.conllu"
+    )
     parser.add_argument("--relations", nargs="*", default=["nsubj", "obj", "compound", "aux:pass"])
     parser.add_argument("--no-punctuation", action="store_true", help="do not count punctuation as words")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for table and figure")

@@ -1,6 +1,6 @@
 """Do positional heads find short relations, and contextual heads long ones?
 
-    python examples/dependency_heads.py ../shared/data/ewt_srl_trees/ewt_dev.jsonl
+    python examples/dependency_heads.py                         # the small treebank in examples/data
     python examples/dependency_heads.py en_ewt-ud-dev.conllu --model bert-base-uncased
 
 Reads sentences with dependencies (CoNLL-U, or PropBank frames joined to them), prints the best head of each relation
@@ -77,7 +77,10 @@ def markdown(table):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("treebank", type=Path, help=".conllu, or .jsonl of frames joined to dependencies")
+    ours = Path(__file__).with_name("data") / "en_sentences.conllu"
+    parser.add_argument(
+        "treebank", type=Path, nargs="?", default=ours, help=".conllu, or .jsonl of frames joined to dependencies"
+    )
     parser.add_argument("--model", help="hub name or local folder; the packaged all-MiniLM-L6-v2 if left out")
     parser.add_argument("--heads", type=int, help="positional and contextual heads, of each; half of all if left out")
     parser.add_argument("--minimum", type=int, default=20, help="least occurrences of a relation in each half")

@@ -1,6 +1,7 @@
 """What do decay and symmetry of an attenuated encoding cost or bring a small masked language model?
 
-    python examples/encoding_grid.py ../shared/data/lm_text/books.txt.gz --output runs
+    python examples/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
+    python examples/encoding_grid.py --text books.txt.gz --output runs
 
 Pre-trains with `pretrain_mlm.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
 attention is the encoding's weights), one in the published form, no encoding, learned positions; one run a seed. The

@@ -1,6 +1,6 @@
 """How much of each head's attention on real text is position, pre-trained and untrained?
 
-    python examples/position_share.py ../shared/data/lm_text/wikitext2_valid.txt
+    python examples/position_share.py                           # the story in examples/data
     python examples/position_share.py my_text.txt --model bert-base-uncased
 
 Reads one paragraph a line, prints the share per layer, and saves the grid of heads beside their locality.
@@ -23,7 +23,8 @@ from pelocality import locality, plots, position_share, positional_attention
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("text", type=Path, help="a text file, one paragraph a line")
+    ours = Path(__file__).with_name("data") / "text.txt"
+    parser.add_argument("text", type=Path, nargs="?", default=ours, help="a text file, one paragraph a line")
     parser.add_argument("--model", help="hub name or local folder; the packaged all-MiniLM-L6-v2 if left out")
     parser.add_argument("--paragraphs", type=int, default=128, help="how many of at least 30 words to read")
     parser.add_argument("--length", type=int, default=128, help="tokens read of each")

@@ -1,6 +1,7 @@
 """Do locality and symmetry rise while a small BERT with learned positions learns its language?
 
-    python examples/positions_in_training.py ../shared/data/lm_text/books.txt.gz --output runs
+    python examples/positions_in_training.py --steps 200 --output runs   # the story in examples/data
+    python examples/positions_in_training.py --text books.txt.gz --output runs
 
 Pre-trains one model a seed with `pretrain_mlm.py` and draws what its callback measured, layer by layer, as mean and
 interval over seeds. Runs that are complete are not repeated, and one that was cut off goes on where it was.
@@ -39,7 +40,9 @@ def runs_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
     )
-    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
+    ours = Path(__file__).with_name("data") / "text.txt"
+    # a flag: a positional that may be left out would take the value of the first flag that is for pretrain_mlm.py
+    parser.add_argument("--text", type=Path, default=ours, help="one paragraph a line; .gz is read as it is")
     parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")

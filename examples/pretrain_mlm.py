@@ -1,5 +1,6 @@
 """Pre-train a small BERT by masked language modelling, any positional encoding by flag, and watch its positions.
 
+    python examples/pretrain_mlm.py --output runs/story --steps 200      # the story in examples/data
     python examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
     python examples/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5 --symmetry 1
     torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
@@ -190,7 +191,10 @@ ATTENUATED = {"decay": 0.5, "symmetry": 1.0, "form": "logits", "learnable": Fals
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags of a command, or of this script's own."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("text", type=Path, help="text file, one paragraph a line; .gz is read as it is")
+    ours = Path(__file__).with_name("data") / "text.txt"
+    parser.add_argument(
+        "text", type=Path, nargs="?", default=ours, help="text file, one paragraph a line; .gz is read as it is"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
     parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
     parser.add_argument("--decay", type=float, help="the paper's w; 0.5 if not given")

@@ -1,6 +1,7 @@
 """How many candidates does each probe find in a treebank, and what does it skip?
 
-    python examples/probe_candidates.py ../shared/data/ud_pud/*.conllu
+    python examples/probe_candidates.py                         # the small treebanks in examples/data
+    python examples/probe_candidates.py *_pud-ud-test.conllu
 
 Constituents are full subtrees of the dependency trees, role swaps exchange subject and object of a verb.
 """
@@ -14,7 +15,10 @@ from pelocality import constituency_shuffling, probe_info, read_conllu, semantic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("treebanks", type=Path, nargs="+", help="CoNLL-U, named by language: de_pud.conllu")
+    ours = sorted(Path(__file__).with_name("data").glob("*.conllu"))
+    parser.add_argument(
+        "treebanks", type=Path, nargs="*", default=ours, help="CoNLL-U, named by language: de_pud.conllu"
+    )
     treebanks = parser.parse_args().treebanks
     logging.disable(logging.INFO)
 

@@ -1,7 +1,7 @@
 """What do shuffled constituents and swapped roles cost a model fine-tuned on natural language inference?
 
-    python examples/shuffle_swap_snli.py ../shared/data/snli_parsed/snli_dev_subset.jsonl \
-        --train ../shared/data/nli/snli_dev_full.jsonl ../shared/data/nli/mnli_dev.jsonl
+    python examples/shuffle_swap_snli.py                        # the few pairs in examples/data: to see it run
+    python examples/shuffle_swap_snli.py snli_1.0_dev.jsonl --train snli_train.jsonl mnli_train.jsonl
 
 Fine-tunes the model once per seed on every training pair whose premise is none of the parsed ones, then prints the
 paper's table on the parsed pairs: original, Shuffle-3 to 6, the same in windows that are no constituents, random order,
@@ -153,8 +153,21 @@ def agreements(found):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parsed", type=Path, help="SNLI JSON lines with their parses, for the probes")
-    parser.add_argument("--train", type=Path, nargs="+", required=True, help="JSON lines: premise, hypothesis, label")
+    data = Path(__file__).with_name("data")
+    parser.add_argument(
+        "parsed",
+        type=Path,
+        nargs="?",
+        default=data / "nli_pairs.jsonl",
+        help="SNLI JSON lines with their parses, for the probes",
+    )
+    parser.add_argument(
+        "--train",
+        type=Path,
+        nargs="+",
+        default=[data / "nli_train.jsonl"],
+        help="JSON lines: premise, hypothesis, label",
+    )
     parser.add_argument("--model", help="hub name or local folder; the packaged all-MiniLM-L6-v2 if left out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=float, default=2)
@@ -164,6 +177,7 @@ def main() -> None:
     parser.add_argument("--swap-label", default="not entailment", help="the label of a swapped hypothesis")
     parser.add_argument("--limit", type=int, help="use only so many training pairs")
     parser.add_argument("--pairs", type=int, help="use only so many parsed pairs")
+    parser.add_argument("--words", type=int, default=64, help="identical words for locality and symmetry")
     parser.add_argument("--output", type=Path, default=Path("outputs/snli"), help="folder for models and tables")
     arguments = parser.parse_args()
 
@@ -179,7 +193,7 @@ def main() -> None:
         model = fine_tune(source, tokenizer, pairs, seed, folder, arguments)
         for name, probe in probes.items():
             found[name].append(evaluate(model, tokenizer, probe, groups="original_premise"))
-        attention = positional_attention(model, tokenizer, length=128, words=64)
+        attention = positional_attention(model, tokenizer, length=128, words=arguments.words)
         local.append(float(locality(attention.attention).mean()))
         symmetric.append(float(measure(attention.attention).symmetry.mean()))
 

@@ -1,6 +1,6 @@
 """A complete small encoder around PositionalSelfAttention, trained for about a minute to guess masked words.
 
-    python examples/small_encoder.py                                  # the books in $PELOCALITY_DATA/lm_text
+    python examples/small_encoder.py                                  # the story in examples/data
     python examples/small_encoder.py my_text.txt --encoding none      # your own text, .txt or .gz
     python examples/small_encoder.py --encoding attenuated --mode concat
 
@@ -10,7 +10,6 @@ once for each.
 
 import argparse
 import gzip
-import os
 import re
 import time
 from collections import Counter
@@ -118,10 +117,10 @@ def describe(model: Encoder) -> None:
 
 
 def main() -> None:
-    data = Path(os.environ.get("PELOCALITY_DATA", "../shared/data")) / "lm_text" / "books.txt.gz"
+    ours = Path(__file__).with_name("data") / "text.txt"
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "text", type=Path, nargs="?", default=data, help="a text file, one paragraph a line; may be .gz"
+        "text", type=Path, nargs="?", default=ours, help="a text file, one paragraph a line; may be .gz"
     )
     parser.add_argument("--encoding", choices=ENCODINGS, default="attenuated")
     parser.add_argument("--mode", choices=["add", "concat", "sequence"], default="add")

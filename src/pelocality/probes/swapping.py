@@ -10,7 +10,7 @@ from pelocality.probes.build import Skipped
 from pelocality.probes.candidates import Candidate, RoleArgument
 from pelocality.probes.capitals import capital, is_all_capitals, is_camel_case, starts_sentence, uncapitalised
 from pelocality.probes.forbidden import check_english
-from pelocality.trees import Sentence, is_punctuation
+from pelocality.trees import Dependencies, Sentence, is_punctuation
 
 Agreement = Literal["skip", "reinflect", "ignore"]
 
@@ -215,6 +215,16 @@ def _agreement(sentence: Sentence, candidate: Candidate, agreement: Agreement) -
     return [(*place, form + rest, "agreement")]
 
 
+def _agreeing(layer: Dependencies, features: Sequence[Mapping[str, str]], argument: RoleArgument) -> Mapping[str, str]:
+    """Give the features a verb agrees with: those of the head, plural where another is joined to it."""
+    head = _head(layer.heads, argument)
+    joined = any(
+        layer.heads[i] == head + 1 and layer.relations[i].startswith("conj")
+        for i in range(argument.start, argument.end)
+    )
+    return {**features[head], "Number": "Plur"} if joined else features[head]
+
+
 def _foreign_agreement(
     sentence: Sentence, candidate: Candidate, subject: RoleArgument | None
 ) -> list[Replacement] | Skipped:
@@ -223,8 +233,10 @@ def _foreign_agreement(
     if layer is None or layer.features is None or candidate.finite is None or subject is None:
         return []
     other = next(f for f in candidate.arguments if f is not subject)
-    old, new = (layer.features[_head(layer.heads, f)] for f in (subject, other))
+    old, new = (_agreeing(layer, layer.features, f) for f in (subject, other))
     marked = set(layer.features[candidate.finite])
+    if candidate.voice == "passive" and candidate.verb is not None:  # French "est vendue": the participle agrees too
+        marked.update(layer.features[candidate.verb])
     if candidate.shared and layer.upos is not None:  # "went and were seen": what any of the verbs marks
         verbs = (i for i in range(*candidate.extent) if layer.upos[i] in ("VERB", "AUX"))
         marked.update(*(layer.features[i] for i in verbs))

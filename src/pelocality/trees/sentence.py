@@ -97,7 +97,7 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The filler of one semantic role: words ``start`` up to, not including, ``end``."""
+    """The argument in one semantic role: words ``start`` up to, not including, ``end``."""
 
     role: str
     start: int
@@ -106,7 +106,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A predicate (roleset such as ``bite.01``), its own words, the fillers of its roles, and who says so."""
+    """A predicate (roleset such as ``bite.01``), its own words, its arguments, and where they came from."""
 
     roleset: str
     verb: tuple[int, int]
