@@ -23,7 +23,7 @@ BELOW = {
     "accumulate": {"metrics"},
     "plots": {"metrics", "dependencies", "intervals"},
     "intervals": set(),
-    "attachment": {"architectures", "encodings", "scores"},
+    "attachment": {"_restore", "architectures", "encodings", "scores"},
     "reflection": {"architectures", "extract"},
     "dependencies": {"checks", "extract", "intervals", "trees"},
     "evaluation": {"architectures", "checks", "extract", "intervals"},
@@ -31,7 +31,7 @@ BELOW = {
     "attention": {"encodings", "scores"},
     "layers": {"attention", "checks", "encodings", "scores"},
     "training": {"architectures", "checks", "encodings", "extract", "metrics"},
-    "extract": {"architectures", "checks", "metrics", "scores"},
+    "extract": {"_restore", "architectures", "checks", "metrics", "scores"},
     "corpora": {"trees"},
     "probes": {"trees"},
 }

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._restore import unhook
 from pelocality.architectures import ATTACHED, Architecture
-from pelocality.attachment.calls import Arguments, Call, unhook
+from pelocality.attachment.calls import Arguments, Call
 from pelocality.encodings import Encoding
 from pelocality.scores import HIDDEN
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -44,18 +43,3 @@ class Call:
             self.args = (*self.args[:index], value, *self.args[index + 1 :])
         else:
             self.kwargs = {**self.kwargs, name: value}
-
-
-def unhook(module: nn.Module, *functions: Callable[..., Any]) -> None:
-    """Take hooks that are these functions, or partials of them, off a module; also off a copy of the one they went on.
-
-    The handle that registering returns knows only the module it was registered on.
-    """
-    for hooks, flags in (
-        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-        (module._forward_hooks, module._forward_hooks_with_kwargs),
-    ):
-        for key, hook in list(hooks.items()):
-            if getattr(hook, "func", hook) in functions:
-                del hooks[key]
-                flags.pop(key, None)

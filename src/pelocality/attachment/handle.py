@@ -13,9 +13,9 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
+from pelocality._restore import unhook
 from pelocality.architectures import ATTACHED, Architecture, architecture, pretrained
 from pelocality.attachment.bias import PositionalBias
-from pelocality.attachment.calls import unhook
 from pelocality.attachment.silence import silence, unsilence
 from pelocality.encodings import Encoding
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._restore import unhook
 from pelocality.architectures import Architecture
-from pelocality.attachment.calls import Arguments, Call, unhook
+from pelocality.attachment.calls import Arguments, Call
 
 
 def silence(record: Architecture, base: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pelocality._restore import hooked
 from pelocality.architectures import AbsoluteInput, Architecture, architecture
 from pelocality.extract.eager import (
     captured_inputs,
@@ -186,15 +187,9 @@ def _terms(
     """Run the model once and take the chosen layers apart."""
     absolute = record.absolute(base)
     summed: list[Tensor] = []
-    handle = None
-    if absolute is not None:  # the embeddings just before their layer norm
-        handle = absolute.norm.register_forward_pre_hook(lambda _, args: summed.append(args[0]))
-    try:
-        with captured_inputs(record, base) as hidden:
-            run(base, **inputs)
-    finally:
-        if handle is not None:
-            handle.remove()
+    norms = [] if absolute is None else [absolute.norm]  # what it is given are the embeddings, summed
+    with hooked(norms, lambda _, args, kwargs: summed.append(args[0])), captured_inputs(record, base) as hidden:
+        run(base, **inputs)
     terms = []
     for layer in chosen:
         module, states = modules[layer], hidden[layer]
