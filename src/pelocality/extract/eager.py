@@ -244,14 +244,38 @@ def refuse_attached(record: Architecture, base: Any) -> None:
         )
 
 
+def attached_encoding(record: Architecture | None, base: Any) -> str | None:
+    """Return how the encoding reads that `attach` put into a model, and what became of its own positions.
+
+    Returns:
+        None where there is no encoding; several that differ between layers, one after the other.
+    """
+    modules = [] if record is None else record.attentions(base)
+    texts = [
+        f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
+        f"position_embeddings='{'silence' if bias.silent else 'keep'}'"
+        for bias in (getattr(module, ATTACHED, None) for module in modules)
+        if bias is not None
+    ]
+    return "; ".join(dict.fromkeys(texts)) or None
+
+
+def named(model: str, encoding: str | None) -> str:
+    """Return the name of a model together with the class of what is attached to it."""
+    return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
+
+
 def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     """Return the layers that were asked for, counted from the start; all for None.
 
     Raises:
+        TypeError: if they are no sequence.
         ValueError: if there is none, or one that the model does not have.
     """
     if layers is None:
         return tuple(range(depth))
+    if not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of indices, got {layers!r}; for one layer pass [{layers!r}]")
     if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
         raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
     return tuple(i % depth for i in layers)
