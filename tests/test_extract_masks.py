@@ -72,6 +72,10 @@ MASKED = {
         lambda: hf.OpenAIGPTModel(hf.OpenAIGPTConfig(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=40)),
         [CAUSAL, CAUSAL],
     ),
+    "xglm": (  # its softmax has batch and heads in one axis
+        lambda: hf.XGLMModel(hf.XGLMConfig(vocab_size=99, d_model=16, num_layers=2, attention_heads=2, ffn_dim=16)),
+        [CAUSAL, CAUSAL],
+    ),
     "rembert": (UNKNOWN["rembert"], [torch.ones(N, N, dtype=torch.bool)] * 2),
 }  # fmt: skip
 
@@ -213,6 +217,20 @@ def test_layers_of_hybrids_keep_the_models_own_numbers():
     assert same(before, state(model))
 
 
+def test_attention_that_layers_share_has_the_numbers_of_those_layers():
+    config = small(
+        hf.ZambaConfig,
+        num_hidden_layers=6,
+        num_key_value_heads=2,
+        n_mamba_heads=2,
+        mamba_d_state=4,
+        mamba_dt_rank=2,
+        layers_block_type=["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"],
+        pad_token_id=0,
+    )
+    assert positional_attention(hf.ZambaModel(config).eval(), length=N, words=4).layers == (2, 4)
+
+
 def test_a_layer_without_attention_is_refused_by_its_number():
     with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention.* \[1, 3\]"):
         positional_attention(jamba(), length=N, words=4, layers=[0, 1])
@@ -227,6 +245,17 @@ def test_layers_are_counted_where_blocks_are_shared(name):
         seen = observe(model, None, input_ids=tokens(2, N))
     assert seen.layers == tuple(range(len(seen.maps)))
     assert seen.depth == len(seen.maps)
+
+
+def test_layers_that_differ_in_heads_are_refused():
+    class Uneven(hf.RemBertModel):
+        def forward(self, input_ids=None, **_):
+            batch, n = input_ids.shape
+            maps = tuple(torch.eye(n).expand(batch, heads, n, n) for heads in (2, 1))
+            return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
+
+    with pytest.raises(ValueError, match=r"different numbers of heads \(1, 2\)"):
+        positional_attention(Uneven(UNKNOWN["rembert"]().config), length=N, words=4)
 
 
 def test_compiled_layers_are_observed_too():

@@ -53,7 +53,7 @@ def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observe
         An `Observed`.
 
     Raises:
-        ValueError: as for `attentions`.
+        ValueError: as for `attentions`, or layers that differ in their number of heads.
     """
     if record is not None:  # every layer of these has attention
         maps = attentions(base, **inputs)
@@ -69,9 +69,15 @@ def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observe
     with hooked(blocks, enter), softmaxes.on():
         maps = attentions(base, **inputs)
     found = _matched(maps, softmaxes.seen)
+    heads = sorted({weights.shape[1] for weights in maps})
+    if len(heads) > 1:
+        raise ValueError(
+            f"{type(base).__name__} (model type '{base.config.model_type}') cannot be probed: its layers have "
+            f"different numbers of heads ({', '.join(map(str, heads))})"
+        )
     layers, depth = _numbers([None if softmax is None else softmax.place for softmax in found])
     visible = tuple(
-        (weights > 0).any(1) if softmax is None else softmax.visible
+        (weights > 0 if softmax is None else softmax.visible.view_as(weights)).any(1)
         for weights, softmax in zip(maps, found, strict=True)
     )
     return Observed(maps, layers, depth, visible)
@@ -79,7 +85,7 @@ def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observe
 
 @dataclass(frozen=True)
 class _Softmax:
-    """One softmax: the layer that ran, the keys that its logits leave visible (batch, n, n), and its result."""
+    """One softmax: the layer that ran, the keys that its logits leave visible, and its result, both (..., n, n)."""
 
     place: _Place | None
     visible: Tensor
@@ -87,7 +93,7 @@ class _Softmax:
 
 
 class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The softmaxes over (batch, head, n, n) that run while this is on."""
+    """The softmaxes over (..., n, n) that run while this is on."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -108,10 +114,9 @@ class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._softmax.default and result.ndim == 4 and result.shape[-1] == result.shape[-2]:
-            # a key is hidden where no head gives it weight, nor its logits would let it
-            visible = ((args[0] > _HIDDEN) | (result > 0)).any(1)
-            self.seen.append(_Softmax(self.place, visible, result))
+        if func is torch.ops.aten._softmax.default and result.ndim > 2 and result.shape[-1] == result.shape[-2]:
+            # a key is hidden where it has no weight, nor its logits would let it have any
+            self.seen.append(_Softmax(self.place, (args[0] > _HIDDEN) | (result > 0), result))
         return result
 
 
@@ -128,9 +133,10 @@ def _matched(maps: tuple[Tensor, ...], softmaxes: list[_Softmax]) -> list[_Softm
 
 
 def _same(given: Tensor, weights: Tensor) -> bool:
-    return given.shape == weights.shape and (
-        given.data_ptr() == weights.data_ptr() or torch.equal(given.to(weights.dtype), weights)
-    )
+    """Return whether weights (batch, head, n, n) are the result of a softmax, whose batch and heads may be one axis."""
+    if given.numel() != weights.numel() or given.shape[-1] != weights.shape[-1]:
+        return False
+    return given.data_ptr() == weights.data_ptr() or torch.equal(given.view_as(weights).to(weights.dtype), weights)
 
 
 def _blocks(module: nn.Module) -> dict[nn.Module, _Place]:
