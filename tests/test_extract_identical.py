@@ -141,7 +141,7 @@ def test_the_batch_size_does_not_matter(batch_size):
 def test_only_the_sums_are_kept_however_many_words(monkeypatch):
     """After every batch the tensors that stay hold one matrix per layer and head, whatever the number of words."""
     model, alive = tiny("distilbert"), []
-    original = identical.attentions
+    original = identical.observe
 
     def spy(*args, **kwargs):
         import gc
@@ -151,7 +151,7 @@ def test_only_the_sums_are_kept_however_many_words(monkeypatch):
         alive.append(sum(t.numel() for t in matrices) // 31**2)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(identical, "attentions", spy)
+    monkeypatch.setattr(identical, "observe", spy)
     positional_attention(model, length=31, words=6, batch_size=1)
     assert len(alive) == 6
     assert alive[-1] == alive[2]
@@ -221,6 +221,7 @@ def test_one_position_is_enough():
         ({"length": 8, "tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with .*AutoTokenizer"),
         ({"length": 8, "tokenizer": 3, "special_tokens": True}, TypeError, "must be the model's tokenizer, got int"),
         ({"length": 8, "layers": [5]}, ValueError, r"indices into the model's 3 layers, got \[5\]"),
+        ({"length": 8, "layers": 0}, TypeError, r"layers must be a list of indices, got 0; for one layer pass \[0\]"),
         ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"length": 8, "special_tokens": True}, ValueError, "special_tokens=True needs a tokenizer"),
         ({"length": 8, "words": ["cat"]}, ValueError, "'cat', which needs a tokenizer"),

@@ -7,8 +7,11 @@ import torch
 from safetensors.torch import save_file
 from scipy import stats
 
+from pelocality.attachment import attach
+from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.extract import PositionalAttention, positional_attention
 from tests.families import tiny
+from tests.test_extract_words import wordpiece
 
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 
@@ -96,6 +99,62 @@ def test_a_causal_result_says_that_symmetry_means_nothing():
     text = repr(positional_attention(tiny("gpt2"), length=8, words=4))
     assert "causal: symmetry is meaningless" in text
     assert "causal" not in repr(positional_attention(tiny("bert"), length=8, words=4))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "modernbert", "deberta", "bloom"])
+def test_relative_positions_alone_are_noted(name):
+    for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
+        result = positional_attention(model, length=12, words=4)
+        assert result.source.equal_states
+        assert "relative positions alone: every position holds the same hidden state" in repr(result)
+        assert "relative positions alone" in result._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "mpnet", "gpt2", "deberta with absolute positions"])
+def test_positions_that_pass_from_layer_to_layer_need_no_note(name):
+    for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
+        assert not positional_attention(model, length=12, words=4).source.equal_states
+
+
+def test_a_few_huge_dimensions_do_not_hide_that_states_differ():
+    model = tiny("gpt2").float()
+    with torch.no_grad():
+        model.wte.weight[:, 0] = 1e6
+    assert not positional_attention(model, length=12, words=4).source.equal_states
+
+
+def test_a_first_token_that_differs_makes_states_differ():
+    tokenizer = wordpiece()
+    result = positional_attention(tiny("llama"), tokenizer, length=8, words=[7], special_tokens=True)
+    assert not result.source.equal_states
+
+
+def test_layers_that_are_uniform_where_states_are_equal_are_named():
+    model = tiny("llama")
+    with torch.no_grad():
+        for layer in (1, 2):
+            model.layers[layer].self_attn.q_proj.weight.zero_()
+    text = repr(positional_attention(model, length=8, words=4))
+    assert "uniform over the visible keys (within 5%): layers 1, 2; this says nothing" in text
+
+
+def test_an_attached_encoding_is_part_of_the_source(tmp_path):
+    model = tiny("bert")
+    with attach(model, ALiBi(2), position_embeddings="keep"):
+        result = positional_attention(model, length=8, words=4)
+    assert result.source.encoding.startswith("ALiBi(heads=2, slopes=[")
+    assert result.source.encoding.endswith("position_embeddings='keep'")
+    assert repr(result).startswith("PositionalAttention of BertModel with ALiBi attached: 3 layers")
+    result.save(tmp_path / "probe.safetensors")
+    assert PositionalAttention.load(tmp_path / "probe.safetensors").source == result.source
+    assert positional_attention(model, length=8, words=4).source.encoding is None
+
+
+def test_encodings_that_differ_between_layers_are_all_named():
+    model = tiny("bert")
+    with attach(model, [AttenuatedEncoding(decay=decay) for decay in (0.1, 0.2, 0.1)]):
+        encoding = positional_attention(model, length=8, words=4).source.encoding
+    assert encoding.count("decay=0.1") == encoding.count("decay=0.2") == 1
 
 
 def test_the_result_cannot_be_changed(result):

@@ -8,6 +8,8 @@ import transformers as hf
 from torch import nn
 
 from pelocality.architectures import architecture
+from pelocality.attachment import attach
+from pelocality.encodings import ALiBi
 from pelocality.extract import position_share, positional_attention
 from pelocality.extract.share import _Sums
 from tests.families import FAMILIES, UNKNOWN, same, state, tiny, tokens
@@ -23,7 +25,7 @@ def batches(count, size=4, length=N, seed=0):
 def share_of(matrices, causal=False):
     """The share of attention matrices (sentence, n, n), all tokens counted."""
     n = matrices.shape[-1]
-    sums = _Sums(1, 1, n)
+    sums = _Sums(1, 1)
     pairs = torch.ones(len(matrices), n, n, dtype=torch.bool)
     sums.add(0, matrices[:, None], pairs.tril() if causal else pairs)
     return float(sums.result()[0])
@@ -89,7 +91,7 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
     masks = torch.zeros(6, N, N, dtype=torch.bool)
     for sentence, (start, stop) in enumerate([(0, 9), (1, 8), (1, 5), (0, 4), (2, 9), (0, 2)]):
         masks[sentence, start:stop, start:stop] = True
-    sums = _Sums(1, 1, N)
+    sums = _Sums(1, 1)
     for matrix, mask in zip(matrices, masks, strict=True):
         sums.add(0, matrix[None, None], mask[None])
     assert float(sums.result()[0]) == pytest.approx(slow_share(matrices, masks), abs=1e-12)
@@ -184,6 +186,40 @@ def test_positions_beyond_the_length_do_not_count_but_are_read():
     assert (short.counts == 12).all()
     whole = position_share(model, batches(3), special_tokens=True, length=N)
     assert not torch.allclose(short.share, whole.share)
+
+
+def test_a_length_beyond_every_text_costs_nothing():
+    model = tiny("bert")
+    long = position_share(model, batches(3), special_tokens=True, length=10**6)
+    assert long.prediction.shape == (3, 2, N, N)
+    assert long.counts.shape == (3, N, N)
+    torch.testing.assert_close(long.share, position_share(model, batches(3), special_tokens=True, length=N).share)
+
+
+def test_texts_may_grow_longer_from_batch_to_batch():
+    model = tiny("gpt2")
+    texts = [tokens(2, length, length) for length in (3, 9, 5)]
+    found = position_share(model, [{"input_ids": text} for text in texts], special_tokens=True)
+    assert found.counts[0, :, 0].tolist() == [6, 6, 6, 4, 4, 2, 2, 2, 2]
+
+
+def test_empty_batches_are_passed_over():
+    model = tiny("bert")
+    empty = [{"input_ids": torch.empty(0, N, dtype=torch.long)}, {"input_ids": []}]
+    found = position_share(model, [*empty, *batches(2), *empty], special_tokens=True)
+    torch.testing.assert_close(found.share, position_share(model, batches(2), special_tokens=True).share)
+    assert found.sentences == 8
+    with pytest.raises(ValueError, match="batches is empty"):
+        position_share(model, empty, special_tokens=True)
+
+
+def test_an_attached_encoding_is_named():
+    model = tiny("bert")
+    with attach(model, ALiBi(2)):
+        found = position_share(model, batches(2), special_tokens=True)
+    assert found.encoding.startswith("ALiBi(heads=2")
+    assert repr(found).startswith("PositionShare of BertModel with ALiBi attached: 3 layers")
+    assert position_share(model, batches(2), special_tokens=True).encoding is None
 
 
 def test_causal_and_local_keys_are_the_only_ones_that_count():

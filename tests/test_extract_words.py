@@ -101,6 +101,14 @@ def test_a_word_that_is_not_one_token_is_refused(word, message):
         choose_words(model_for(tokenizer), tokenizer, [word], 0)
 
 
+@pytest.mark.parametrize("words", [[6, 6], ["cat", "dog", "cat"], [6, "cat"]])
+def test_a_word_that_is_given_twice_is_refused(words):
+    """It would count as two in the intervals over words."""
+    tokenizer = wordpiece()
+    with pytest.raises(ValueError, match=r"words holds .* more than once"):
+        choose_words(model_for(tokenizer), tokenizer, words, 0)
+
+
 def test_a_tokenizer_of_another_model_is_noticed():
     tokenizer = wordpiece()
     model = model_for(tokenizer)

@@ -33,7 +33,7 @@ BELOW = {
     "training": {"architectures", "checks", "encodings", "extract", "metrics"},
     "extract": {"_restore", "architectures", "checks", "metrics", "scores"},
     "corpora": {"trees"},
-    "probes": {"trees"},
+    "probes": {"checks", "trees"},
 }
 
 

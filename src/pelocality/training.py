@@ -169,27 +169,30 @@ class LocalityCallback(TrainerCallback):
 
     def _measure(self, state: TrainerState, model: nn.Module) -> None:
         if state.is_world_process_zero and not self._measured(state):
-            layers, matrices = self._matrices(pretrained(model))
+            measured = self._matrices(pretrained(model))
             control = self.trainer.control
             due = control.should_log
-            self.trainer.log(_entries(self.name, layers, matrices))
+            self.trainer.log(_entries(self.name, *measured))
             control.should_log = due  # logging takes it back, and the Trainer would skip its own entry of this step
 
-    def _matrices(self, model: Any) -> tuple[list[int], list[Tensor]]:
-        """One (head, n, n) for each layer measured."""
+    def _matrices(self, model: Any) -> tuple[list[int], list[Tensor], list[Tensor]]:
+        """The layers measured, and for each a matrix (head, n, n) and its adjusted locality (head,)."""
         tokenizer = self.trainer.processing_class
         if self.source == "attention":
             result = positional_attention(
                 model, tokenizer, length=self.length, words=self.words, seed=self.seed, progress=False
             )
-            return list(result.layers), list(result.attention)
+            return list(result.layers), list(result.attention), list(adjusted_locality(result))
         if self.source == "logits":
             logits = positional_logits(model, self.length, tokenizer=tokenizer, words=self.words, seed=self.seed)
-            return list(logits.layers), list(logits.weights())
-        encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-        if not encodings:
-            raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
-        return list(range(len(encodings))), [encoding.weights(self.length).detach() for encoding in encodings]
+            layers, matrices = list(logits.layers), list(logits.weights())
+        else:
+            encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+            if not encodings:
+                raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
+            layers = list(range(len(encodings)))
+            matrices = [encoding.weights(self.length).detach() for encoding in encodings]
+        return layers, matrices, [adjusted_locality(matrix) for matrix in matrices]
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = NAME) -> pd.DataFrame:
@@ -279,15 +282,15 @@ def _check_words(words: int | list[str | int]) -> None:
         count("words", words)
 
 
-def _entries(name: str, layers: list[int], matrices: list[Tensor]) -> dict[str, float]:
+def _entries(name: str, layers: list[int], matrices: list[Tensor], adjusted: list[Tensor]) -> dict[str, float]:
     entries: dict[str, float] = {}
-    for layer, matrix in zip(layers, matrices, strict=True):
+    for layer, matrix, beyond_chance in zip(layers, matrices, adjusted, strict=True):
         measured = measure(matrix)
         values = {
             "locality": measured.locality,
             "symmetry": measured.symmetry,
             "relative_asymmetry": measured.relative_asymmetry,
-            "adjusted_locality": adjusted_locality(matrix),
+            "adjusted_locality": beyond_chance,
             "direction_balance": direction_balance(matrix),
         }
         entries |= {f"{name}/{metric}/layer_{layer}": value.mean().item() for metric, value in values.items()}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pelocality._restore import hooked
 from pelocality.architectures import AbsoluteInput, Architecture, architecture
 from pelocality.extract.eager import (
     captured_inputs,
@@ -214,16 +215,13 @@ def _terms(
     absolute = record.absolute(base)
     rows: list[Tensor] = []  # of the table, as the model looks them up
     summed: list[Tensor] = []  # the embeddings just before their layer norm
-    handles = []
-    if absolute is not None:
-        for module, given in ((absolute.table, rows), (absolute.norm, summed)):
-            handles.append(module.register_forward_pre_hook(lambda _, args, given=given: given.append(args[0])))
-    try:
-        with captured_inputs(record, base) as hidden:
-            run(base, **inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    tables, norms = ([], []) if absolute is None else ([absolute.table], [absolute.norm])
+    with (
+        hooked(tables, lambda _, args, kwargs: rows.append(args[0])),
+        hooked(norms, lambda _, args, kwargs: summed.append(args[0])),
+        captured_inputs(record, base) as hidden,
+    ):
+        run(base, **inputs)
     terms = []
     for layer in chosen:
         module, states = modules[layer], hidden[layer]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pelocality._restore import hooked, restoring
 from pelocality.architectures import (
     ATTACHED,
     Architecture,
@@ -128,17 +129,21 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
     training = [(module, module.training) for module in model.modules()]
     # the attribute that transformers documents; its public setter only warns on families off the interface
     implementations = [(config, config._attn_implementation) for config in _configs(model)]
-    try:
-        for config, _ in implementations:
-            config._attn_implementation = "eager"
-        model.eval()
-        with _without_lasting_hooks(model), torch.no_grad():
-            yield
-    finally:
+    gradients = torch.is_grad_enabled()
+
+    def undo() -> None:
         for config, implementation in implementations:  # outer ones first: setting one also sets those inside it
             config._attn_implementation = implementation
         for module, flag in training:
             module.training = flag
+        torch.set_grad_enabled(gradients)
+
+    with restoring(undo), _without_lasting_hooks(model):
+        for config, _ in implementations:
+            config._attn_implementation = "eager"
+        model.eval()
+        torch.set_grad_enabled(False)
+        yield
 
 
 @contextmanager
@@ -148,19 +153,18 @@ def _without_lasting_hooks(model: nn.Module) -> Iterator[None]:
     They do nothing between calls, but a model that wears them can no longer be pickled.
     """
     mark = "_output_capturing_hooks_installed"
-    bare = [module for module in model.modules() if mark not in module.__dict__]
-    before = {id(module): set(module._forward_hooks) for module in model.modules()}
-    try:
+    before = [(module, mark in module.__dict__, set(module._forward_hooks)) for module in model.modules()]
+
+    def undo() -> None:
+        for module, marked, hooks in before:
+            if not marked:
+                module.__dict__.pop(mark, None)
+            for key in set(module._forward_hooks) - hooks:
+                if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
+                    del module._forward_hooks[key]
+
+    with restoring(undo):
         yield
-    finally:
-        newly_marked = [module for module in bare if mark in module.__dict__]
-        for module in newly_marked:
-            delattr(module, mark)
-        if newly_marked:
-            for module in model.modules():
-                for key in set(module._forward_hooks) - before.get(id(module), set()):
-                    if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
-                        del module._forward_hooks[key]
 
 
 def run(base: Any, **inputs: Any) -> Any:
@@ -224,13 +228,8 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         collected.append(record.attention_input(args, kwargs))
 
-    modules = dict.fromkeys(record.attentions(base))  # one that layers share is hooked once and called often
-    handles = [module.register_forward_pre_hook(collect, with_kwargs=True) for module in modules]
-    try:
+    with hooked(record.attentions(base), collect):
         yield collected
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def model_name(model: nn.Module) -> str:
@@ -293,6 +292,27 @@ def refuse_attached(record: Architecture, base: Any) -> None:
         )
 
 
+def attached_encoding(record: Architecture | None, base: Any) -> str | None:
+    """Return how the encoding reads that `attach` put into a model, and what became of its own positions.
+
+    Returns:
+        None where there is no encoding; several that differ between layers, one after the other.
+    """
+    modules = [] if record is None else record.attentions(base)
+    texts = [
+        f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
+        f"position_embeddings='{'silence' if bias.silent else 'keep'}'"
+        for bias in (getattr(module, ATTACHED, None) for module in modules)
+        if bias is not None
+    ]
+    return "; ".join(dict.fromkeys(texts)) or None
+
+
+def named(model: str, encoding: str | None) -> str:
+    """Return the name of a model together with the class of what is attached to it."""
+    return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
+
+
 def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     """Return the layers that were asked for, counted from the start; all for None.
 
@@ -303,7 +323,7 @@ def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     if layers is None:
         return tuple(range(depth))
     if not isinstance(layers, Sequence):
-        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
+        raise TypeError(f"layers must be a list of indices, got {layers!r}; for one layer pass [{layers!r}]")
     if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
         raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
     return tuple(i % depth for i in layers)

@@ -17,10 +17,12 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch import Tensor
 
+from pelocality.extract.eager import named
 from pelocality.metrics import Measurement, measure
 
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 Metric = Literal["locality", "symmetry", "relative_asymmetry"]
+_UNIFORM = 0.05  # a head further from uniform than this, in total variation, shows something of position
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class Provenance:
         special_tokens: whether special tokens framed the words (they are never part of the matrices).
         causal: whether no query attends to what follows it.
         versions: of pelocality, torch and transformers.
+        encoding: the encoding that was attached to the model while it ran, and what became of the model's own
+            positions; None where there was none.
+        equal_states: whether the repeated word held the same hidden state at every position, in every layer.
     """
 
     model: str
@@ -50,6 +55,8 @@ class Provenance:
     special_tokens: bool
     causal: bool
     versions: Mapping[str, str]
+    encoding: str | None = None
+    equal_states: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,14 +73,16 @@ class PositionalAttention:
     Attributes:
         attention: mean over words of the attention (layer, head, n, n), rows sum to 1.
         per_word: locality, symmetry and relative asymmetry of each word's own matrix, each (word, layer, head).
-        layers: the layers of the model that the first axis stands for.
+        layers: the layers of the model that the first axis stands for; those without attention are not among them.
         source: what produced it.
+        visible: the keys that each query may attend to by the model's mask (layer, n, n), None where all may see all.
     """
 
     attention: Tensor
     per_word: Measurement
     layers: tuple[int, ...]
     source: Provenance
+    visible: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -89,6 +98,33 @@ class PositionalAttention:
     def metric_of_mean(self) -> Measurement:
         """The metrics of the matrix averaged over words: each (layer, head)."""
         return measure(self.attention)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has to be known to read these numbers, a sentence each; empty where nothing has."""
+        notes = []
+        if self.source.causal:
+            notes.append(
+                "causal: symmetry is meaningless on one-sided attention (relative asymmetry is 1 by construction)"
+            )
+        if self.source.equal_states:
+            notes.append(
+                "relative positions alone: every position holds the same hidden state in every layer, so each layer "
+                "shows only the positions it adds itself"
+            )
+            if uniform := [str(layer) for layer, flat in zip(self.layers, self._uniform(), strict=True) if flat]:
+                notes.append(
+                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(uniform)}; this says "
+                    "nothing about what they do on text"
+                )
+        return tuple(notes)
+
+    def _uniform(self) -> list[bool]:
+        """Return for each layer whether all its heads are as good as uniform over the keys they can see."""
+        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
+        uniform = visible / visible.sum(-1, keepdim=True)
+        distance = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # total variation, (layer, head)
+        return (distance.amax(-1) < _UNIFORM).tolist()
 
     def interval(self, metric: Metric = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the t interval over words for the mean of a metric.
@@ -148,7 +184,8 @@ class PositionalAttention:
         Args:
             path: the file to write, by custom ending in ``.safetensors``.
         """
-        tensors = {"attention": self.attention} | {name: getattr(self.per_word, name) for name in METRICS}
+        tensors = {"attention": self.attention} | ({} if self.visible is None else {"visible": self.visible})
+        tensors |= {name: getattr(self.per_word, name) for name in METRICS}
         header = {"layers": self.layers, "source": asdict(self.source)}
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
@@ -184,21 +221,16 @@ class PositionalAttention:
             per_word=Measurement(**{name: tensors[name] for name in METRICS}),
             layers=tuple(header["layers"]),
             source=Provenance(**{name: value for name, value in source.items() if name in known}),
+            visible=tensors.get("visible"),
         )
 
     def _headline(self) -> str:
         heads, words = self.attention.shape[1], len(self.source.words)
         special = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
+        model = named(self.source.model, self.source.encoding)
         return (
-            f"{self.source.model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, "
+            f"{model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, "
             f"mean over {words} word{'s' if words != 1 else ''}, {special}"
-        )
-
-    def _note(self) -> str:
-        return (
-            "causal: symmetry is meaningless on one-sided attention (relative asymmetry is 1 by construction)"
-            if self.source.causal
-            else ""
         )
 
     def _table(self) -> pd.DataFrame:
@@ -209,12 +241,12 @@ class PositionalAttention:
 
     def __repr__(self) -> str:
         table = self._table().to_string(index=False, float_format="{:.3f}".format)
-        return "\n".join(filter(None, [f"PositionalAttention of {self._headline()}", table, self._note()]))
+        return "\n".join([f"PositionalAttention of {self._headline()}", table, *self.notes])
 
     def _repr_html_(self) -> str:
         # pandas escapes the cells; the headline holds a model's name, which may be a path
         table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
-        lines = [f"<p>{html.escape(line)}</p>" for line in (self._headline(), self._note()) if line]
+        lines = [f"<p>{html.escape(line)}</p>" for line in (self._headline(), *self.notes)]
         return "\n".join([lines[0], table, *lines[1:]])
 
 

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality.architectures import Architecture
 from pelocality.checks import check_tokenizer, count
-from pelocality.extract.eager import attentions, check_length, device_of, eager_attention, find_base, model_name
+from pelocality.extract.eager import (
+    attached_encoding,
+    check_length,
+    device_of,
+    eager_attention,
+    find_base,
+    model_name,
+    named,
+)
+from pelocality.extract.masks import observe
 
 # a head whose weights deviate from uniform by less than this is uniform up to the rounding of float32
 _UNIFORM = 1e-7
@@ -27,31 +35,35 @@ class PositionShare:
     Attributes:
         share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
             for a head that attends uniformly.
+        layers: the layers of the model that the first axis stands for; those without attention have no share.
         prediction: what position predicts: the mean deviation from uniform attention at each pair of positions,
-            (layer, head, length, length); NaN where no sentence reaches.
-        counts: the sentences behind each pair of positions, (layer, length, length).
+            (layer, head, n, n) with n the longest text, at most ``length``; NaN where no sentence reaches.
+        counts: the sentences behind each pair of positions, (layer, n, n).
         sentences: number of sequences read.
         model: name of the model.
         special_tokens: whether special tokens were counted.
+        encoding: the encoding that was attached to the model while it ran, None where there was none.
     """
 
     share: Tensor
+    layers: tuple[int, ...]
     prediction: Tensor
     counts: Tensor
     sentences: int
     model: str
     special_tokens: bool
+    encoding: str | None
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per layer and head: ``layer``, ``head``, ``share``."""
-        layers, heads = self.share.shape
-        index = [(layer, head) for layer in range(layers) for head in range(heads)]
+        index = [(layer, head) for layer in self.layers for head in range(self.share.shape[1])]
         return pd.DataFrame(index, columns=["layer", "head"]).assign(share=self.share.flatten().tolist())
 
     def _headline(self) -> str:
         layers, heads = self.share.shape
         special = "special tokens counted" if self.special_tokens else "special tokens left out"
-        return f"{self.model}: {layers} layers x {heads} heads, {self.sentences} sentences, {special}"
+        model = named(self.model, self.encoding)
+        return f"{model}: {layers} layers x {heads} heads, {self.sentences} sentences, {special}"
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame().groupby("layer")["share"].agg(["mean", "min", "max"]).reset_index()
@@ -125,39 +137,61 @@ def position_share(
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     sums: _Sums | None = None
+    layers: tuple[int, ...] = ()
     sentences = longest = 0
     with eager_attention(model):
         for batch in tqdm(batches, desc="position share", unit="batch", delay=3, disable=not progress):
             inputs, real, counted = _read(batch, base, tokenizer, special_tokens)
+            if real.numel() == 0:
+                continue
             if real.shape[1] > longest:
                 longest = real.shape[1]
                 check_length(base, longest)
             inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
-            maps = attentions(base, **inputs)
+            observed = observe(base, record, **inputs)
             if sums is None:
-                sums = _Sums(len(maps), maps[0].shape[1], length)
+                layers = observed.layers
+                sums = _Sums(len(layers), observed.maps[0].shape[1])
             keep = counted[:, :length]
-            for layer, weights in enumerate(maps):
-                visible = _visible(record, base, layer, weights, real)[: keep.shape[1], : keep.shape[1]]
-                sums.add(layer, weights, keep[:, :, None] & keep[:, None, :] & visible)
+            m = keep.shape[1]
+            for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                sums.add(layer, weights, keep[:, :, None] & keep[:, None, :] & visible[:, :m, :m].cpu())
             sentences += real.shape[0]
     if sums is None:
         raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
     share, prediction = sums.result()
-    return PositionShare(share, prediction, sums.counts, sentences, model_name(model), special_tokens)
+    return PositionShare(
+        share=share,
+        layers=layers,
+        prediction=prediction,
+        counts=sums.counts,
+        sentences=sentences,
+        model=model_name(model),
+        special_tokens=special_tokens,
+        encoding=attached_encoding(record, base),
+    )
 
 
 class _Sums:
     """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
 
-    def __init__(self, layers: int, heads: int, length: int) -> None:
-        self.total = torch.zeros(layers, heads, length, length, dtype=torch.float64)
+    def __init__(self, layers: int, heads: int) -> None:
+        self.total = torch.zeros(layers, heads, 0, 0, dtype=torch.float64)
         self.squares = torch.zeros_like(self.total)
-        self.counts = torch.zeros(layers, length, length, dtype=torch.int64)
+        self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
+
+    def _reach(self, length: int) -> None:
+        """Make room for as many positions, which nobody knows before the last text."""
+        more = max(0, length - self.counts.shape[-1])
+        if more:
+            self.total, self.squares, self.counts = (
+                nn.functional.pad(sums, (0, more, 0, more)) for sums in (self.total, self.squares, self.counts)
+            )
 
     def add(self, layer: int, weights: Tensor, pairs: Tensor) -> None:
         """Add the attention (batch, head, n, n) of a batch over the pairs (batch, m, m) that count, m <= n."""
         m = pairs.shape[-1]
+        self._reach(m)
         # on the CPU, as not every accelerator has float64
         seen = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
         mass = seen.sum(-1, keepdim=True)
@@ -192,6 +226,8 @@ def _read(
             f"batches must hold mappings with input_ids, got {type(batch).__name__}; run the tokenizer first"
         )
     ids = _tensor(batch, "input_ids")
+    if ids.numel() == 0:
+        return {}, ids.bool(), ids.bool()
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"input_ids must be integers, got {ids.dtype}")
     padding = getattr(base.config, "pad_token_id", None)
@@ -244,13 +280,3 @@ def _tensor(batch: Mapping[str, Any], name: str, like: Tensor | None = None) -> 
         wanted = "(batch, n)" if like is None else f"the shape of input_ids {tuple(like.shape)}"
         raise ValueError(f"{name} must have {wanted}, got {tuple(value.shape)}")
     return value
-
-
-def _visible(record: Architecture | None, base: Any, layer: int, weights: Tensor, real: Tensor) -> Tensor:
-    """Return the keys that each query may attend to, padding aside: (n, n)."""
-    n = weights.shape[-1]
-    if record is not None:
-        return record.visible(base, record.attentions(base)[layer], n)
-    everything = torch.ones(n, n, dtype=torch.bool)
-    ahead = weights.triu(1).transpose(1, 2).cpu()[real]  # weights on what follows, of real queries
-    return everything.tril() if bool((ahead == 0).all()) else everything

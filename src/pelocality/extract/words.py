@@ -19,7 +19,7 @@ def choose_words(
 
     Raises:
         TypeError: if ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
-        ValueError: if a word is not one token, an id is outside the vocabulary, or too few words exist.
+        ValueError: if a word is not one token or given twice, an id is outside the vocabulary, or too few words exist.
     """
     if tokenizer is not None:
         check_tokenizer(tokenizer)
@@ -32,6 +32,11 @@ def choose_words(
         if not words:
             raise ValueError("words is empty; give at least one word, or a count to draw")
         ids = [_given(word, tokenizer, size) for word in words]
+        repeated = [word for place, word in enumerate(words) if ids[place] in ids[:place]]
+        if repeated:
+            raise ValueError(
+                f"words holds {repeated[0]!r} more than once; give each word once, as intervals count words"
+            )
     names = [str(i) for i in ids] if tokenizer is None else [tokenizer.decode([i]).strip() for i in ids]
     return tuple(ids), tuple(names)
 

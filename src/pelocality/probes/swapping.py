@@ -216,7 +216,7 @@ def _agreement(sentence: Sentence, candidate: Candidate, agreement: Agreement) -
 
 
 def _agreeing(layer: Dependencies, features: Sequence[Mapping[str, str]], argument: RoleArgument) -> Mapping[str, str]:
-    """Give the features a verb agrees with: those of the head, plural where another is joined to it."""
+    """Return the features a verb agrees with: those of the head, plural where another is joined to it."""
     head = _head(layer.heads, argument)
     joined = any(
         layer.heads[i] == head + 1 and layer.relations[i].startswith("conj")
