@@ -21,7 +21,7 @@ from pelocality.encodings import (
 )
 from tests.families import tiny, tokens
 from tests.test_attach import ATTACHABLE, hidden, random_table, sharing
-from tests.test_encodings_kept import Pair
+from tests.test_encodings_cache import Pair
 
 N = 11
 
