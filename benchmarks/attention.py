@@ -18,8 +18,15 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from benchmarks.measuring import arguments, extra_mebibytes, machine, paired
-from pelocality.attention import biased_attention
-from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, RelativeEncoding, T5Buckets
+from pelocality.encodings import (
+    KERPLE,
+    ALiBi,
+    AttenuatedEncoding,
+    DistanceTable,
+    RelativeEncoding,
+    T5Buckets,
+    biased_attention,
+)
 
 HEADS, WIDTH, TOKENS = 8, 64, 2048
 ROW = "| {:>6} | {:<52} | {:>8} | {:>9} | {:>8} | {:>9} | {:>9} |"

@@ -22,7 +22,7 @@ from pelocality.encodings import (
 )
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_attach import ATTACHABLE, hidden, random_table, sharing
-from tests.test_encodings_kept import Pair
+from tests.test_encodings_cache import Pair
 
 N = 11
 

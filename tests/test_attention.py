@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from pelocality import attention
-from pelocality.attention import biased_attention
 from pelocality.encodings import (
     KERPLE,
     ALiBi,
@@ -18,6 +17,8 @@ from pelocality.encodings import (
     FixedWindow,
     RelativeEncoding,
     T5Buckets,
+    attention,
+    biased_attention,
 )
 
 DECAYS = [0.05, 0.4, 0.9]
@@ -40,12 +41,11 @@ ENCODINGS = {
 EVERY = pytest.mark.parametrize("name", ENCODINGS)
 
 
-@pytest.fixture(params=["short", "blocks", "turned"])
+@pytest.fixture(params=["short", "long"])
 def way(request, monkeypatch):
     """The ways that lengths lead to, each at lengths a test can afford."""
-    monkeypatch.setattr(attention, "_BY_BLOCKS", 2**18 if request.param == "short" else 1)
-    monkeypatch.setattr(attention, "_TURNED", 1 if request.param == "turned" else 2**20)
-    monkeypatch.setattr(attention, "_AT_A_TIME", 1000)  # so that a batch takes several blocks
+    monkeypatch.setattr(attention, "_LONG", 2**18 if request.param == "short" else 1)
+    monkeypatch.setattr(attention, "_BLOCK", 1000)  # so that a sequence takes several blocks
     return request.param
 
 
@@ -108,16 +108,15 @@ def test_gradients_are_those_of_finite_differences(queries, extra, form):
         return biased_attention(query, key, value, encoding)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "_BY_BLOCKS", 1)
+        patch.setattr(attention, "_LONG", 1)
         assert torch.autograd.gradcheck(attend, (*inputs, *encoding.parameters()))
 
 
-def test_a_long_fixed_bias_keeps_no_matrix():
-    encoding = ALiBi(3)
-    biased_attention(*tensors(1100, 1100), encoding).sum().backward()
-    assert len(encoding.cache) == 0
-    biased_attention(*tensors(20, 20), encoding)  # a short one does
-    assert len(encoding.cache) == 1
+def test_a_long_fixed_bias_needs_no_matrix(monkeypatch):
+    encoding, inputs = ALiBi(3), tensors(1100, 1100)
+    expected = by_matrix(*inputs, encoding)
+    monkeypatch.setattr(Encoding, "additive_mask", None)
+    torch.testing.assert_close(biased_attention(*inputs, encoding), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -174,9 +173,8 @@ class SteepKERPLE(KERPLE):
         return super().distinct(query_length, key_length, **options).clamp(max=-0.5)
 
 
-class LoudAttenuated(AttenuatedEncoding):
-    def _kernel(self, query_length, key_length, mask):
-        return 2 * super()._kernel(query_length, key_length, mask)
+class LoudAttenuated(Twice, AttenuatedEncoding):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -303,40 +301,111 @@ def test_dropout_and_compilation_take_pytorchs_way(way):
     torch.testing.assert_close(compiled(*inputs, encoding), by_matrix(*inputs, encoding))
 
 
-def test_gradients_of_gradients_are_refused_rather_than_wrong_and_there_where_asked_for(way):
-    inputs, encoding = tensors(9, 12), AttenuatedEncoding(3, DECAYS, learnable=True).double()
+def test_gradients_of_gradients_are_those_of_the_matrix(way):
+    inputs, encoding = tensors(9, 12), KERPLE(3).double()
 
     def second(attend):
         numbers = (*inputs, *encoding.parameters())
         first = torch.autograd.grad(attend(*inputs, encoding).square().sum(), numbers, create_graph=True)
         return torch.autograd.grad(sum(each.square().sum() for each in first), numbers)
 
-    if way != "short":
-        with pytest.raises(NotImplementedError, match="sdpa_kernel"):
-            second(biased_attention)
     with sdpa_kernel(SDPBackend.MATH):
-        torch.testing.assert_close(second(biased_attention), second(by_matrix))
+        expected = second(by_matrix)
+        torch.testing.assert_close(second(biased_attention), expected)
+    torch.testing.assert_close(second(biased_attention), expected)
 
 
-def test_a_functional_gradient_is_the_gradient(way):
+class Caller(torch.nn.Module):
+    """Attention as a function of the encoding's parameters too."""
+
+    def __init__(self, encoding, **options):
+        super().__init__()
+        self.encoding, self.options = encoding, options
+
+    def forward(self, *inputs):
+        return biased_attention(*inputs, self.encoding, **self.options)
+
+
+def functional(encoding, **options):
+    """biased_attention(inputs, parameters), and by the equation alone."""
+    module = Caller(encoding, **options)
+
+    def ours(inputs, numbers):
+        return torch.func.functional_call(module, numbers, tuple(inputs))
+
+    def plainly(inputs, numbers):
+        query, key, value = inputs
+        shape = query.shape[-2], key.shape[-2]
+        bias = torch.func.functional_call(encoding, {k.partition(".")[2]: v for k, v in numbers.items()}, shape)
+        logits = query @ key.mT / 2 + bias
+        visible = options.get("mask")
+        logits = logits if visible is None else logits.masked_fill(~visible, -1e30)  # every query of the test sees some
+        return logits.softmax(-1) @ value
+
+    return ours, plainly, {name: number.detach() for name, number in module.named_parameters()}
+
+
+@EVERY
+@pytest.mark.parametrize("masked", [False, True])
+def test_forward_mode_and_gradients_of_each_sample_are_those_of_the_equation(name, way, masked):
+    encoding = ENCODINGS[name]().double()
+    mask = (torch.arange(12) < 9).view(1, 1, 1, 12) if masked else None
+    if masked and encoding.shares_out:
+        mask = None  # the equation above would have to know of it
+    ours, plainly, numbers = functional(encoding, mask=mask)
+    inputs = [each.detach() for each in tensors(9, 12)]
+    tangents = [torch.randn_like(each) for each in inputs], {k: torch.randn_like(v) for k, v in numbers.items()}
+    for direction in (tangents, ([torch.zeros_like(each) for each in inputs], tangents[1])):
+        found, expected = (torch.func.jvp(each, (inputs, numbers), direction) for each in (ours, plainly))
+        torch.testing.assert_close(found, expected)
+    with forward_ad.dual_level():
+        dual = {k: forward_ad.make_dual(v, tangents[1][k]) for k, v in numbers.items()}
+        tangent = forward_ad.unpack_dual(ours(inputs, dual)).tangent
+    torch.testing.assert_close(0 * expected[1] if tangent is None else tangent, expected[1])
+
+    def loss(function):
+        def of_one(one, numbers):
+            return function([each[None] for each in one], numbers).square().sum()
+
+        return torch.func.vmap(torch.func.grad(of_one, (0, 1)), (0, None))(inputs, numbers)
+
+    torch.testing.assert_close(loss(ours), loss(plainly))
+
+
+@pytest.mark.parametrize("name", [name for name, make in ENCODINGS.items() if list(make().parameters())])
+def test_second_derivatives_are_those_of_the_equation(name, way):
+    ours, plainly, numbers = functional(ENCODINGS[name]().double())
+    inputs = [each.detach()[:1, :, :4] for each in tensors(4, 4)]
+
+    def hessian(function, outer, inner):
+        return outer(inner(lambda numbers: function(inputs, numbers).square().sum()))(numbers)
+
+    expected = hessian(plainly, torch.func.jacfwd, torch.func.jacrev)
+    for outer, inner in (
+        (torch.func.jacfwd, torch.func.jacrev),
+        (torch.func.jacrev, torch.func.jacrev),
+        (torch.func.jacfwd, torch.func.jacfwd),
+    ):
+        torch.testing.assert_close(hessian(ours, outer, inner), expected)
+
+
+def test_several_gradients_at_once_are_those_one_by_one(way):
     inputs, encoding = tensors(12, 12), KERPLE(3).double()
+    numbers = (*inputs, *encoding.parameters())
+    output = biased_attention(*inputs, encoding)
+    gradients = torch.randn(2, *output.shape, dtype=torch.float64)
+    both = torch.autograd.grad(output, numbers, gradients, is_grads_batched=True, retain_graph=True)
+    for i in range(2):
+        one = torch.autograd.grad(output, numbers, gradients[i], retain_graph=True)
+        torch.testing.assert_close([each[i] for each in both], list(one))
 
-    def loss(numbers):
-        layer = Caller(encoding)
-        return torch.func.functional_call(layer, numbers, tuple(inputs)).square().sum()
 
-    class Caller(torch.nn.Module):
-        def __init__(self, encoding):
-            super().__init__()
-            self.encoding = encoding
-
-        def forward(self, *inputs):
-            return biased_attention(*inputs, self.encoding)
-
-    numbers = dict(Caller(encoding).named_parameters())
-    found = torch.func.grad(loss)({name: number.detach() for name, number in numbers.items()})
-    expected = torch.autograd.grad(by_matrix(*inputs, encoding).square().sum(), list(numbers.values()))
-    torch.testing.assert_close(list(found.values()), list(expected))
+def test_a_batch_with_nothing_visible_has_a_graph(way):
+    inputs, encoding = tensors(1100, 1100), KERPLE(3).double()
+    mask = torch.zeros(3, 1, 1, 1100, dtype=torch.bool)
+    found = with_gradients(biased_attention, inputs, encoding, mask=mask)
+    assert not any(each.any() for each in found)
+    assert torch.func.grad(lambda q: biased_attention(q, *inputs[1:], ALiBi(3), mask=mask).sum())(inputs[0]).any() == 0
 
 
 def test_what_does_not_fit_is_refused():

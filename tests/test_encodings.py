@@ -1,7 +1,6 @@
-"""The protocol, kept by every encoding; and equal encodings sharing what they build."""
+"""The protocol, kept by every encoding."""
 
 import copy
-import gc
 import json
 import math
 import pickle
@@ -22,7 +21,7 @@ from pelocality.encodings import (
     SinusoidalEncoding,
     T5Buckets,
 )
-from pelocality.encodings.cache import BiasCache
+from pelocality.encodings.protocol import cast
 from pelocality.streaming import measure_relative
 
 
@@ -207,16 +206,36 @@ def test_an_encoding_compiles_whole_for_every_length_at_once(make):
         torch.testing.assert_close(*both)
 
 
+@pytest.mark.parametrize("what", ["bias", "weights", "masked weights"])
 @pytest.mark.parametrize("make", LEARNED)
-def test_every_parameter_has_the_gradient_of_finite_differences(make):
-    encoding = make(False).double()
-    names, values = zip(*encoding.named_parameters(), strict=True)
+def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
+    class Of(torch.nn.Module):
+        def __init__(self, encoding):
+            super().__init__()
+            self.encoding = encoding
 
-    def bias(*parameters):
-        return torch.func.functional_call(encoding, dict(zip(names, parameters, strict=True)), (5,))
+        def forward(self):
+            if what == "bias":
+                return self.encoding(5)
+            mask = None if what == "weights" else torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]])
+            return self.encoding.weights(5, mask=mask)
 
-    assert torch.autograd.gradcheck(bias, values)
-    assert all(gradient.any() for gradient in torch.autograd.grad(encoding(5).square().sum(), values))
+    module = Of(make(False).double())
+    names, values = zip(*module.named_parameters(), strict=True)
+
+    def built(*parameters):
+        return torch.func.functional_call(module, dict(zip(names, parameters, strict=True)), ())
+
+    def loss(*parameters):
+        return built(*parameters).square().sum()
+
+    everything = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(built, values, **everything)
+    assert torch.autograd.gradgradcheck(built, values, check_fwd_over_rev=True, check_batched_grad=True)
+    assert all(gradient.any() for gradient in torch.autograd.grad(loss(*values), values))
+    places = tuple(range(len(values)))
+    hessian = torch.func.hessian(loss, places)(*(value.detach() for value in values))
+    torch.testing.assert_close(hessian, torch.autograd.functional.hessian(loss, values))
 
 
 @pytest.mark.parametrize("make", LEARNED)
@@ -237,75 +256,51 @@ def test_fixed_numbers_keep_their_precision_when_a_model_is_cast():
     assert torch.equal(encoding.float().decay, torch.tensor([0.3]))
 
 
-def test_a_bias_too_steep_for_float16_masks_nothing():
-    assert torch.isfinite(AttenuatedEncoding(decay=5.0, form="logits").half()(512)).all()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("decay", [5.0, 1e38])
+def test_a_bias_too_steep_for_half_precision_masks_nothing(decay, dtype):
+    assert torch.isfinite(AttenuatedEncoding(decay=decay, form="logits")(512, dtype=dtype)).all()
+    assert torch.isfinite(cast(torch.tensor([[0.0, -1e300]], dtype=torch.float64), torch.float32)).all()
 
 
-# ---- what is kept
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("n", [512, 700])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AttenuatedEncoding(2, decay=[0.5, 0.01], form="logits", scale=-1.0),
+        lambda: AttenuatedEncoding(2, decay=0.5, scale=1e6),
+        lambda: AttenuatedEncoding(2, decay=0.5, symmetry=0.5, form="logits", scale=-1.0, causal=False),
+    ],
+)
+def test_a_bias_that_rises_with_distance_keeps_its_softmax_when_it_is_rounded(make, n, dtype):
+    exact = make().double()(n).softmax(-1)
+    rounded = make()(n, dtype=dtype).double().softmax(-1)
+    torch.testing.assert_close(rounded, exact, atol=0.03, rtol=0)
 
 
-@pytest.mark.parametrize("make", FIXED)
-def test_a_fixed_bias_is_built_once_per_length_dtype_and_device(make):
-    encoding = make(False)
-    assert encoding(6).data_ptr() == encoding(6).data_ptr()
-    assert encoding(6).data_ptr() != encoding(6, 7)[:, :, :6].data_ptr()
-    assert encoding(6, dtype=torch.bfloat16).dtype == torch.bfloat16
-    assert len(encoding.cache) == 3
+def test_rounding_leaves_a_bias_of_ordinary_size_where_it_is():
+    bias = torch.randn(2, 5, 5)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert torch.equal(cast(bias, dtype), bias.to(dtype))
 
 
-def test_equal_encodings_share_their_bias_and_others_do_not():
-    one = ALiBi(heads=3)
-    layers = [copy.deepcopy(one) for _ in range(3)]
-    assert len({layer(6).data_ptr() for layer in (one, *layers)}) == 1
-    assert ALiBi(heads=3, causal=True)(6).data_ptr() != one(6).data_ptr()
-    assert ALiBi(heads=3, slopes=1.0)(6).data_ptr() != one(6).data_ptr()
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias_of_integers_is_one_of_floats(causal):
+    class Steps(RelativeEncoding):
+        def at(self, distance):
+            return -distance.abs().long()[None]
 
+    class Counted(Encoding):
+        def bias(self, query_length, key_length, mask):
+            return torch.arange(key_length).expand(1, query_length, -1)
 
-def test_the_kept_biases_are_bounded_and_the_newest_stays():
-    encoding = ALiBi(heads=1)
-    encoding.cache = BiasCache(limit=4 * 100 * 100)
-    for n in range(90, 101):
-        encoding(n)
-        assert len(encoding.cache) == 1
-    encoding(300)
-    assert len(encoding.cache) == 1
-    assert encoding(300).data_ptr() == encoding(300).data_ptr()
-
-
-def test_what_no_encoding_holds_any_more_is_let_go():
-    from pelocality.encodings.cache import _SHARED
-
-    gc.collect()
-    before = len(_SHARED)
-    encoding = ALiBi(heads=3, slopes=0.123)
-    encoding(6)
-    assert len(_SHARED) == before + 1
-    del encoding
-    gc.collect()
-    assert len(_SHARED) == before
-
-
-def test_writing_into_a_bias_does_not_reach_the_next_user():
-    encoding = ALiBi(heads=3)
-    right = encoding(6).clone()
-    encoding(6)[0, 0, 0] = 7.0
-    assert torch.equal(encoding(6), right)
-
-
-@pytest.mark.parametrize("change", ["load", "attribute", "buffer", "move"])
-def test_a_changed_encoding_has_a_changed_bias(change):
-    encoding = FixedWindow(width=1) if change == "attribute" else AttenuatedEncoding(decay=0.5)
-    before = encoding(6).clone()
-    if change == "load":
-        encoding.load_state_dict(AttenuatedEncoding(decay=0.1).state_dict())
-    elif change == "attribute":
-        encoding.width = 2
-    elif change == "buffer":
-        encoding.fixed_decay.mul_(0.5)
-    else:
-        encoding.double()
-    after = encoding(6)
-    assert after.dtype == torch.float64 if change == "move" else not torch.equal(after, before)
+    steps, alibi = Steps(1, causal), ALiBi(1, slopes=1.0, causal=causal)
+    assert torch.equal(steps(5), alibi(5))
+    assert torch.equal(steps.relative(5), alibi.relative(5))
+    assert torch.equal(steps.weights(5), alibi.weights(5))
+    assert measure_relative(steps.relative(5)) == measure_relative(alibi.relative(5))
+    assert Counted(1)(3).dtype == Counted(1).weights(3).dtype == torch.float32
 
 
 @pytest.mark.parametrize("form", ["weights", "logits"])
@@ -322,15 +317,6 @@ def test_an_encoding_of_ones_own_that_shares_out_is_given_the_mask():
             return super().bias(query_length, key_length, mask) + (0 if mask is None else mask.sum(-1, keepdim=True))
 
     assert PerKey()(4, mask=torch.tensor([[1, 1, 1, 0]])).unique().tolist() == [3]
-
-
-def test_a_bias_first_needed_in_inference_mode_serves_training():
-    encoding = ALiBi(heads=2, slopes=0.77)
-    with torch.inference_mode():
-        encoding(6)
-    q = torch.randn(1, 2, 6, 4, requires_grad=True)
-    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=encoding(6)[None]).sum().backward()
-    assert torch.isfinite(q.grad).all()
 
 
 # ---- refusals

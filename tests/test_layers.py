@@ -271,6 +271,28 @@ def test_what_an_encoding_learns_gets_gradients_in_every_mode(mode, encoding):
         assert parameter.grad.any()
 
 
+@MODES
+@EVERY
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_gradients_of_each_sample_are_those_one_by_one(name, mode, need_weights):
+    layer = layer_of(name, mode)
+    x = sequences(3, 5, 6)
+    padding = torch.arange(5) >= torch.tensor([[5], [3], [0]])  # the last sees nothing
+    numbers = {key: number.detach() for key, number in layer.named_parameters()}
+
+    def loss(numbers, x, padding):
+        options = {"key_padding_mask": padding, "need_weights": need_weights}
+        return torch.func.functional_call(layer, numbers, (x,), options)[0].square().sum()
+
+    of_each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(numbers, x, padding)
+    for i in range(3):
+        expected = torch.autograd.grad(loss(dict(layer.named_parameters()), x[i], padding[i]), list(layer.parameters()))
+        torch.testing.assert_close([each[i] for each in of_each.values()], list(expected))
+    tangents = {key: torch.randn_like(number) for key, number in numbers.items()}
+    _, along = torch.func.jvp(lambda numbers: loss(numbers, x[0], padding[0]), (numbers,), (tangents,))
+    torch.testing.assert_close(along, sum((tangents[key] * of_each[key][0]).sum() for key in numbers))
+
+
 def test_dropout_acts_while_training_only():
     layer = layer_of("logits", dropout=0.5)
     x = sequences(2, 5, 6)
@@ -360,8 +382,9 @@ def test_it_copies_pickles_saves_and_compiles(mode):
     )
 
 
-def test_layers_of_one_encoding_share_its_bias():
-    layers = [PositionalSelfAttention(8, 4, ALiBi(heads=4)) for _ in range(3)]
+def test_copies_of_a_layer_share_a_fixed_bias():
+    layer = PositionalSelfAttention(8, 4, ALiBi(heads=4))
+    layers = [layer, *(copy.deepcopy(layer) for _ in range(2))]
     for layer in layers:
         layer(torch.randn(1, 6, 8), need_weights=False)
     assert len({layer.encoding(6).data_ptr() for layer in layers}) == 1

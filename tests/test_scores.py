@@ -1,5 +1,8 @@
-"""Laying scores out by distance against indexing, and its gradients; sharing them out among what is visible."""
+"""Laying scores out by distance against indexing, and its derivatives; normalising them over what is visible."""
 
+import functools
+
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -15,30 +18,44 @@ def test_toeplitz_lays_out_diagonals_and_its_gradient_sums_them(queries, extra, 
     for i in range(queries):
         for j in range(keys):
             assert torch.equal(matrix[:, i, j], line[:, j - i + queries - 1])
-    rows = torch.randn(1, queries, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(toeplitz(line, queries, rows), matrix * rows[..., None])
     assert torch.autograd.gradcheck(lambda x: toeplitz(x, queries), line)
-    assert torch.autograd.gradcheck(lambda x, r: toeplitz(x, queries, r), (line, rows))
+
+
+def gathered(line, queries):
+    """What `toeplitz` lays out, by indexing."""
+    keys = line.shape[-1] - queries + 1
+    return line[..., torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1]
 
 
 def test_gradients_are_summed_over_more_rows_than_one_block():
     line = torch.randn(2, 150 + 170 - 1, dtype=torch.float64, requires_grad=True)
-    rows = torch.randn(2, 150, dtype=torch.float64, requires_grad=True)
     gradient = torch.randn(2, 150, 170, dtype=torch.float64)
-    distance = torch.arange(170) - torch.arange(150)[:, None] + 149
-    expected = torch.autograd.grad(line[:, distance] * rows[..., None], (line, rows), gradient)
-    for one, other in zip(
-        torch.autograd.grad(toeplitz(line, 150, rows), (line, rows), gradient), expected, strict=True
-    ):
-        torch.testing.assert_close(one, other)
     (plain,) = torch.autograd.grad(toeplitz(line, 150), line, gradient)
-    torch.testing.assert_close(plain, torch.autograd.grad(line[:, distance], line, gradient)[0])
+    torch.testing.assert_close(plain, torch.autograd.grad(gathered(line, 150), line, gradient)[0])
+
+
+@pytest.mark.parametrize("queries", [1, 3, 70])
+def test_every_derivative_of_a_laid_out_line_is_that_of_indexing(queries):
+    lines = torch.randn(2, 1, queries + 4, dtype=torch.float64)
+
+    def loss(lay_out, line):
+        return lay_out(line, queries).square().softmax(-1).square().sum()
+
+    ours, theirs = functools.partial(loss, toeplitz), functools.partial(loss, gathered)
+    for derivative in (
+        torch.func.grad,
+        torch.func.jacfwd,
+        torch.func.hessian,
+        lambda f: torch.func.jacrev(torch.func.jacrev(f)),
+        lambda f: torch.func.jacfwd(torch.func.jacfwd(f)),
+        lambda f: torch.func.jacrev(torch.func.jacfwd(f)),
+    ):
+        found, expected = (torch.func.vmap(derivative(f))(lines) for f in (ours, theirs))
+        torch.testing.assert_close(found, expected)
 
 
 def test_gradients_have_gradients():
     line = torch.randn(1, 7, dtype=torch.float64, requires_grad=True)
-    rows = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x, r: toeplitz(x, 3, r).square(), (line, rows))
     assert torch.autograd.gradgradcheck(lambda x: toeplitz(x, 3).square(), line)
 
 

@@ -8,8 +8,8 @@ Numbers:
 - ``streaming``: the same numbers without an n x n matrix, for long contexts.
 - ``accumulate``: the metrics as torchmetrics classes, summed over batches and processes.
 - ``tables``: from a table of position embeddings to a matrix.
-- ``encodings``: the attenuated encoding and its baselines, one small protocol.
-- ``attention``: PyTorch's attention function with any of them, without a matrix of biases.
+- ``encodings``: the attenuated encoding and its baselines, one small protocol, and PyTorch's attention function with
+  any of them.
 - ``layers``: self-attention of your own that takes any of them.
 - ``architectures``: where each model family keeps attention and positions.
 - ``extract``: from a Hugging Face model to its positional matrices, logits and their parts.

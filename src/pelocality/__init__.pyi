@@ -2,7 +2,6 @@ from . import (
     accumulate as accumulate,
     architectures as architectures,
     attachment as attachment,
-    attention as attention,
     corpora as corpora,
     dependencies as dependencies,
     encodings as encodings,
@@ -19,7 +18,6 @@ from . import (
     trees as trees,
 )
 from .attachment import Attachment as Attachment, attach as attach, attached as attached, load as load
-from .attention import biased_attention as biased_attention
 from .corpora import (
     read_conllu as read_conllu,
     read_frames as read_frames,
@@ -41,6 +39,7 @@ from .encodings import (
     NoEncoding as NoEncoding,
     SinusoidalEncoding as SinusoidalEncoding,
     T5Buckets as T5Buckets,
+    biased_attention as biased_attention,
 )
 from .evaluation import (
     evaluate as evaluate,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pelocality.attention import biased_attention
 from pelocality.checks import count, flag
 from pelocality.encodings import Encoding, NoEncoding
-from pelocality.scores import HIDDEN, masked_softmax
+from pelocality.encodings.attention import biased_attention
+from pelocality.encodings.protocol import cast
+from pelocality.scores import HIDDEN, attend, attention_weights
 
 Mode = Literal["add", "concat", "sequence"]
 
@@ -165,13 +165,16 @@ class PositionalSelfAttention(nn.Module):
             x = self._merged(self._mix(self._split(self.mix_proj(x)), visible)[0])
         q, k, v = map(self._split, functional.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
         dropout = self.dropout if self.training else 0.0
+        weights = None
         if self.mode == "add" and added is None and not need_weights:
-            output, weights = biased_attention(q, k, v, self.encoding, mask=visible, dropout_p=dropout), None
+            output = biased_attention(q, k, v, self.encoding, mask=visible, dropout_p=dropout)
         else:
-            if self.mode == "add":
-                bias = self.encoding.distinct(x.shape[1], mask=visible, dtype=q.dtype)
-                added = bias if added is None else bias + added.to(bias)
-            output, weights = self._attend(q, k, v, added, visible, dropout, need_weights)
+            mask = self._mask(x.shape[1], added, visible, q.dtype)
+            if need_weights:
+                weights = attention_weights(q, k, mask)
+                output = functional.dropout(weights, dropout) @ v
+            else:
+                output = attend(q, k, v, mask, dropout, None)
         output = self._merged(output)
         if self.mode == "concat":
             positional, P = self._mix(v, visible)
@@ -185,27 +188,13 @@ class PositionalSelfAttention(nn.Module):
             return output[0], None if weights is None else weights[0]
         return output, weights
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        added: Tensor | None,
-        visible: Tensor | None,
-        dropout: float,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(batch, heads, n, d_head) each -> the same, and the attention."""
-        added = mask = None if added is None else added.to(q)
-        if visible is not None:
-            mask = visible if added is None else torch.where(visible, added, -torch.inf)
-        if not need_weights:
-            while mask is not None and mask.ndim < 4:
-                mask = mask[None]
-            return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
-        logits = q @ k.transpose(-1, -2) / math.sqrt(self.head_dim)
-        weights = masked_softmax(logits if added is None else logits + added, visible)
-        return functional.dropout(weights, dropout) @ v, weights
+    def _mask(self, n: int, added: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the logits, the bias included, -inf where a key is hidden; or what is visible, or None."""
+        if self.mode == "add":
+            return self.encoding.additive_mask(n, n, mask=visible, dtype=dtype, added=added)
+        if added is None:
+            return visible
+        return cast(added if visible is None else torch.where(visible, added, -torch.inf), dtype)
 
     def _mix(self, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         """P V, (batch, heads, n, d_head), and P, (batch or 1, heads or 1, n, n)."""

@@ -1,47 +1,62 @@
-"""Scores of pairs of positions: laid out from a number per distance, and shared out into attention."""
+"""Scores of pairs of positions: laid out from a number per distance, normalised into attention, and attended with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
 # A mask of numbers hides a key from here down: there exp gives 0 in float64 too (it ends at -745), with room for logits
 # that stand above; bfloat16 holds the usual -1e4 as -9984.
 HIDDEN = -1e3
 
+_ROWS = 64  # so many rows of a gradient at a time stay in the cache of a CPU
 
-def toeplitz(line: Tensor, query_length: int, rows: Tensor | None = None) -> Tensor:
+
+def toeplitz(line: Tensor, query_length: int) -> Tensor:
     """Lay a line of numbers out so that every diagonal of the matrix holds one of them.
 
-        M_ij = line[j - i + q - 1] rows[i]
+        M_ij = line[j - i + q - 1]
 
     Args:
         line: (heads or 1, q + k - 1), the distance furthest in the past first.
         query_length: q.
-        rows: What each row is multiplied by, (heads or 1, q); None: nothing.
 
     Returns:
         (heads or 1, q, k).
     """
-    if rows is not None:
-        heads = max(len(line), len(rows))
-        line, rows = line.expand(heads, -1), rows.expand(heads, -1)
     if torch.compiler.is_compiling():
-        matrix = _tiled(line, query_length)
-        return matrix if rows is None else matrix * rows[..., None]
-    result: Tensor = _Toeplitz.apply(line, rows, query_length)  # type: ignore[no-untyped-call]
+        return _tiled(line, query_length)
+    result: Tensor = _Toeplitz.apply(line, query_length)  # type: ignore[no-untyped-call]
     return result
 
 
+def diagonal_sums(matrix: Tensor) -> Tensor:
+    """Sum along the diagonals, which `toeplitz` fills: its gradient.
+
+    Args:
+        matrix: (..., q, k).
+
+    Returns:
+        (..., q + k - 1), the diagonal furthest in the past first.
+    """
+    queries, keys = matrix.shape[-2:]
+    width = queries + keys - 1
+    # laid out in rows one longer than they are read back in, rows shift by one each: diagonals are columns
+    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], -1)
+    return rows.narrow(-1, 0, queries * width).reshape(*matrix.shape[:-2], queries, width).sum(-2)
+
+
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
-    """Share attention out among the keys that are there; a query that sees none gets zeros, never NaN.
+    """Normalise attention over the keys that are visible; a query that sees none gets zeros, never NaN.
 
     Args:
         logits: (..., query, key).
-        visible: Broadcastable to it, True where a query sees a key; None: it sees all.
+        visible: Broadcastable to it, True where a query sees a key; None: it sees all but those of -inf.
 
     Returns:
         (..., query, key).
@@ -52,88 +67,90 @@ def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
     return torch.where(blind, 0, torch.where(blind, 0, logits).softmax(-1))
 
 
-def mirrored(line: Tensor, query_length: int) -> Tensor:
-    """Read a line of numbers as `toeplitz` lays it out, the last query first: then nothing is copied.
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, scale: float | None
+) -> Tensor:
+    """Return PyTorch's ``scaled_dot_product_attention``, also where its kernels have no derivative.
 
     Args:
-        line: (heads or 1, q + k - 1).
-        query_length: q.
+        query: (batch, heads, q, d).
+        key: (batch, heads, k, d).
+        value: (batch, heads, k, d_v).
+        mask: Booleans, True where a query sees a key, or floats that are added; broadcastable to (batch, heads, q, k).
+        dropout_p: Share of attention weights left out.
+        scale: What the scores are multiplied by; None: 1 / sqrt(d).
 
     Returns:
-        (heads or 1, q, k), a view: do not write into it.
+        (batch, heads, q, d_v).
     """
-    return line.unfold(-1, line.shape[-1] - query_length + 1, 1)
+    while mask is not None and mask.ndim < 4:
+        mask = mask[None]
+    given = (query, key, value) if mask is None else (query, key, value, mask)
+    if not torch.compiler.is_compiling() and transformed(*given):
+        return dropout(attention_weights(query, key, mask, scale), dropout_p) @ value
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale)
 
 
-def laid_out(line: Tensor, query_length: int, rows: Tensor | None = None) -> Tensor:
-    """Do what `toeplitz` does, without a gradient of its own.
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    """Return the attention that `attend` averages the values with.
 
     Args:
-        line: (heads or 1, q + k - 1).
-        query_length: q.
-        rows: (heads or 1, q); None: nothing.
+        query: As for `attend`, and so the rest.
+        key: See there.
+        mask: See there.
+        scale: See there.
 
     Returns:
-        (heads or 1, q, k), nobody else's.
+        (batch, heads, q, k); zeros for a query that sees nothing.
     """
-    matrix = mirrored(line, query_length).flip(-2)
-    return matrix if rows is None else matrix.mul_(rows[..., None])
+    logits = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale) @ key.mT
+    if mask is None or mask.dtype == torch.bool:
+        return masked_softmax(logits, mask)
+    return masked_softmax(logits + mask, None)
 
 
-def fold(gradient: Tensor, line: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of what `toeplitz` laid out, from that of the matrix or of some of its rows.
+def transformed(*tensors: Tensor) -> bool:
+    """Return whether a tensor is more than its numbers: inside `torch.func`, or with a forward-mode tangent.
 
     Args:
-        gradient: (heads, q, k).
-        line: (heads, q + k - 1), what those rows read of the line.
-        rows: (heads, q); None: nothing.
+        *tensors: Any tensors.
 
     Returns:
-        For the line, (heads, q + k - 1), and for the rows, (heads, q), or None.
+        Whether that is so for one of them.
     """
-    if rows is None:
-        return _diagonal_sums(gradient), None
-    return _diagonal_sums(gradient * rows[..., None]), (gradient * laid_out(line, gradient.shape[1])).sum(-1)
-
-
-def blocks(queries: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Part a matrix into blocks of rows; on a CPU small enough to stay in its cache.
-
-    Args:
-        queries: q.
-        keys: k.
-        device: Where the matrix is.
-
-    Yields:
-        Which rows, and which part of the line of `toeplitz` they read.
-    """
-    step = 64 if device.type == "cpu" else 512
-    for first in range(0, queries, step):
-        stop = min(first + step, queries)
-        yield slice(first, stop), slice(queries - stop, queries - first + keys - 1)
+    for each in tensors:
+        _, tangent = forward_ad.unpack_dual(each)  # type: ignore[no-untyped-call]
+        if tangent is not None or torch.func.debug_unwrap(each) is not each:
+            return True
+    return False
 
 
 class _Toeplitz(torch.autograd.Function):
-    """`toeplitz` in one pass each way; backward neither keeps nor makes anything of the matrix's size."""
+    """`toeplitz` by a view and one copy; backward sums block by block, which autograd's own does not."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(line: Tensor, rows: Tensor | None, query_length: int) -> Tensor:
-        return laid_out(line, query_length, rows)
+    def forward(line: Tensor, query_length: int) -> Tensor:
+        return line.unfold(-1, line.shape[-1] - query_length + 1, 1).flip(-2)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.query_length = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        line, rows = ctx.saved_tensors
-        for_line = torch.zeros_like(line)
-        for_rows: list[Tensor] = []
-        for part, window in blocks(gradient.shape[1], gradient.shape[2], gradient.device):
-            line_sums, row_sums = fold(gradient[:, part], line[:, window], None if rows is None else rows[:, part])
-            for_line[:, window] += line_sums
-            for_rows += [] if row_sums is None else [row_sums]
-        return for_line, torch.cat(for_rows, -1) if for_rows else None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        queries, total = ctx.query_length, None
+        for first in range(0, queries, _ROWS):
+            stop = min(first + _ROWS, queries)
+            sums = pad(diagonal_sums(gradient.narrow(-2, first, stop - first)), (queries - stop, first))
+            total = sums if total is None else total + sums
+        assert total is not None
+        return total, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return toeplitz(tangent, ctx.query_length)
 
 
 def _tiled(line: Tensor, query_length: int) -> Tensor:
@@ -145,13 +162,3 @@ def _tiled(line: Tensor, query_length: int) -> Tensor:
     tiles = line[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
     rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
     return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]
-
-
-def _diagonal_sums(block: Tensor) -> Tensor:
-    """(heads, q, k) -> (heads, q + k - 1), the diagonal furthest in the past first."""
-    heads, rows, keys = block.shape
-    width = rows + keys - 1
-    # laid out every width - 1 elements and read back every width, the rows shift by one each: diagonals are columns
-    sheared = block.new_zeros(heads, rows * width)
-    sheared.as_strided(block.shape, (rows * width, max(width - 1, 1), 1), rows - 1).copy_(block)
-    return sheared.view(heads, rows, width).sum(1)

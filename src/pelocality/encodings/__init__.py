@@ -3,10 +3,11 @@
 ``encoding(n)`` is the bias (heads, n, n) that attention adds to its logits, ``encoding.weights(n)`` the attention it
 stands for, ``encoding.relative(n)`` its value at every distance. `AttenuatedEncoding` is the paper's instrument,
 `DistanceTable` the free form that is learned, and the rest are baselines with published formulas. For one of your own,
-write `RelativeEncoding.at`.
+write `RelativeEncoding.at`. `biased_attention` is PyTorch's attention function with any of them.
 """
 
 from pelocality.encodings.alibi import ALiBi
+from pelocality.encodings.attention import biased_attention
 from pelocality.encodings.attenuated import AttenuatedEncoding
 from pelocality.encodings.buckets import T5Buckets
 from pelocality.encodings.kerple import KERPLE
@@ -26,4 +27,5 @@ __all__ = [
     "RelativeEncoding",
     "SinusoidalEncoding",
     "T5Buckets",
+    "biased_attention",
 ]

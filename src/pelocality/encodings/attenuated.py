@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pelocality.checks import count
 from pelocality.encodings.checks import PerHead, per_head, positive
-from pelocality.encodings.relative import RelativeEncoding, ScoreModification
+from pelocality.encodings.relative import RelativeEncoding, ScoreModification, unchanged
 from pelocality.scores import masked_softmax, toeplitz
 
 Form = Literal["weights", "logits"]
@@ -130,8 +130,8 @@ class AttenuatedEncoding(RelativeEncoding):
         return held.to(self.working_dtype)
 
     @property
-    def shares_out(self) -> bool:  # noqa: D102
-        return self.form == "weights"
+    def distance_alone(self) -> bool:  # noqa: D102
+        return self.form == "logits" and unchanged(self, "bias", AttenuatedEncoding)
 
     @property
     def future_only(self) -> str | None:  # noqa: D102
@@ -155,36 +155,19 @@ class AttenuatedEncoding(RelativeEncoding):
         return (self._scale().view(trailing) * kernel).clamp(-most, most) if self.form == "logits" else kernel
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
+        kernel = super().bias(query_length, key_length, mask)
         if self.form == "logits":
-            return self._kernel(query_length, key_length, mask)
-        if mask is not None:
-            kernel = self._kernel(query_length, key_length, mask)
-            bias = self._scale().view(-1, 1, 1) * masked_softmax(kernel, mask)
-            return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
-        # e and its row sums come from the line of distances: one pass over (heads, n, n) where a softmax takes several
-        e, rows = self._shares(query_length, key_length)
-        bias = toeplitz(e, query_length, rows)
-        if not self.causal:
-            return bias
-        future = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
-        return bias.masked_fill(future, -torch.inf)
-
-    def factors(  # noqa: D102
-        self, query_length: int, key_length: int, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        if self.form == "logits":
-            return self._line(query_length, key_length), None
-        if self.causal or mask is not None:
-            return None
-        return self._shares(query_length, key_length)
+            return kernel
+        bias = self._scale().view(-1, 1, 1) * masked_softmax(kernel, mask)
+        return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
 
     def _shares(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
         """Return e at all distances, and what those of each query are multiplied by."""
-        e = self._line(query_length, key_length).exp()
+        e = self.by_distance(query_length, key_length).exp()
         return e, self._scale()[:, None] / _row_sums(e, query_length)
 
     def _kernel(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
-        return toeplitz(self._line(query_length, key_length), query_length)
+        return toeplitz(self.by_distance(query_length, key_length), query_length)
 
     def relative(self, n: int) -> Tensor:
         """Return log e at every distance, of which delta, `weights`, is the softmax; in the logits form times scale.

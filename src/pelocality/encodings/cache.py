@@ -1,142 +1,110 @@
-"""Biases that never change, kept: built once per length, dtype and device, shared by equal encodings, bounded."""
+"""The last bias of an encoding that learns nothing, kept until anything that it was made of changes."""
 
 from __future__ import annotations
 
-import pickle
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+
+from pelocality.scores import transformed
+
+# What torch keeps in every module; ``training`` is left, for a bias may depend on it.
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training"}
 
 
-class _Entry:
-    """A bias and the version it was stored with."""
+class _Entry(NamedTuple):
+    """A bias, what it was made of, and its version, which changes when somebody writes into it."""
 
-    __slots__ = ("__weakref__", "bias", "version")
-
-    def __init__(self, bias: Tensor) -> None:
-        self.bias = bias
-        self.version = bias._version
-
-    @property
-    def intact(self) -> bool:
-        """Whether nobody has written into the bias since."""
-        return self.bias._version == self.version
-
-    @property
-    def nbytes(self) -> int:
-        return self.bias.untyped_storage().nbytes()
-
-
-# Copies of one encoding, one a layer, hold the same bias: it lives as long as any of their caches holds it.
-_SHARED: WeakValueDictionary[Hashable, _Entry] = WeakValueDictionary()
-_LOCK = threading.RLock()  # DataParallel calls replicas, which share a cache, from several threads
+    content: Hashable
+    request: Hashable
+    bias: Tensor
+    version: int
 
 
 class BiasCache:
-    """The most recently used biases of one encoding, up to a number of bytes; the newest always stays.
+    """The last bias of an encoding; copies of the encoding, one a layer, share it while they are equal.
 
-    Args:
-        limit: Bytes that the biases of this encoding may take together; one that is larger alone is kept alone.
+    At every call everything that the bias depends on is read and compared: class, attributes and buffers of the
+    encoding and of every module in it. Only an encoding made of nothing but constants and buffers has its bias kept.
     """
 
-    def __init__(self, limit: int = 256 * 2**20) -> None:
-        self.limit = limit
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+    def __init__(self) -> None:
+        self._shared: list[_Entry | None] = [None]
+        self._read: dict[str, tuple[Tensor, Hashable, Hashable]] = {}
 
-    def get(self, key: Hashable, build: Callable[[], Tensor]) -> Tensor:
-        """Return the bias of that key, built where no equal encoding holds it.
+    def get(self, encoding: nn.Module, request: Hashable, build: Callable[[], Tensor]) -> Tensor:
+        """Return the bias of an encoding, built where the last one was another.
 
         Args:
-            key: Everything that the bias depends on.
+            encoding: The encoding.
+            request: What the bias depends on beside the encoding: lengths, dtype and device.
             build: Makes it.
 
         Returns:
-            The bias. It is shared: do not write into it (if somebody does, it is built anew for the next).
+            The bias. Do not write into it (if somebody does, it is built anew for the next).
         """
-        with _LOCK:
-            entry = self._entries.get(key) or _SHARED.get(key)
-            if entry is None or not entry.intact:
-                # outside inference mode: a bias first needed in evaluation must serve training too
-                with torch.inference_mode(False), torch.no_grad():
-                    entry = _Entry(build())
-                _SHARED[key] = entry
-            self._entries[key] = entry
-            self._entries.move_to_end(key)
-            total = sum(kept.nbytes for kept in self._entries.values())
-            while total > self.limit and len(self._entries) > 1:
-                total -= self._entries.popitem(last=False)[1].nbytes
+        content = self._content(encoding)
+        if content is None:
+            return build()
+        entry = self._shared[0]  # read once, for DataParallel calls replicas from several threads
+        if entry is not None and entry.content != content:
+            self._shared, entry = [None], None  # no longer equal to its copies, which keep what they had
+        if entry is not None and entry.request == request and entry.bias._version == entry.version:
             return entry.bias
+        # outside inference mode, for a bias first needed in evaluation must serve training too
+        with torch.inference_mode(False), torch.enable_grad():
+            bias = build()
+        if bias.requires_grad or type(bias) is not Tensor or transformed(bias):
+            return build()  # it depends on more than the encoding holds
+        self._shared[0] = _Entry(content, request, bias, bias._version)
+        return bias
 
-    def clear(self) -> None:
-        """Let go of every bias."""
-        self._entries.clear()
+    def _content(self, encoding: nn.Module) -> Hashable | None:
+        """Return what a bias is made of, or None where it cannot be told by comparing constants and buffers."""
+        found: list[Hashable] = []
+        for name, module in encoding.named_modules():
+            attributes = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+            attributes.pop("_cache", None)
+            learned = any(parameter is not None for parameter in module._parameters.values())
+            if learned or not all(map(_is_constant, attributes.values())):
+                return None
+            found.append((name, type(module), tuple(attributes.items())))
+            for key, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad:
+                    return None
+                if transformed(buffer, buffer.detach()):  # the second: inside `torch.func`, which wraps what is made
+                    return None
+                found.append((key, self._numbers(f"{name}.{key}", buffer)))
+        return tuple(found)
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def _numbers(self, name: str, buffer: Tensor) -> Hashable:
+        """Return a buffer's content; on an accelerator, where reading waits, read when torch notes a write to it."""
+        if buffer.device.type == "cpu":
+            return _bytes(buffer)
+        version = None if buffer.is_inference() else buffer._version, buffer.data_ptr()
+        known = self._read.get(name)
+        if known is None or known[0] is not buffer or known[1] != version:
+            known = self._read[name] = buffer, version, _bytes(buffer)
+        return known[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BiasCache:
-        return BiasCache(self.limit)
+        copied = BiasCache()
+        copied._shared = self._shared
+        return copied
 
-    def __reduce__(self) -> tuple[type[BiasCache], tuple[int]]:
-        return BiasCache, (self.limit,)
-
-
-# What torch keeps in every module; ``training`` is left, for a bias may depend on it.
-_TORCHS_OWN = frozenset(nn.Module().__dict__) - {"training"}
-
-# What buffers on an accelerator held when they were last read: reading them again would wait for the device.
-_READ = WeakIdKeyDictionary()
+    def __reduce__(self) -> tuple[type[BiasCache], tuple[()]]:
+        return BiasCache, ()
 
 
-def fingerprint(encoding: nn.Module) -> Hashable | None:
-    """Return everything but length, dtype and device that the bias of an encoding depends on, by content.
-
-    That is the class, the attributes and the buffers of the encoding and of every module inside it.
-
-    Args:
-        encoding: The encoding.
-
-    Returns:
-        A key, equal where the biases are; None where nothing can be promised, so that the bias must be built: with a
-        parameter, with a tensor that is an attribute (which is where DataParallel and FSDP put parameters), with an
-        attribute that cannot be pickled, and on the meta device.
-    """
-    modules = list(encoding.named_modules())
-    for _, module in modules:
-        learned = any(parameter is not None for parameter in module._parameters.values())
-        if learned or any(isinstance(value, Tensor) for value in module.__dict__.values()):
-            return None
-        if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
-            return None
-    try:
-        return tuple((name, type(module), _attributes(module), _buffers(module)) for name, module in modules)
-    except Exception:  # pickle raises whatever an attribute raises
-        return None
-
-
-def _attributes(module: nn.Module) -> bytes:
-    return pickle.dumps({name: value for name, value in module.__dict__.items() if name not in _TORCHS_OWN})
-
-
-def _buffers(module: nn.Module) -> tuple[Hashable, ...]:
-    return tuple((name, _content(buffer)) for name, buffer in module._buffers.items() if buffer is not None)
-
-
-def _content(buffer: Tensor) -> Hashable:
-    if buffer.device.type == "cpu":
-        return _bytes(buffer)
-    version = None if buffer.is_inference() else buffer._version, buffer.data_ptr()
-    known = _READ.get(buffer)  # type: ignore[no-untyped-call]
-    if known is None or known[0] != version:
-        known = _READ[buffer] = version, _bytes(buffer)
-    content: Hashable = known[1]
-    return content
+def _is_constant(value: object) -> bool:
+    """Return whether a value can only be replaced and not change."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (str, int, float, torch.dtype, torch.device))
 
 
 def _bytes(buffer: Tensor) -> Hashable:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.checks import count, flag
-from pelocality.encodings.cache import BiasCache, fingerprint
+from pelocality.encodings.cache import BiasCache
 from pelocality.encodings.checks import plain
 from pelocality.scores import masked_softmax
 
@@ -40,7 +40,7 @@ class Encoding(nn.Module, ABC):
         super().__init__()
         self.heads = count("heads", heads)
         self.causal = flag("causal", causal)
-        self.cache = BiasCache()
+        self._cache = BiasCache()
         self._like: Tensor
         # holds nothing but the dtype and device that the module was moved to
         self.register_buffer("_like", torch.empty(0), persistent=False)
@@ -103,22 +103,6 @@ class Encoding(nn.Module, ABC):
         """
         return self._every_head(self.distinct(query_length, key_length, mask=mask, dtype=dtype))
 
-    def factors(self, query_length: int, key_length: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
-        """Return the few numbers that the whole bias is made of, where it is a number per distance and one per query.
-
-            bias_ij = line[j - i + q - 1] rows[i]
-
-        Args:
-            query_length: q.
-            key_length: k >= q.
-            mask: As for `bias`.
-
-        Returns:
-            The line, (heads or 1, q + k - 1), and the rows, (heads or 1, q), or None for 1; in `working_dtype`. None
-            in all where the bias is made of more. A subclass that overrides `bias` and not this is taken to have none.
-        """
-        return None
-
     def weights(self, n: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the attention that the encoding stands for: what its bias gives where content says nothing.
 
@@ -137,7 +121,7 @@ class Encoding(nn.Module, ABC):
             ValueError: A length below 1, or a mask that does not fit.
         """
         visible = self._visible(mask, count("n", n), n)
-        return self._every_head(masked_softmax(self._kernel(n, n, visible), visible))
+        return self._every_head(masked_softmax(self._kernel(n, n, visible).to(self.working_dtype), visible))
 
     def relative(self, n: int) -> Tensor:
         """Return the bias at every distance, of which `weights` are the softmax, where distance alone decides.
@@ -247,12 +231,44 @@ class Encoding(nn.Module, ABC):
         visible = self._visible(mask, queries, keys)
         if not self.shares_out:
             visible = None
+
+        def build() -> Tensor:
+            return cast(self.bias(queries, keys, visible).to(self.working_dtype), dtype)
+
         # a mask may change from call to call; a compiler folds what is fixed by itself
-        identity = None if visible is not None or torch.compiler.is_compiling() else fingerprint(self)
-        if identity is None:
-            return cast(self.bias(queries, keys, visible), dtype)
-        key = (identity, queries, keys, dtype, self._like.device)
-        return self.cache.get(key, lambda: cast(self.bias(queries, keys, None), dtype))
+        if visible is not None or torch.compiler.is_compiling():
+            return build()
+        return self._cache.get(self, (queries, keys, dtype, self._like.device), build)
+
+    def additive_mask(
+        self,
+        query_length: int,
+        key_length: int,
+        *,
+        mask: Tensor | None,
+        dtype: torch.dtype,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Return what attention adds to its logits: the bias, and -inf where a key is hidden.
+
+        Args:
+            query_length: q.
+            key_length: k >= q.
+            mask: (batch or 1, heads or 1, query or 1, key) of booleans, True where a query sees a key; None: it sees
+                all.
+            dtype: Of the logits.
+            added: What is added to them beside the bias, of the same shape.
+
+        Returns:
+            (heads or 1, query, key), or (batch or 1, heads or 1, query, key) with a mask. Rounded last, so that in half
+            precision the largest bias that a query sees is exact.
+        """
+        if mask is None and added is None:
+            return self.distinct(query_length, key_length, dtype=dtype)
+        exact = torch.promote_types(dtype, self.working_dtype)
+        bias = self.distinct(query_length, key_length, mask=mask, dtype=exact)
+        bias = bias if added is None else bias + added
+        return cast(bias if mask is None else torch.where(mask, bias, -torch.inf), dtype)
 
     def _every_head(self, scores: Tensor) -> Tensor:
         return scores.expand(*scores.shape[:-3], max(self.heads, scores.shape[-3]), -1, -1)
@@ -273,7 +289,7 @@ class Encoding(nn.Module, ABC):
             after = self._buffers[name]
             if after is not None and after.dtype in _HALF:  # numbers keep their precision, the finished bias is cast
                 self._buffers[name] = before.to(after.device)
-        self.cache.clear()
+        self._cache = BiasCache()
         return self
 
 
@@ -309,18 +325,23 @@ def _read(value: Any) -> Any:
 
 
 def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round a finished bias.
+    """Round a finished bias, so that its softmax is that of the exact one.
 
     Args:
-        bias: In `working_dtype`.
+        bias: (..., query, key), in `working_dtype`.
         dtype: Of the model.
 
     Returns:
-        The bias in that precision, with nothing masked that was not.
+        The bias in that precision, with nothing masked that was not. Where it is coarser and the largest bias of a row
+        so far from 0 that neighbouring numbers there differ by more than 1/16, the row is shifted to have 0 as its
+        largest: a softmax does not see that, and what is far below is rounded instead.
     """
-    if dtype == torch.float16:  # far keys share the smallest number it has; -inf would say they are masked
-        low = torch.finfo(dtype).min
-        bias = torch.where((bias < low) & (bias != -torch.inf), low, bias)
+    narrow = torch.finfo(dtype)
+    if narrow.eps > torch.finfo(bias.dtype).eps:
+        largest = bias.detach().amax(-1, keepdim=True)
+        far = (largest.abs() * narrow.eps > 1 / 16) & (largest != -torch.inf)
+        bias = bias - torch.where(far, largest, 0)
+        bias = torch.where(bias == -torch.inf, bias, bias.clamp(min=narrow.min))
     return bias.to(dtype)
 
 

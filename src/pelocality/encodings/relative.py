@@ -48,19 +48,19 @@ class RelativeEncoding(Encoding):
         """
 
     @property
+    def distance_alone(self) -> bool:
+        """Whether the bias is `at` of the distance and nothing else, which a subclass may have changed."""
+        return unchanged(self, "bias", RelativeEncoding)
+
+    @property
     def shares_out(self) -> bool:  # noqa: D102
-        return type(self).bias is not RelativeEncoding.bias
+        return not self.distance_alone
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
-        return toeplitz(self._line(query_length, key_length), query_length)
-
-    def factors(  # noqa: D102
-        self, query_length: int, key_length: int, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        return self._line(query_length, key_length), None
+        return toeplitz(self.by_distance(query_length, key_length), query_length)
 
     def relative(self, n: int) -> Tensor:  # noqa: D102
-        return self._line(count("n", n), n).expand(self.heads, -1)
+        return self.by_distance(count("n", n), n).expand(self.heads, -1)
 
     def profile(self, n: int) -> Tensor:
         """Return what a query far from both ends has added to its logits at every distance.
@@ -96,7 +96,7 @@ class RelativeEncoding(Encoding):
         keys = query_length if key_length is None else key_length
         if count("key_length", keys) < count("query_length", query_length):
             raise ValueError(f"key_length must be at least query_length, got {keys} keys for {query_length} queries")
-        line = self._line(query_length, keys)
+        line = self.by_distance(query_length, keys)
         shared = len(line) == 1
 
         def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -104,8 +104,30 @@ class RelativeEncoding(Encoding):
 
         return modify
 
-    def _line(self, query_length: int, key_length: int) -> Tensor:
-        """The bias at k = -(key_length - 1)..query_length - 1, all distances the two have, (heads or 1, q + k - 1)."""
+    def by_distance(self, query_length: int, key_length: int) -> Tensor:
+        """Return `at`, and causality, at all distances that queries and keys have.
+
+        Args:
+            query_length: q.
+            key_length: k >= q.
+
+        Returns:
+            The numbers at distances -(k - 1)..q - 1, (heads or 1, q + k - 1), in `working_dtype`.
+        """
         distance = torch.arange(1 - key_length, query_length, device=self._like.device).to(self.working_dtype)
-        line = self.at(distance)
+        line = self.at(distance).to(self.working_dtype)
         return torch.where(distance > 0, -torch.inf, line) if self.causal else line
+
+
+def unchanged(encoding: Encoding, name: str, kind: type) -> bool:
+    """Return whether a method of an encoding is that of a class, and not one of a subclass or of the object.
+
+    Args:
+        encoding: The encoding.
+        name: Of the method.
+        kind: The class.
+
+    Returns:
+        Whether it is.
+    """
+    return getattr(getattr(encoding, name), "__func__", None) is getattr(kind, name)

@@ -1,4 +1,4 @@
-"""When a bias may be kept and when it must be built anew: what is learned, what was written to, what holds others."""
+"""The cache of biases: when the last one may be kept and when it must be built anew."""
 
 import copy
 import pickle
@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from pelocality.encodings import (
     KERPLE,
@@ -13,8 +14,10 @@ from pelocality.encodings import (
     AttenuatedEncoding,
     DistanceTable,
     Encoding,
+    FixedWindow,
     NoEncoding,
     RelativeEncoding,
+    SinusoidalEncoding,
     T5Buckets,
 )
 
@@ -24,6 +27,110 @@ LEARNED = [
     lambda: T5Buckets(2),
     lambda: KERPLE(2),
 ]
+FIXED = [
+    lambda: AttenuatedEncoding(3),
+    lambda: AttenuatedEncoding(3, [0.1, 0.5, 2.0], [0.3, 1, 3], learnable=[], scale=[1, 2, 3]),
+    lambda: AttenuatedEncoding(3, decay=0.05, form="logits"),
+    lambda: ALiBi(3),
+    lambda: FixedWindow(3, width=2),
+    lambda: SinusoidalEncoding(3),
+    lambda: NoEncoding(3),
+    lambda: DistanceTable(3, length=4, learnable=False),
+]
+
+
+def bias_of_two(encoding, *request, **options):
+    """Whether two calls get one tensor."""
+    return encoding(*request, **options).data_ptr() == encoding(*request, **options).data_ptr()
+
+
+@pytest.mark.parametrize("make", FIXED)
+def test_a_fixed_bias_is_built_once_while_length_and_dtype_stay(make):
+    encoding = make()
+    assert bias_of_two(encoding, 6)
+    first = encoding(6)
+    assert encoding(6, 7).shape == (3, 6, 7)
+    assert encoding(6, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert bias_of_two(encoding, 6, dtype=torch.bfloat16)
+    again = encoding(6)
+    assert again.data_ptr() != first.data_ptr()  # one is kept, the last
+    assert torch.equal(again, first)
+
+
+def test_equal_encodings_share_their_bias_and_others_do_not():
+    one = ALiBi(heads=3)
+    layers = [copy.deepcopy(one) for _ in range(3)]
+    assert len({layer(6).data_ptr() for layer in (one, *layers)}) == 1
+    assert ALiBi(heads=3, causal=True)(6).data_ptr() != one(6).data_ptr()
+    assert ALiBi(heads=3, slopes=1.0)(6).data_ptr() != one(6).data_ptr()
+
+
+def test_writing_into_a_bias_does_not_reach_the_next_user():
+    encoding = ALiBi(heads=3)
+    right = encoding(6).clone()
+    encoding(6)[0, 0, 0] = 7.0
+    assert torch.equal(encoding(6), right)
+
+
+@pytest.mark.parametrize("change", ["load", "attribute", "buffer", "move"])
+def test_a_changed_encoding_has_a_changed_bias(change):
+    encoding = FixedWindow(width=1) if change == "attribute" else AttenuatedEncoding(decay=0.5)
+    before = encoding(6).clone()
+    if change == "load":
+        encoding.load_state_dict(AttenuatedEncoding(decay=0.1).state_dict())
+    elif change == "attribute":
+        encoding.width = 2
+    elif change == "buffer":
+        encoding.fixed_decay.mul_(0.5)
+    else:
+        encoding.double()
+    after = encoding(6)
+    assert after.dtype == torch.float64 if change == "move" else not torch.equal(after, before)
+
+
+def test_a_bias_first_needed_in_inference_mode_serves_training():
+    encoding = ALiBi(heads=2, slopes=0.77)
+    with torch.inference_mode():
+        encoding(6)
+    q = torch.randn(1, 2, 6, 4, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=encoding(6)[None]).sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_copies_that_came_apart_each_keep_their_own_bias():
+    one = ALiBi(2)
+    two, three = copy.deepcopy(one), copy.deepcopy(one)
+    shared = one(6)
+    two.fixed_slopes.mul_(2)
+    assert torch.equal(two(6), 2 * shared)
+    assert two(6).data_ptr() == two(6).data_ptr()
+    assert one(6).data_ptr() == three(6).data_ptr() == shared.data_ptr()
+
+
+def test_a_derivative_with_respect_to_a_fixed_number_is_not_lost():
+    encoding = ALiBi(1, slopes=0.5)
+    encoding(4)
+
+    def total(slopes):
+        return torch.func.functional_call(encoding, {"fixed_slopes": slopes}, (4,)).sum()
+
+    slopes, expected = torch.tensor([0.5]), -20.0
+    assert torch.autograd.grad(total(slopes.requires_grad_()), slopes)[0].item() == expected
+    slopes = slopes.detach()
+    assert torch.func.grad(total)(slopes).item() == expected
+    assert torch.func.jacfwd(total)(slopes).item() == expected
+    assert torch.func.vmap(torch.func.grad(total))(slopes.repeat(3, 1)).tolist() == [[expected]] * 3
+    with forward_ad.dual_level():
+        dual = total(forward_ad.make_dual(slopes, torch.ones(1)))
+        assert forward_ad.unpack_dual(dual).tangent.item() == expected
+    assert torch.equal(encoding(4), ALiBi(1, slopes=0.5)(4))
+
+
+def test_a_fixed_bias_first_needed_inside_a_transform_is_usable_after_it():
+    encoding, x = ALiBi(1, slopes=0.25), torch.randn(4)
+    torch.func.grad(lambda x: (encoding(4)[0] * x).sum())(x)
+    torch.func.vmap(lambda x: (encoding(4)[0] * x).sum())(x[None])
+    assert torch.equal(encoding(4), ALiBi(1, slopes=0.25)(4))
 
 
 def replica(module):
@@ -141,7 +248,7 @@ def test_encodings_that_hold_others_do_not_share_a_bias_unless_those_are_equal()
     assert torch.equal(3 * one(4), two(4))
     assert copy.deepcopy(one)(4).data_ptr() == one(4).data_ptr()
     two.second.values.data.copy_(one.second.values)
-    assert two(4).data_ptr() == one(4).data_ptr()
+    assert torch.equal(two(4), one(4))
     learned = Pair(NoEncoding(), DistanceTable(1, 2))
     learned(4).sum().backward()
     assert learned.second.values.grad.any()
