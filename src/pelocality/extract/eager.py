@@ -323,7 +323,7 @@ def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     if layers is None:
         return tuple(range(depth))
     if not isinstance(layers, Sequence):
-        raise TypeError(f"layers must be a list of indices, got {layers!r}; for one layer pass [{layers!r}]")
+        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
     if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
         raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
     return tuple(i % depth for i in layers)
