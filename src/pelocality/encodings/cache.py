@@ -45,7 +45,10 @@ class BiasCache:
         Returns:
             The bias. Do not write into it (if somebody does, it is built anew for the next).
         """
-        content = self._content(encoding)
+        try:
+            content = self._content(encoding)
+        except RuntimeError:  # inside `torch.func` there is no reading numbers
+            content = None
         if content is None:
             return build()
         entry = self._shared[0]  # read once, for DataParallel calls replicas from several threads
@@ -74,9 +77,7 @@ class BiasCache:
             for key, buffer in module._buffers.items():
                 if buffer is None:
                     continue
-                if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad:
-                    return None
-                if transformed(buffer, buffer.detach()):  # the second: inside `torch.func`, which wraps what is made
+                if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad or transformed(buffer):
                     return None
                 found.append((key, self._numbers(f"{name}.{key}", buffer)))
         return tuple(found)
@@ -108,5 +109,7 @@ def _is_constant(value: object) -> bool:
 
 
 def _bytes(buffer: Tensor) -> Hashable:
-    flat = buffer.detach().cpu().reshape(-1).view(torch.uint8)
-    return buffer.dtype, buffer.shape, flat.numpy().tobytes()
+    """Return what a buffer holds."""
+    readable = buffer.float() if buffer.dtype == torch.bfloat16 else buffer  # numpy has no bfloat16
+    array = readable.cpu().numpy()
+    return buffer.dtype, array.shape, array.tobytes()
