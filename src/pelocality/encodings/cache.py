@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +16,28 @@ from pelocality.scores import transformed
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training"}
 
 
-class _Entry(NamedTuple):
-    """A bias, what it was made of, and its version, which changes when somebody writes into it."""
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A bias, all that it was made of, and its version, which changes when somebody writes into it."""
 
-    content: Hashable
-    request: Hashable
+    key: Hashable
     bias: Tensor
     version: int
 
 
+# Equal encodings, one a layer, share their bias: it lives as long as it is the last one of any of them.
+_ENTRIES: WeakValueDictionary[Hashable, _Entry] = WeakValueDictionary()
+
+
 class BiasCache:
-    """The last bias of an encoding; copies of the encoding, one a layer, share it while they are equal.
+    """The last bias of an encoding.
 
     At every call everything that the bias depends on is read and compared: class, attributes and buffers of the
     encoding and of every module in it. Only an encoding made of nothing but constants and buffers has its bias kept.
     """
 
     def __init__(self) -> None:
-        self._shared: list[_Entry | None] = [None]
+        self._last: _Entry | None = None
         self._read: dict[str, tuple[Tensor, Hashable, Hashable]] = {}
 
     def get(self, encoding: nn.Module, request: Hashable, build: Callable[[], Tensor]) -> Tensor:
@@ -45,20 +51,25 @@ class BiasCache:
         Returns:
             The bias. Do not write into it (if somebody does, it is built anew for the next).
         """
-        content = self._content(encoding)
+        try:
+            content = self._content(encoding)
+        except RuntimeError:  # inside `torch.func` there is no reading numbers
+            content = None
         if content is None:
             return build()
-        entry = self._shared[0]  # read once, for DataParallel calls replicas from several threads
-        if entry is not None and entry.content != content:
-            self._shared, entry = [None], None  # no longer equal to its copies, which keep what they had
-        if entry is not None and entry.request == request and entry.bias._version == entry.version:
+        key = content, request
+        entry = self._last  # read once, for replicas of DataParallel share it and run in several threads
+        if entry is None or entry.key != key:
+            entry = _ENTRIES.get(key)
+        if entry is not None and entry.bias._version == entry.version:
+            self._last = entry
             return entry.bias
         # outside inference mode, for a bias first needed in evaluation must serve training too
         with torch.inference_mode(False), torch.enable_grad():
             bias = build()
         if bias.requires_grad or type(bias) is not Tensor or transformed(bias):
             return build()  # it depends on more than the encoding holds
-        self._shared[0] = _Entry(content, request, bias, bias._version)
+        self._last = _ENTRIES[key] = _Entry(key, bias, bias._version)
         return bias
 
     def _content(self, encoding: nn.Module) -> Hashable | None:
@@ -74,9 +85,7 @@ class BiasCache:
             for key, buffer in module._buffers.items():
                 if buffer is None:
                     continue
-                if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad:
-                    return None
-                if transformed(buffer, buffer.detach()):  # the second: inside `torch.func`, which wraps what is made
+                if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad or transformed(buffer):
                     return None
                 found.append((key, self._numbers(f"{name}.{key}", buffer)))
         return tuple(found)
@@ -92,9 +101,7 @@ class BiasCache:
         return known[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BiasCache:
-        copied = BiasCache()
-        copied._shared = self._shared
-        return copied
+        return BiasCache()
 
     def __reduce__(self) -> tuple[type[BiasCache], tuple[()]]:
         return BiasCache, ()
@@ -108,5 +115,7 @@ def _is_constant(value: object) -> bool:
 
 
 def _bytes(buffer: Tensor) -> Hashable:
-    flat = buffer.detach().cpu().reshape(-1).view(torch.uint8)
-    return buffer.dtype, buffer.shape, flat.numpy().tobytes()
+    """Return what a buffer holds."""
+    readable = buffer.float() if buffer.dtype == torch.bfloat16 else buffer  # numpy has no bfloat16
+    array = readable.cpu().numpy()
+    return buffer.dtype, array.shape, array.tobytes()

@@ -23,9 +23,9 @@ class Encoding(nn.Module, ABC):
 
         attention = softmax(q k^T / sqrt(d) + bias)
 
-    A subclass says what the bias is in `bias`; this class does the rest. A bias without parameters is built once per
-    length, dtype and device and then reused; with parameters it is built at every call, with gradients. Positions and
-    numbers are float32 at least, whatever the model's precision, and only the finished bias is cast.
+    A subclass says what the bias is in `bias`; this class does the rest. The last bias of an
+    encoding without parameters is kept and reused; with parameters it is built at every call, with gradients. Positions
+    and numbers are float32 at least, whatever the model's precision, and only the finished bias is cast.
 
     Args:
         heads: H. An encoding of one head serves a layer of many: all of them share it.
@@ -289,7 +289,6 @@ class Encoding(nn.Module, ABC):
             after = self._buffers[name]
             if after is not None and after.dtype in _HALF:  # numbers keep their precision, the finished bias is cast
                 self._buffers[name] = before.to(after.device)
-        self._cache = BiasCache()
         return self
 
 
