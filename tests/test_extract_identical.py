@@ -221,7 +221,6 @@ def test_one_position_is_enough():
         ({"length": 8, "tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with .*AutoTokenizer"),
         ({"length": 8, "tokenizer": 3, "special_tokens": True}, TypeError, "must be the model's tokenizer, got int"),
         ({"length": 8, "layers": [5]}, ValueError, r"indices into the model's 3 layers, got \[5\]"),
-        ({"length": 8, "layers": 0}, TypeError, r"layers must be a list of indices, such as \[0\], got 0"),
         ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"length": 8, "special_tokens": True}, ValueError, "special_tokens=True needs a tokenizer"),
         ({"length": 8, "words": ["cat"]}, ValueError, "'cat', which needs a tokenizer"),
