@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pelocality.metrics import rows
+from pelocality.metrics import _row_pass as rows
 
 
 def arguments(description: str) -> argparse.Namespace:

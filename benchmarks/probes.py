@@ -21,7 +21,7 @@ from pathlib import Path
 
 from nltk import Tree
 
-from pelocality.corpora import read_snli, read_trees
+from pelocality.corpora import Pair, Sentence, parse_bracketed, read_snli, read_trees
 from pelocality.probes import (
     constituency_shuffling,
     minimal_pairs,
@@ -29,7 +29,6 @@ from pelocality.probes import (
     semantic_role_swap,
     window_shuffling,
 )
-from pelocality.trees import Pair, Sentence, parse_bracketed
 
 NOUNS = ["sailor", "nun", "judge", "owl", "fox", "clerk", "poet", "baker"]
 VERBS = ["saw", "chased", "helped", "blamed", "painted"]

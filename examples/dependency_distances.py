@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from pelocality import plots
 from pelocality.corpora import read_conllu
-from pelocality.dependencies import dependency_distances
+from pelocality.evaluation.dependencies import dependency_distances
 
 
 def main() -> None:

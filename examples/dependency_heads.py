@@ -21,8 +21,8 @@ from transformers import AutoModel, AutoTokenizer, logging
 
 from pelocality import plots, position_share
 from pelocality.corpora import read_conllu, read_frames
-from pelocality.dependencies import compare_head_kinds, dependency_accuracy
-from pelocality.dependencies.result import DIRECTIONS
+from pelocality.evaluation.dependencies import compare_head_kinds, dependency_accuracy
+from pelocality.evaluation.dependencies.result import DIRECTIONS
 
 
 def batches(tokenizer, sentences, size=16):

@@ -23,7 +23,7 @@ from positions_in_training import pretrain, runs_parser
 from scipy import stats
 
 from pelocality import AttenuatedEncoding, measure
-from pelocality.intervals import mean_over_runs
+from pelocality.statistics import mean_over_runs
 
 DECAYS = (0.001, 0.01, 0.1, 1.0)
 SYMMETRIES = (0.25, 1.0, 4.0)

@@ -27,7 +27,7 @@ from runs import claim, last_complete_checkpoint
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from pelocality import direction_balance, measure, plots, positional_attention
-from pelocality.intervals import mean_over_runs
+from pelocality.statistics import mean_over_runs
 
 PRETRAIN = Path(__file__).with_name("pretrain_mlm.py")
 # glibc gives each large tensor back to the kernel and asks for it anew: half the time of a small model's step on a CPU

@@ -42,7 +42,7 @@ from transformers import (
 from transformers.modeling_outputs import MaskedLMOutput
 
 from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
-from pelocality.training import encoding_parameters
+from pelocality.models.callback import encoding_parameters
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

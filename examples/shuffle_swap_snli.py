@@ -34,14 +34,8 @@ from transformers import (
 from pelocality import locality, measure, positional_attention
 from pelocality.corpora import read_snli
 from pelocality.evaluation import evaluate, paper_table
-from pelocality.intervals import mean_over_groups
-from pelocality.probes import (
-    constituency_shuffling,
-    probe_info,
-    random_shuffling,
-    semantic_role_swap,
-    window_shuffling,
-)
+from pelocality.probes import constituency_shuffling, probe_info, random_shuffling, semantic_role_swap, window_shuffling
+from pelocality.statistics import mean_over_groups
 
 LABELS = ["entailment", "neutral", "contradiction"]
 SIZES = (3, 4, 5, 6)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from pelocality import metrics
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
-from pelocality.layers import PositionalSelfAttention
-from pelocality.training import encoding_parameters
+from pelocality.encodings.layers import PositionalSelfAttention
+from pelocality.models.callback import encoding_parameters
 
 LENGTH, WIDTH, HEADS, LAYERS = 64, 128, 4, 2
 PAD, MASK, UNKNOWN = 0, 1, 2

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pelocality.corpora import (
+    Sentence,
     SpacyParser,
     StanzaParser,
     plain_sentence,
@@ -19,7 +20,6 @@ from pelocality.corpora import (
     read_snli,
     read_trees,
 )
-from pelocality.trees import Sentence
 from tests.data import DATA, NEEDS_DATA, corpora
 
 TREES = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBZ naps)) (. .)))"

@@ -21,8 +21,8 @@ from pelocality.encodings import (
     SinusoidalEncoding,
     T5Buckets,
 )
-from pelocality.encodings.protocol import cast
-from pelocality.streaming import measure_relative
+from pelocality.encodings.base import cast
+from pelocality.metrics.streaming import measure_relative
 
 
 def filled(encoding):

@@ -11,19 +11,16 @@ import torch
 import transformers as hf
 from hypothesis import given, settings, strategies as st
 
-from pelocality.attachment import attach
 from pelocality.corpora import read_pairs, read_snli
 from pelocality.encodings import AttenuatedEncoding
-from pelocality.evaluation import (
-    evaluate,
-    paper_table,
-)
-from pelocality.evaluation.labels import right
+from pelocality.evaluation import evaluate, paper_table
+from pelocality.evaluation._labels import right
+from pelocality.models import attach
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
 from tests.data import corpora
 from tests.families import offloaded, same, state
 from tests.test_examples import run
-from tests.test_extract_words import byte_level, wordpiece
+from tests.test_models_words import byte_level, wordpiece
 
 THREE = ("entailment", "neutral", "contradiction")
 WORDS = ["cats", "river", "a", "dogsing", "42", "dog"]

@@ -7,14 +7,14 @@ import pytest
 import torch
 import transformers as hf
 
-from pelocality.attachment import attach
 from pelocality.corpora import read_pairs
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate_minimal_pairs, log_likelihood, pseudo_log_likelihood
+from pelocality.models import attach
 from pelocality.probes import minimal_pairs, random_shuffling
 from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows, shuffled
-from tests.test_extract_words import byte_level, wordpiece
+from tests.test_models_words import byte_level, wordpiece
 
 
 def masked_model(seed=0):

@@ -19,10 +19,9 @@ from pelocality import (
     semantic_role_swap,
     window_shuffling,
 )
-from pelocality.corpora import read_pairs
-from pelocality.dependencies import dependency_distances
+from pelocality.corpora import dependency_constituents, parse_bracketed, read_pairs
+from pelocality.evaluation.dependencies import dependency_distances
 from pelocality.probes import minimal_pairs
-from pelocality.trees import dependency_constituents, parse_bracketed
 from tests.data import EXAMPLES
 
 TREEBANKS = sorted(EXAMPLES.glob("*.conllu"))

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from pelocality import metrics
-from pelocality.accumulate import MeanOver
+from pelocality.metrics.accumulate import MeanOver
+from tests.names import METRICS
 from tests.test_metrics import causal_attention, random_attention
 
-FLOATS = [name for name in metrics.__all__ if name not in ("Measurement", "measure", "crop")]
+FLOATS = [name for name in METRICS if name not in ("measure", "crop")]
 
 
 def uniform(n, causal=False):

@@ -11,34 +11,23 @@ import pelocality
 
 SOURCE = Path(pelocality.__file__).parent
 
-# what each part may import of ours; a new part is entered here
-BELOW = {
-    "checks": set(),
+# what each room imports of the others, exactly; a new room or arrow is entered here
+ARROWS = {
+    "_checks": set(),
     "metrics": set(),
-    "tables": set(),
-    "trees": set(),
-    "architectures": set(),
-    "scores": set(),
-    "streaming": {"metrics", "tables"},
-    "accumulate": {"metrics"},
-    "plots": {"checks", "dependencies", "intervals", "metrics"},
-    "intervals": set(),
-    "attachment": {"_restore", "architectures", "encodings", "scores"},
-    "reflection": {"architectures", "extract"},
-    "dependencies": {"architectures", "checks", "extract", "intervals", "trees"},
-    "evaluation": {"architectures", "checks", "extract", "intervals"},
-    "encodings": {"checks", "metrics", "scores", "streaming", "tables"},
-    "layers": {"checks", "encodings", "scores"},
-    "training": {"architectures", "checks", "encodings", "extract", "metrics"},
-    "extract": {"_restore", "architectures", "checks", "metrics", "scores"},
-    "corpora": {"trees"},
-    "probes": {"checks", "trees"},
+    "encodings": {"_checks", "metrics"},
+    "models": {"_checks", "encodings", "metrics"},
+    "corpora": set(),
+    "probes": {"_checks", "corpora"},
+    "statistics": set(),
+    "evaluation": {"_checks", "corpora", "models", "statistics"},
+    "plots": {"_checks", "evaluation", "metrics", "statistics"},
 }
 
 
-def imports_of(part):
-    """The parts of ours that a part imports at any depth, type checking included."""
-    path = SOURCE / part
+def imports_of(room):
+    """The rooms that a room imports at any depth, type checking and lazy imports included."""
+    path = SOURCE / room
     files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
     found = set()
     for file in files:
@@ -49,17 +38,22 @@ def imports_of(part):
             elif isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name.split(".")[1] for name in names if name.startswith("pelocality.")}
-    return found - {part, "__version__"}
+    return found - {room, "__version__"}
 
 
-def parts():
-    files = (path for path in SOURCE.iterdir() if not path.name.startswith("_"))
-    return sorted(path.stem for path in files if path.suffix == ".py" or (path / "__init__.py").exists())
+def rooms():
+    paths = (path for path in SOURCE.iterdir() if not path.name.startswith("__"))
+    return sorted(path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists())
 
 
-@pytest.mark.parametrize("part", parts())
-def test_imports_point_down(part):
-    assert imports_of(part) <= BELOW[part]
+@pytest.mark.parametrize("room", rooms())
+def test_rooms_import_what_they_are_meant_to(room):
+    assert imports_of(room) == ARROWS[room]
+
+
+def test_arrows_between_rooms_point_down():
+    order = list(ARROWS)
+    assert all(order.index(below) < order.index(room) for room, targets in ARROWS.items() for below in targets)
 
 
 def test_importing_loads_no_heavy_library():

@@ -14,7 +14,7 @@ import datasets
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pelocality.corpora import read_conllu, read_pairs, read_snli
+from pelocality.corpora import Dependencies, Pair, Sentence, parse_bracketed, read_conllu, read_pairs, read_snli
 from pelocality.probes import (
     constituency_shuffling,
     minimal_pairs,
@@ -23,7 +23,6 @@ from pelocality.probes import (
     semantic_role_swap,
     window_shuffling,
 )
-from pelocality.trees import Dependencies, Pair, Sentence, parse_bracketed
 from tests.data import corpora
 
 TREE = (

@@ -1,34 +1,19 @@
 from . import (
-    accumulate as accumulate,
-    architectures as architectures,
-    attachment as attachment,
     corpora as corpora,
-    dependencies as dependencies,
     encodings as encodings,
     evaluation as evaluation,
-    extract as extract,
-    layers as layers,
     metrics as metrics,
+    models as models,
     plots as plots,
     probes as probes,
-    reflection as reflection,
-    streaming as streaming,
-    tables as tables,
-    training as training,
-    trees as trees,
+    statistics as statistics,
 )
-from .attachment import Attachment as Attachment, attach as attach, attached as attached, load as load
 from .corpora import (
     read_conllu as read_conllu,
     read_frames as read_frames,
     read_pairs as read_pairs,
     read_snli as read_snli,
     read_trees as read_trees,
-)
-from .dependencies import (
-    compare_head_kinds as compare_head_kinds,
-    dependency_accuracy as dependency_accuracy,
-    dependency_distances as dependency_distances,
 )
 from .encodings import (
     KERPLE as KERPLE,
@@ -37,25 +22,21 @@ from .encodings import (
     DistanceTable as DistanceTable,
     FixedWindow as FixedWindow,
     NoEncoding as NoEncoding,
+    PositionalSelfAttention as PositionalSelfAttention,
     SinusoidalEncoding as SinusoidalEncoding,
     T5Buckets as T5Buckets,
     biased_attention as biased_attention,
 )
 from .evaluation import (
+    compare_head_kinds as compare_head_kinds,
+    dependency_accuracy as dependency_accuracy,
+    dependency_distances as dependency_distances,
     evaluate as evaluate,
     evaluate_minimal_pairs as evaluate_minimal_pairs,
     log_likelihood as log_likelihood,
     paper_table as paper_table,
     pseudo_log_likelihood as pseudo_log_likelihood,
 )
-from .extract import (
-    PositionalAttention as PositionalAttention,
-    decompose as decompose,
-    position_share as position_share,
-    positional_attention as positional_attention,
-    positional_logits as positional_logits,
-)
-from .layers import PositionalSelfAttention as PositionalSelfAttention
 from .metrics import (
     Measurement as Measurement,
     adjusted_locality as adjusted_locality,
@@ -67,14 +48,30 @@ from .metrics import (
     locality as locality,
     mean_distance as mean_distance,
     measure as measure,
+    measure_absolute as measure_absolute,
+    measure_relative as measure_relative,
     monotonicity as monotonicity,
     past_locality as past_locality,
+    position_weights as position_weights,
     profile_asymmetry as profile_asymmetry,
     relative_asymmetry as relative_asymmetry,
     sink_rate as sink_rate,
     symmetry as symmetry,
     toeplitz_share as toeplitz_share,
     window as window,
+)
+from .models import (
+    Attachment as Attachment,
+    LocalityCallback as LocalityCallback,
+    PositionalAttention as PositionalAttention,
+    attach as attach,
+    attached as attached,
+    decompose as decompose,
+    load as load,
+    position_share as position_share,
+    positional_attention as positional_attention,
+    positional_logits as positional_logits,
+    reflection_gap as reflection_gap,
 )
 from .probes import (
     constituency_shuffling as constituency_shuffling,
@@ -84,9 +81,5 @@ from .probes import (
     semantic_role_swap as semantic_role_swap,
     window_shuffling as window_shuffling,
 )
-from .reflection import reflection_gap as reflection_gap
-from .streaming import measure_absolute as measure_absolute, measure_relative as measure_relative
-from .tables import position_weights as position_weights
-from .training import LocalityCallback as LocalityCallback
 
 __version__: str

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from pelocality.checks import count
-from pelocality.intervals import mean_over_runs
+from pelocality._checks import count
 from pelocality.metrics import distance_profile
+from pelocality.statistics import mean_over_runs
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pelocality.dependencies import DependencyDistances, HeadKinds
-    from pelocality.metrics.door import Attention
+    from pelocality.evaluation.dependencies import DependencyDistances, HeadKinds
+    from pelocality.metrics._inputs import Attention
 
 COLOURS = "Greys"
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
@@ -308,8 +308,8 @@ def distances(
         ValueError: No language has the relation, or ``reach`` is below 1.
 
     Examples:
-        >>> from pelocality.dependencies import dependency_distances
-        >>> from pelocality.trees import Dependencies, Sentence
+        >>> from pelocality.evaluation.dependencies import dependency_distances
+        >>> from pelocality.corpora import Dependencies, Sentence
         >>> tree = Dependencies((2, 0, 2), ("nsubj", "root", "obj"), "made up")
         >>> found = dependency_distances([Sentence(("Dogs", "chase", "cats"), language="en", dependencies=tree)])
         >>> fig, ax = distances(found)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pelocality.corpora.corpus import Corpus
-from pelocality.corpora.records import (
+from pelocality.corpora._corpus import Corpus
+from pelocality.corpora._records import (
     Record,
     brief,
     existing,
@@ -22,9 +22,9 @@ from pelocality.corpora.records import (
     suffix,
     table_rows,
 )
-from pelocality.trees import Dropped, Pair, Sentence, align, parse_bracketed
-from pelocality.trees.sentence import language_code
-from pelocality.trees.spacing import is_mark
+from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
+from pelocality.corpora.spacing import align, is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = "no gold label"

@@ -7,7 +7,8 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from pelocality.trees import Constituents, Dependencies, Sentence, parse_bracketed
+from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.sentence import Constituents, Dependencies, Sentence
 
 
 def _import(package: str) -> types.ModuleType:

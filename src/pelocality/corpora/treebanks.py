@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pelocality.corpora.corpus import Corpus
-from pelocality.corpora.records import (
+from pelocality.corpora._corpus import Corpus
+from pelocality.corpora._records import (
     Record,
     brief,
     checked,
@@ -21,8 +21,9 @@ from pelocality.corpora.records import (
     name_in,
     text_lines,
 )
-from pelocality.trees import Argument, Constituents, Dependencies, Dropped, Frame, Sentence, align, parse_bracketed
-from pelocality.trees.sentence import language_code
+from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.sentence import Argument, Constituents, Dependencies, Dropped, Frame, Sentence, language_code
+from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

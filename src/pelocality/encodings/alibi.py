@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pelocality.encodings.checks import PerHead, per_head
+from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.relative import RelativeEncoding
 
 

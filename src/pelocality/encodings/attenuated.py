@@ -8,10 +8,10 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from pelocality.checks import count
-from pelocality.encodings.checks import PerHead, per_head, positive
+from pelocality._checks import count
+from pelocality.encodings._checks import PerHead, per_head, positive
+from pelocality.encodings._scores import masked_softmax, toeplitz
 from pelocality.encodings.relative import RelativeEncoding, ScoreModification, unchanged
-from pelocality.scores import masked_softmax, toeplitz
 
 Form = Literal["weights", "logits"]
 
@@ -255,7 +255,7 @@ class AttenuatedEncoding(RelativeEncoding):
             >>> locality(encoding.weights(128)), direction_balance(encoding.weights(128))
             (tensor([0.4000]), tensor([-0.3000]))
         """
-        from pelocality.encodings.targets import solve  # scipy is slow to import, and only this needs it
+        from pelocality.encodings.inverse import solve
 
         decay, symmetry = solve(locality, direction_balance, length, causal)
         if heads is None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pelocality.checks import count
+from pelocality._checks import count
 from pelocality.encodings.relative import RelativeEncoding
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.checks import PerHead, per_head, positive
+from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings.relative import RelativeEncoding
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pelocality.checks import count
-from pelocality.encodings.protocol import Encoding
-from pelocality.scores import toeplitz
+from pelocality._checks import count
+from pelocality.encodings._scores import toeplitz
+from pelocality.encodings.base import Encoding
 
 ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

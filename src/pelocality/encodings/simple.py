@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from pelocality.checks import count
-from pelocality.encodings.checks import per_head
+from pelocality._checks import count
+from pelocality.encodings._checks import per_head
 from pelocality.encodings.relative import RelativeEncoding
 
 

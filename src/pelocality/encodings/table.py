@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pelocality.checks import count, flag
+from pelocality._checks import count, flag
 from pelocality.encodings.relative import RelativeEncoding
 
 

@@ -1,26 +1,29 @@
-"""What an edit does to a model's answers: probes against classifiers, minimal pairs against language models.
+"""From a model and a probe to numbers with intervals.
 
-- ``evaluate``: accuracy before and after, the difference with its interval, and who changed their mind.
+- ``evaluate``: a classifier's accuracy before and after a change of word order, and the difference.
 - ``paper_table``: several evaluations in the layout of the paper, for Markdown or LaTeX.
 - ``evaluate_minimal_pairs``: how often the original is the likelier sentence.
 - ``pseudo_log_likelihood``, ``log_likelihood``: how likely a sentence is to a masked and to a causal model.
+- ``dependency_accuracy``, ``compare_head_kinds``: which heads follow which dependencies.
+- ``dependency_distances``: how many words apart dependents and heads stand, per relation and language.
 """
 
-from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
-from pelocality.evaluation.minimal import MinimalPairEvaluation, evaluate_minimal_pairs
-from pelocality.evaluation.probe import evaluate
-from pelocality.evaluation.result import Evaluation
-from pelocality.evaluation.table import PaperTable, paper_table
-from pelocality.intervals import Estimate
-
-__all__ = [
-    "Estimate",
-    "Evaluation",
-    "MinimalPairEvaluation",
-    "PaperTable",
-    "evaluate",
-    "evaluate_minimal_pairs",
-    "log_likelihood",
-    "paper_table",
-    "pseudo_log_likelihood",
-]
+from pelocality.evaluation.classifiers import evaluate as evaluate
+from pelocality.evaluation.dependencies import (
+    DependencyAccuracy as DependencyAccuracy,
+    DependencyDistances as DependencyDistances,
+    HeadKinds as HeadKinds,
+    compare_head_kinds as compare_head_kinds,
+    dependency_accuracy as dependency_accuracy,
+    dependency_distances as dependency_distances,
+)
+from pelocality.evaluation.likelihood import (
+    log_likelihood as log_likelihood,
+    pseudo_log_likelihood as pseudo_log_likelihood,
+)
+from pelocality.evaluation.minimal_pairs import (
+    MinimalPairEvaluation as MinimalPairEvaluation,
+    evaluate_minimal_pairs as evaluate_minimal_pairs,
+)
+from pelocality.evaluation.result import Evaluation as Evaluation
+from pelocality.evaluation.tables import PaperTable as PaperTable, paper_table as paper_table

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from pelocality.architectures import longest_input, pretrained
-from pelocality.checks import check_tokenizer, count, flag
-from pelocality.evaluation.predict import inference
-from pelocality.extract.eager import device_of
-from pelocality.extract.weights import check_ids
+from pelocality._checks import check_tokenizer, count, flag
+from pelocality.evaluation._predict import inference
+from pelocality.models._run import device_of
+from pelocality.models._weights import check_ids
+from pelocality.models.families import longest_input, pretrained
 
 Reduction = Literal["sum", "mean"]
 

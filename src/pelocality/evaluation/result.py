@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from pelocality.evaluation.groups import by_columns
-from pelocality.intervals import Estimate, mcnemar, mean_over_groups, proportion
+from pelocality.evaluation._groups import by_columns
+from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 

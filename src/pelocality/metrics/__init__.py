@@ -1,40 +1,36 @@
-"""Numbers from a positional weight matrix: the published pair, and companions that say what the pair cannot.
+"""Numbers from a positional weight matrix: the published pair, and complementary metrics for what the pair cannot say.
 
 Every function takes attention (..., query, key) whose rows sum to 1 (a tensor, an array, the tuple of attentions a
-Hugging Face model returns, or a result of ours) and gives one number per matrix, (...). ``mask=`` leaves padding out.
+Hugging Face model returns, or a result of this library) and returns one number per matrix, (...). ``mask=`` leaves
+padding out. ``measure_relative`` and ``measure_absolute`` give the same numbers without an n x n matrix, and
+``pelocality.metrics.accumulate`` sums them over batches and processes.
 """
 
-from pelocality.metrics.directions import direction_balance, relative_asymmetry
-from pelocality.metrics.distances import (
-    adjusted_locality,
-    distance_profile,
-    half_life,
-    mean_distance,
-    past_locality,
-    profile_asymmetry,
-    window,
+from pelocality.metrics._inputs import crop as crop
+from pelocality.metrics.directions import (
+    direction_balance as direction_balance,
+    relative_asymmetry as relative_asymmetry,
 )
-from pelocality.metrics.door import crop
-from pelocality.metrics.published import Measurement, locality, measure, symmetry
-from pelocality.metrics.structure import entropy, monotonicity, sink_rate, toeplitz_share
-
-__all__ = [
-    "Measurement",
-    "adjusted_locality",
-    "crop",
-    "direction_balance",
-    "distance_profile",
-    "entropy",
-    "half_life",
-    "locality",
-    "mean_distance",
-    "measure",
-    "monotonicity",
-    "past_locality",
-    "profile_asymmetry",
-    "relative_asymmetry",
-    "sink_rate",
-    "symmetry",
-    "toeplitz_share",
-    "window",
-]
+from pelocality.metrics.distances import (
+    adjusted_locality as adjusted_locality,
+    distance_profile as distance_profile,
+    half_life as half_life,
+    mean_distance as mean_distance,
+    past_locality as past_locality,
+    profile_asymmetry as profile_asymmetry,
+    window as window,
+)
+from pelocality.metrics.position_tables import position_weights as position_weights
+from pelocality.metrics.published import (
+    Measurement as Measurement,
+    locality as locality,
+    measure as measure,
+    symmetry as symmetry,
+)
+from pelocality.metrics.streaming import measure_absolute as measure_absolute, measure_relative as measure_relative
+from pelocality.metrics.structure import (
+    entropy as entropy,
+    monotonicity as monotonicity,
+    sink_rate as sink_rate,
+    toeplitz_share as toeplitz_share,
+)

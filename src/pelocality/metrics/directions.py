@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pelocality.metrics.door import Attention, checked, each_matrix
-from pelocality.metrics.masks import Mask
+from pelocality.metrics._inputs import Attention, checked, each_matrix
+from pelocality.metrics._masks import Mask
 from pelocality.metrics.published import checked_statistics, relative_asymmetry_of
 
 

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pelocality.metrics.door import Attention, checked, each_matrix, visible_keys
-from pelocality.metrics.masks import Mask, Visible
+from pelocality.metrics._inputs import Attention, checked, each_matrix, visible_keys
+from pelocality.metrics._masks import Mask, Visible
+from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics.published import checked_statistics, visible_counts
-from pelocality.metrics.rows import row_statistics
 
 
 def adjusted_locality(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pelocality.metrics.door import Attention, each_matrix, refuse_hidden_weight, refuse_unless_distributions
-from pelocality.metrics.masks import Mask
-from pelocality.metrics.rows import RowStatistics, row_blocks, row_statistics
+from pelocality.metrics._inputs import Attention, each_matrix, refuse_hidden_weight, refuse_unless_distributions
+from pelocality.metrics._masks import Mask
+from pelocality.metrics._row_pass import RowStatistics, row_blocks, row_statistics
 
 
 @dataclass(frozen=True)

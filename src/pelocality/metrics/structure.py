@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pelocality.metrics._inputs import Attention, checked, each_matrix, refuse_hidden_weight, visible_keys
+from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics.distances import diagonal_sums, mean_of
-from pelocality.metrics.door import Attention, checked, each_matrix, refuse_hidden_weight, visible_keys
-from pelocality.metrics.masks import Mask, Visible
 from pelocality.metrics.published import is_causal, visible_counts
 
 

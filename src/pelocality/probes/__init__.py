@@ -1,16 +1,10 @@
 """Probes: sentences and pairs whose words were moved in a known way, as datasets."""
 
-from pelocality.probes.info import ProbeInfo, probe_info
-from pelocality.probes.minimal import minimal_pairs
-from pelocality.probes.roles import semantic_role_swap
-from pelocality.probes.shuffling import constituency_shuffling, random_shuffling, window_shuffling
-
-__all__ = [
-    "ProbeInfo",
-    "constituency_shuffling",
-    "minimal_pairs",
-    "probe_info",
-    "random_shuffling",
-    "semantic_role_swap",
-    "window_shuffling",
-]
+from pelocality.probes._info import ProbeInfo as ProbeInfo, probe_info as probe_info
+from pelocality.probes.minimal import minimal_pairs as minimal_pairs
+from pelocality.probes.role_swap.build import semantic_role_swap as semantic_role_swap
+from pelocality.probes.shuffling import (
+    constituency_shuffling as constituency_shuffling,
+    random_shuffling as random_shuffling,
+    window_shuffling as window_shuffling,
+)

@@ -8,8 +8,8 @@ from typing import Any
 
 import datasets
 
-from pelocality.probes.build import progress_bars, scratch_folder
-from pelocality.probes.info import ProbeInfo, probe_info, record_info
+from pelocality.probes._build import progress_bars, scratch_folder
+from pelocality.probes._info import ProbeInfo, probe_info, record_info
 
 
 def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> datasets.Dataset:
@@ -32,7 +32,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
         ValueError: The dataset was not made by a builder.
 
     Examples:
-        >>> from pelocality.trees import Sentence
+        >>> from pelocality.corpora import Sentence
         >>> from pelocality.probes import random_shuffling
         >>> pair = minimal_pairs(random_shuffling([Sentence(("up", "you", "go"), uid="1")]))[0]
         >>> pair["sentence_good"], pair["sentence_bad"] != "up you go", pair["UID"]

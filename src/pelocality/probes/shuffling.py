@@ -9,9 +9,10 @@ from typing import Any
 import datasets
 import numpy as np
 
-from pelocality.checks import count
-from pelocality.probes.build import Item, Row, Skipped, build, generator_for
-from pelocality.probes.rows import (
+from pelocality._checks import count
+from pelocality.corpora import Dropped, Pair, Records, Sentence
+from pelocality.probes._build import Item, Row, Skipped, build, generator_for
+from pelocality.probes._rows import (
     SENTENCE,
     Side,
     check_choice,
@@ -24,8 +25,7 @@ from pelocality.probes.rows import (
     sentence_row,
     span_entry,
 )
-from pelocality.probes.spans import Spans, WordSpan, choose_constituents, choose_sentence, choose_windows
-from pelocality.trees import Dropped, Pair, Records, Sentence
+from pelocality.probes._spans import Spans, WordSpan, choose_constituents, choose_sentence, choose_windows
 
 
 def constituency_shuffling(
@@ -73,7 +73,7 @@ def constituency_shuffling(
         ValueError: Where an argument has a value that makes no sense.
 
     Examples:
-        >>> from pelocality.trees import Sentence, parse_bracketed
+        >>> from pelocality.corpora import Sentence, parse_bracketed
         >>> tree = "(S (NP (DT the) (JJ old) (NN cat)) (VP (VBD slept)))"
         >>> words, constituents = parse_bracketed(tree, "made up")
         >>> probe = constituency_shuffling([Sentence(words, uid="1", constituents=constituents)], size=3)
@@ -123,7 +123,7 @@ def window_shuffling(
         ValueError: Where an argument has a value that makes no sense.
 
     Examples:
-        >>> from pelocality.trees import Sentence, parse_bracketed
+        >>> from pelocality.corpora import Sentence, parse_bracketed
         >>> tree = "(S (NP (DT the) (NN cat)) (VP (VBD slept) (PP (IN on) (NP (PRP$ my) (NN lap)))))"
         >>> words, constituents = parse_bracketed(tree, "made up")
         >>> probe = window_shuffling([Sentence(words, uid="1", constituents=constituents)], size=3)

@@ -1,0 +1,167 @@
+"""Answers of a classifier: a transformers model, or any callable."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pelocality._checks import check_tokenizer
+from pelocality.evaluation._labels import (
+    ENTAILMENT,
+    NOT_ENTAILMENT,
+    OTHERS,
+    check_labels,
+    check_match,
+    class_names,
+    distinct,
+    normal,
+)
+from pelocality.models._run import device_of
+from pelocality.models._weights import check_ids
+from pelocality.models.families import longest_input, positions_disabled, pretrained
+
+logger = logging.getLogger(__name__)
+
+Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
+Answer = tuple[str, float]  # the class, and its probability where known
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode without gradients, and put it back.
+
+    Args:
+        model: any module.
+
+    Yields:
+        Nothing; the model is changed for the while.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():  # not inference_mode, whose tensors a model might cache and later train with
+            yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+
+
+class Classifier:
+    """A sequence-classification model and its tokenizer, from texts to names of classes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        labels: Sequence[str] | None,
+        wanted: set[str],
+        batch_size: int,
+        max_length: int | None,
+    ) -> None:
+        config = pretrained(model).config
+        self.classes = class_names(config, labels, wanted)
+        check_match(self.classes, wanted)
+        check_tokenizer(tokenizer)
+        if batch_size > 1 and tokenizer.pad_token is None:
+            raise ValueError(
+                "tokenizer has no padding token, which batches need; set tokenizer.pad_token and "
+                "model.config.pad_token_id, or pass batch_size=1"
+            )
+        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+        if max_length is not None and (
+            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < least
+        ):
+            raise ValueError(
+                f"max_length must be a number of tokens, at least {least} for two texts and the special tokens between "
+                f"them, got {max_length!r}"
+            )
+        # the tokenizer's limit is that of the positions the model was trained with
+        trained = None if positions_disabled(model) else tokenizer.model_max_length
+        limits = [limit for limit in (max_length, trained, longest_input(model)) if limit]
+        self.limit = min(limits, default=sys.maxsize)
+        self.truncated: set[Texts] = set()
+
+    def __call__(self, texts: Sequence[Texts]) -> list[Answer]:
+        """Return class and probability of each text, in order."""
+        order = sorted(range(len(texts)), key=lambda i: sum(map(len, texts[i])))  # little padding
+        answers: list[Answer] = [("", 0.0)] * len(texts)
+        with inference(self.model):
+            for start in range(0, len(order), self.batch_size):
+                chosen = order[start : start + self.batch_size]
+                probabilities = self._logits([texts[i] for i in chosen]).double().softmax(-1)  # (batch, classes)
+                best = probabilities.max(-1)
+                for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
+                    answers[i] = self.classes[index], value
+        return answers
+
+    def _logits(self, batch: Sequence[Texts]) -> torch.Tensor:
+        columns = [list(column) for column in zip(*batch, strict=True)]
+        settings = {"padding": len(batch) > 1, "return_tensors": "pt"}
+        inputs = self.tokenizer(*columns, **settings)
+        over = (inputs["attention_mask"].sum(1) > self.limit).nonzero().flatten().tolist()
+        if over:
+            self.truncated.update(batch[i] for i in over)
+            inputs = self.tokenizer(*columns, truncation=True, max_length=self.limit, **settings)
+        inner = pretrained(self.model)
+        check_ids(inner, inputs["input_ids"])
+        outputs = self.model(**inputs.to(device_of(inner)))
+        logits: torch.Tensor | None = getattr(outputs, "logits", None)
+        if logits is None or logits.shape != (len(batch), len(self.classes)):
+            got = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
+            raise ValueError(
+                f"model must classify sequences, with logits ({len(batch)}, {len(self.classes)}); "
+                f"{type(self.model).__name__} gave {got}; load it with AutoModelForSequenceClassification"
+            )
+        if logits.isnan().any():
+            raise ValueError(f"{type(self.model).__name__} gave logits that are NaN; look at its weights and precision")
+        return logits.cpu()
+
+
+class Answering:
+    """A callable as a classifier, from columns of texts to names of classes or to scores of them."""
+
+    def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, wanted: set[str]) -> None:
+        self.function = function
+        self.classes = None if labels is None else distinct(check_labels(labels))
+        if self.classes is not None:
+            check_match(self.classes, wanted)
+        self.known = set(self.classes) if self.classes is not None else set(wanted)
+        inference_names = {ENTAILMENT, NOT_ENTAILMENT, *OTHERS}
+        if self.classes is None and wanted and wanted <= inference_names:
+            self.known = inference_names
+        self.truncated: set[Texts] = set()
+
+    def __call__(self, texts: Sequence[Texts]) -> list[Answer]:
+        """Return the class of each text, in order, and its probability where scores came."""
+        found = self.function(*(list(column) for column in zip(*texts, strict=True)))
+        if not hasattr(found, "__len__") or len(found) != len(texts):
+            size = len(found) if hasattr(found, "__len__") else type(found).__name__
+            raise ValueError(f"model must answer each of {len(texts)} texts, got {size}")
+        if all(isinstance(name, str) for name in found):
+            names = [normal(name) for name in found]
+            unknown = set(names) - self.known if self.known else set()
+            if unknown:
+                raise ValueError(
+                    f"model answered {sorted(unknown)}, which is none of {sorted(self.known)}; answer with the probe's "
+                    "labels, or pass labels= with all the names it may give"
+                )
+            return [(name, float("nan")) for name in names]
+        scores = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
+        if scores.ndim != 2 or not np.issubdtype(scores.dtype, np.number):
+            raise TypeError(
+                "model must return one label name for each text, or scores (texts, classes), got "
+                f"{type(found[0]).__name__} for each"
+            )
+        if self.classes is None or scores.shape[1] != len(self.classes):
+            raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
+        if np.isnan(scores).any():
+            raise ValueError("model returned scores that are NaN")
+        return [(self.classes[row.argmax()], float("nan")) for row in scores]

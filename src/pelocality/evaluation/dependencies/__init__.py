@@ -1,0 +1,9 @@
+"""Which heads follow which dependencies, and how far dependencies reach."""
+
+from pelocality.evaluation.dependencies.accuracy import dependency_accuracy as dependency_accuracy
+from pelocality.evaluation.dependencies.distances import (
+    DependencyDistances as DependencyDistances,
+    dependency_distances as dependency_distances,
+)
+from pelocality.evaluation.dependencies.kinds import HeadKinds as HeadKinds, compare_head_kinds as compare_head_kinds
+from pelocality.evaluation.dependencies.result import DependencyAccuracy as DependencyAccuracy

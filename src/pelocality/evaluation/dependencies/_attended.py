@@ -1,0 +1,149 @@
+"""For each word of a sentence, the other word that each head attends to most."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pelocality._checks import check_tokenizer
+from pelocality.models._run import attentions, device_of, eager_attention, find_base
+from pelocality.models.families import longest_input
+
+TOO_LONG = "more tokens than the model has positions"
+
+
+def most_attended(
+    model: nn.Module, tokenizer: Any, sentences: Sequence[Sequence[str]], batch_size: int, progress: bool
+) -> tuple[list[NDArray[np.int16] | None], Counter[str]]:
+    """Return the most attended word of each word, sentence by sentence, without keeping an attention map.
+
+    Args:
+        model: a transformers model.
+        tokenizer: its fast tokenizer.
+        sentences: the words of each sentence.
+        batch_size: sentences per forward pass.
+        progress: show a progress bar.
+
+    Returns:
+        For each sentence (words, layer, head): the index of the word, -1 where there is none (a word without
+        tokens, or no attention on any other word); None for sentences longer than the model. And the count of
+        those.
+
+    Raises:
+        TypeError: for something that is no transformers model.
+        ValueError: for a tokenizer without alignment, or a model that cannot be probed.
+    """
+    base, _ = find_base(model)
+    check_alignment(tokenizer)
+    limit = longest_input(base)
+    found: list[NDArray[np.int16] | None] = [None] * len(sentences)
+    left_out: Counter[str] = Counter()
+    by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
+    bar = tqdm(total=len(sentences), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
+    with bar, eager_attention(model):
+        for start in range(0, len(by_length), batch_size):
+            chosen = by_length[start : start + batch_size]
+            encoded = tokenizer([list(sentences[i]) for i in chosen], is_split_into_words=True)
+            fits = [k for k, ids in enumerate(encoded["input_ids"]) if not limit or len(ids) <= limit]
+            left_out[TOO_LONG] += len(chosen) - len(fits)
+            bar.update(len(chosen))
+            if not fits:
+                continue
+            words = [len(sentences[chosen[k]]) for k in fits]
+            inputs = _padded(encoded, fits, base, tokenizer)
+            membership = _membership([encoded.word_ids(k) for k in fits], inputs["input_ids"].shape[1], max(words))
+            maps = attentions(base, **inputs)
+            layers = torch.stack([_argmax(weights, membership).cpu() for weights in maps], dim=2)
+            for row, k in enumerate(fits):
+                found[chosen[k]] = layers[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
+    return found, +left_out
+
+
+def word_attention(weights: Tensor, membership: Tensor) -> Tensor:
+    """Turn attention between tokens into attention between words.
+
+    Attention to a word is the sum over its tokens, attention from a word the mean over its tokens (Clark et al.,
+    2019, section 4.1); what goes to special tokens is left out.
+
+    Args:
+        weights: (batch, head, n, n).
+        membership: (batch, n, words), 1 where a token belongs to a word.
+
+    Returns:
+        (batch, head, words, words), rows of sum at most 1; a word without tokens has a row of zeros.
+
+    Examples:
+        >>> of_word = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])  # two tokens, then one
+        >>> tokens = torch.tensor([[[[0.1, 0.1, 0.8], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]]]])
+        >>> word_attention(tokens, of_word)
+        tensor([[[[0.3000, 0.7000],
+                  [0.8000, 0.2000]]]])
+    """
+    dtype = torch.promote_types(weights.dtype, torch.float32)  # half precision would tie
+    membership = membership.to(weights.device, dtype)
+    to_words = weights.to(dtype) @ membership[:, None]  # (batch, head, n, words)
+    sizes = membership.sum(1).clamp(min=1)[:, None, :, None]
+    return membership.transpose(1, 2)[:, None] @ to_words / sizes
+
+
+def check_alignment(tokenizer: Any) -> None:
+    """Refuse tokenizers that cannot align tokens with given words.
+
+    Args:
+        tokenizer: a tokenizer.
+
+    Raises:
+        TypeError: where it is no tokenizer.
+        ValueError: where it is slow, or glues given words together.
+    """
+    check_tokenizer(tokenizer)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"tokenizer must be a fast one, whose word_ids() align words, got {type(tokenizer).__name__}")
+    try:
+        split = tokenizer(["the", "cat"], is_split_into_words=True, add_special_tokens=False)["input_ids"]
+    except AssertionError:  # how some tokenizers say it
+        split = None
+    whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
+    if split not in whole:
+        raise ValueError(
+            f"tokenizer {type(tokenizer).__name__} loses the space before words it is given one by one; load it with "
+            "AutoTokenizer.from_pretrained(..., add_prefix_space=True)"
+        )
+
+
+def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dict[str, Tensor]:
+    """Return a batch of model inputs (batch, n), padded on the right."""
+    accepted = inspect.signature(base.forward).parameters
+    inputs = {}
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        if name in encoded and (name in accepted or name == "attention_mask"):
+            padding = (tokenizer.pad_token_id or 0) if name == "input_ids" else 0
+            columns = [torch.tensor(encoded[name][k]) for k in rows]
+            inputs[name] = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding)
+    return {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
+
+
+def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: int) -> Tensor:
+    """Return which word each token belongs to: (batch, n, words); special tokens and padding to none."""
+    membership = torch.zeros(len(word_ids), tokens, words)
+    for row, ids in enumerate(word_ids):
+        for token, word in enumerate(ids):
+            if word is not None:
+                membership[row, token, word] = 1
+    return membership
+
+
+def _argmax(weights: Tensor, membership: Tensor) -> Tensor:
+    """Return the most attended other word of each word, -1 for none: (batch, words, head)."""
+    attention = word_attention(weights, membership)
+    attention.diagonal(dim1=-2, dim2=-1).zero_()  # a word is not its own head (Clark et al. leave it out too)
+    most, word = attention.max(-1)  # (batch, head, words)
+    return torch.where(most > 0, word, -1).transpose(1, 2)

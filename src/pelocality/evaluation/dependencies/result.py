@@ -1,0 +1,282 @@
+"""What ``dependency_accuracy`` returns: the most attended word of every word, and the tables made of it."""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from pelocality._checks import count
+from pelocality.statistics import Estimate, mean_over_groups, wilson
+
+Direction = Literal["dependent to head", "head to dependent"]
+DIRECTIONS: tuple[Direction, Direction] = ("dependent to head", "head to dependent")
+CHOSEN, SCORED = 0, 1  # the two halves
+ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """What one relation asks of a head, in one direction: m questions, each about one word.
+
+    Attributes:
+        hits: (m, layer * head), whether the most attended word is an answer.
+        offsets: one array for each question, where the answers stand, in words from the word asked about.
+        half: (m,), the half of the split.
+        sentence: (m,), number of the sentence.
+    """
+
+    hits: NDArray[np.bool_]
+    offsets: tuple[NDArray[np.int64], NDArray[np.int64]]
+    half: NDArray[np.int64]
+    sentence: NDArray[np.int64]
+
+    def offset_hits(self, offset: int) -> NDArray[np.bool_]:
+        """Return whether the word at a fixed offset is an answer: (m,)."""
+        question, distance = self.offsets
+        found = np.zeros(len(self.half), dtype=bool)
+        found[question[distance == offset]] = True
+        return found
+
+    def best_offset(self) -> int:
+        """Return the offset that is right most often on the first half; of equals the nearest."""
+        question, distance = self.offsets
+        values, counts = np.unique(distance[self.half[question] == CHOSEN], return_counts=True)
+        best = values[counts == counts.max()]
+        return int(best[np.abs(best).argmin()])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DependencyAccuracy:
+    """How often each head attends to the syntactic head or dependent of a word, with the evidence.
+
+    Attributes:
+        words: one row for each word read: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
+            sentence, -1 for the root), ``relation``, ``half`` (0 where heads are chosen, 1 where they are scored).
+        attended: (words, layer, head), the word that each word attends to most, from 0 within the sentence; -1
+            where there is none: the word has no tokens, or no other word is seen (the first one of a causal model).
+        model: name of the model.
+        sentences: number of sentences read.
+        left_out: sentences left out, by reason.
+        confidence: coverage of the intervals.
+        resamples: bootstrap resamples behind the intervals of differences.
+        seed: seed of the split and the bootstrap.
+    """
+
+    words: pd.DataFrame
+    attended: NDArray[np.int16]
+    model: str
+    sentences: int
+    left_out: Mapping[str, int]
+    confidence: float
+    resamples: int
+    seed: int
+
+    @functools.cached_property
+    def relations(self) -> tuple[str, ...]:
+        """The relations that were met, the most frequent first."""
+        met = self.words["relation"][self.words["head"] >= 0]
+        return tuple(met.value_counts().index)
+
+    def accuracy(self, relation: str = ALL, direction: Direction = "dependent to head") -> NDArray[np.float64]:
+        """Return the accuracy of every head for one relation, over all sentences.
+
+        Args:
+            relation: a relation, or ``"all"``.
+            direction: ``"dependent to head"`` or ``"head to dependent"``.
+
+        Returns:
+            (layer, head), in [0, 1].
+
+        Raises:
+            ValueError: for a relation that was not met, or an unknown direction.
+        """
+        accuracy: NDArray[np.float64] = self.items(relation, direction).hits.mean(0)
+        return accuracy.reshape(self.attended.shape[1:])
+
+    def items(self, relation: str, direction: Direction) -> Items:
+        """Return what one relation asks of a head.
+
+        Args:
+            relation: a relation, or ``"all"``.
+            direction: ``"dependent to head"`` or ``"head to dependent"``.
+
+        Returns:
+            The questions, and which heads answer them.
+
+        Raises:
+            ValueError: for a relation that was not met, or an unknown direction.
+        """
+        if direction not in DIRECTIONS:
+            raise ValueError(f"direction must be one of {', '.join(map(repr, DIRECTIONS))}, got {direction!r}")
+        if relation != ALL and relation not in self.relations:
+            raise ValueError(f"relation must be one of {', '.join(self.relations)} or 'all', got {relation!r}")
+        head = self.words["head"].to_numpy()
+        arcs = np.flatnonzero((head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL)))
+        dependent = self.words["word"].to_numpy()[arcs]
+        # a sentence's rows stand together, so that a head's row is as far from its dependent's as the two words
+        row_of_head = arcs + head[arcs] - dependent
+        if direction == "dependent to head":
+            rows, question, target = arcs, np.arange(len(arcs)), head[arcs]
+        else:
+            rows, question = np.unique(row_of_head, return_inverse=True)
+            target = dependent
+        asked = self.words["word"].to_numpy()[rows]
+        flat = self.attended.reshape(len(self.attended), -1)
+        hits = np.zeros((len(rows), flat.shape[1]), dtype=bool)
+        np.logical_or.at(hits, question, flat[rows[question]] == target[:, None])
+        return Items(
+            hits,
+            (question, target - asked[question]),
+            self.words["half"].to_numpy()[rows],
+            self.words["sentence"].to_numpy()[rows],
+        )
+
+    def best(self, minimum: int = 20) -> pd.DataFrame:
+        """Return the best head of every relation and direction, beside the best fixed offset.
+
+        Both are chosen on one half of the sentences and scored on the other. Intervals of accuracies are Wilson's,
+        that of the difference is a bootstrap over sentences. ``q`` is the Benjamini-Hochberg adjusted p-value of
+        the one-sided McNemar test of the head against the offset; the family is every head, relation and direction
+        (`to_frame`).
+
+        Args:
+            minimum: leave out relations with fewer questions in either half.
+
+        Returns:
+            One row for each relation (and ``"all"``) and direction: ``relation``, ``direction``, ``n`` (questions
+            scored), ``distance`` (mean, in words), ``layer``, ``head``, ``accuracy``, ``low``, ``high``,
+            ``offset``, ``baseline``, ``baseline_low``, ``baseline_high``, ``difference``, ``difference_low``,
+            ``difference_high``, ``q``.
+
+        Raises:
+            ValueError: where no relation has enough questions.
+        """
+        adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
+        rows = []
+        for relation, direction, items in self.enough(minimum):
+            head = int(items.hits[items.half == CHOSEN].mean(0).argmax())
+            layer_head = (head // self.attended.shape[2], head % self.attended.shape[2])
+            scored = items.half == SCORED
+            hits, offset = items.hits[scored, head], items.best_offset()
+            baseline = items.offset_hits(offset)[scored]
+            difference = self.bootstrap(hits.astype(float) - baseline, items.sentence[scored])
+            rows.append(
+                {"relation": relation, "direction": direction, "n": len(hits)}
+                | {"distance": float(np.abs(items.offsets[1]).mean()), "layer": layer_head[0], "head": layer_head[1]}
+                | self.shares("accuracy", hits)
+                | {"offset": offset}
+                | self.shares("baseline", baseline)
+                | {"difference": difference.value}
+                | {"difference_low": difference.low, "difference_high": difference.high}
+                | {"q": float(adjusted.loc[(relation, direction, *layer_head)])}
+            )
+        return pd.DataFrame(rows)
+
+    def to_frame(self, minimum: int = 20) -> pd.DataFrame:
+        """Return the accuracy of every head for every relation and direction.
+
+        Args:
+            minimum: leave out relations with fewer questions in either half.
+
+        Returns:
+            One row for each relation (and ``"all"``), direction, layer and head: ``n`` questions over all
+            sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``: whether the head beats
+            the best fixed offset on the scored half, adjusted over all rows (Benjamini and Hochberg, 1995).
+
+        Raises:
+            ValueError: where no relation has enough questions.
+        """
+        layers, heads = np.indices(self.attended.shape[1:]).reshape(2, -1)
+        frames = []
+        for relation, direction, items in self.enough(minimum):
+            right = items.hits.sum(0)
+            low, high = wilson(right, len(items.hits), self.confidence)
+            scored = items.half == SCORED
+            baseline = items.offset_hits(items.best_offset())[scored, None]
+            gained = (items.hits[scored] & ~baseline).sum(0)
+            lost = (~items.hits[scored] & baseline).sum(0)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "relation": relation,
+                        "direction": direction,
+                        "layer": layers,
+                        "head": heads,
+                        "n": len(items.hits),
+                        "accuracy": right / len(items.hits),
+                        "low": low,
+                        "high": high,
+                        # exact and one-sided: of the questions only one of the two answers, half are the head's
+                        "p": stats.binom.sf(gained - 1, gained + lost, 0.5),
+                    }
+                )
+            )
+        frame = pd.concat(frames, ignore_index=True)
+        return frame.assign(q=stats.false_discovery_control(frame["p"]))
+
+    def enough(self, minimum: int) -> list[tuple[str, Direction, Items]]:
+        """Return the relations and directions with enough questions in each half.
+
+        Args:
+            minimum: how many are enough.
+
+        Returns:
+            Relation, direction and questions; ``"all"`` first, then by frequency.
+
+        Raises:
+            ValueError: where there are none.
+        """
+        count("minimum", minimum, least=0)
+        found = []
+        for relation in (ALL, *self.relations):
+            for direction in DIRECTIONS:
+                items = self.items(relation, direction)
+                if min(int((items.half == CHOSEN).sum()), int((items.half == SCORED).sum())) >= max(minimum, 1):
+                    found.append((relation, direction, items))
+        if not found:
+            raise ValueError(
+                f"no relation has {minimum} questions in each half of {self.sentences} sentences; "
+                "read more sentences, or lower minimum"
+            )
+        return found
+
+    def shares(self, name: str, hits: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the columns of one accuracy: its name, and the ends of Wilson's interval."""
+        low, high = wilson(hits.sum(), len(hits), self.confidence)
+        ends = ("low", "high") if name == "accuracy" else (f"{name}_low", f"{name}_high")
+        return {name: float(hits.mean()), ends[0]: float(low), ends[1]: float(high)}
+
+    def bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
+        """Return a mean over questions with its interval over sentences."""
+        return mean_over_groups(values, sentences, self.confidence, self.resamples, self.seed)
+
+    def _headline(self) -> str:
+        layers, heads = self.attended.shape[1:]
+        left_out = "".join(f", {count} left out ({reason})" for reason, count in self.left_out.items())
+        return f"{self.model}: {layers} layers x {heads} heads, {self.sentences} sentences{left_out}"
+
+    def _table(self) -> pd.DataFrame:
+        columns = ["relation", "direction", "layer", "head", "right"]
+        rows = []
+        for relation in (ALL, *self.relations[:9]):
+            for direction in DIRECTIONS:
+                accuracy = self.accuracy(relation, direction)
+                layer, head = np.unravel_index(accuracy.argmax(), accuracy.shape)
+                rows.append((relation, direction, int(layer), int(head), float(accuracy.max())))
+        return pd.DataFrame(rows, columns=columns)
+
+    def __repr__(self) -> str:
+        table = self._table().to_string(index=False, float_format="{:.3f}".format)
+        return f"DependencyAccuracy of {self._headline()}; the most accurate heads:\n{table}"
+
+    def _repr_html_(self) -> str:
+        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
+        return f"<p>The most accurate heads. {html.escape(self._headline())}</p>\n{table}"

@@ -1,0 +1,222 @@
+"""The metrics as torchmetrics classes: fed batch by batch, summed over processes, read once.
+
+States are sums and counts, so batches may be uneven and ``torch.distributed`` needs nothing of its own: torchmetrics
+synchronises on ``compute()``, under torchrun, accelerate or Lightning alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from pelocality import metrics
+from pelocality.metrics._inputs import Attention, crop, each_matrix, unwrapped
+from pelocality.metrics._masks import Mask, token_flags, token_spans
+
+
+class MeanOver(Metric):
+    """Average any metric of this library over all the matrices it is given.
+
+        mean over matrices of metric(A)
+
+    Args:
+        metric: A function (..., n, n) -> (...) with ``mask=``, such as ``metrics.relative_asymmetry``.
+        shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
+        **kwargs: For ``torchmetrics.Metric``.
+
+    Note:
+        Matrices whose value is NaN (fewer than three tokens have no symmetry) do not count.
+
+    Examples:
+        >>> import torch
+        >>> mean = MeanOver(metrics.relative_asymmetry, shape=(12,))
+        >>> mean.update(torch.full((8, 12, 16, 16), 1 / 16))  # (batch, head, n, n)
+        >>> mean.compute().shape
+        torch.Size([12])
+    """
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, metric: Callable[..., Tensor], shape: Sequence[int] = (), **kwargs: Any):
+        super().__init__(**kwargs)
+        self.metric, self.shape = metric, tuple(shape)
+        # float64: a float32 sum over a corpus loses what it is summing
+        self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(self.shape, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, attention: Attention, mask: Mask | None = None) -> None:
+        """Add the matrices of a batch.
+
+        Args:
+            attention: (..., *shape, n, n), or what a model returns: the tuple of one (batch, head, n, n) per layer, or
+                the output that holds it. That counts as (batch, layer, head, n, n).
+            mask: (batch, n), as for `metrics.locality`.
+
+        Raises:
+            TypeError: As for the metric.
+            ValueError: As for the metric, or the axes do not end with ``shape``.
+        """
+        values = _batch_first(attention, self.metric(attention, mask=mask)).detach()
+        values = _flatten_to(self.shape, values)
+        counted = ~values.isnan()
+        self.total += torch.where(counted, values, 0).sum(0, dtype=torch.float64)
+        self.count += counted.sum(0)
+
+    def compute(self) -> Tensor:
+        """Return the mean over everything given, on all processes.
+
+        Returns:
+            (*shape), NaN where nothing counted.
+        """
+        return self.total / self.count
+
+
+class Locality(MeanOver):
+    """Average `metrics.locality` over batches and processes.
+
+        mean over matrices of Loc(A)
+
+    Args:
+        shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
+        **kwargs: For ``torchmetrics.Metric``.
+
+    Examples:
+        >>> import torch
+        >>> locality = Locality()
+        >>> locality.update(torch.eye(8))
+        >>> locality.update(torch.full((8, 8), 1 / 8))
+        >>> locality.compute()
+        tensor(0.6564, dtype=torch.float64)
+    """
+
+    def __init__(self, shape: Sequence[int] = (), **kwargs: Any):
+        super().__init__(metrics.locality, shape, **kwargs)
+
+
+class Symmetry(MeanOver):
+    """Average `metrics.symmetry`, as published, over batches and processes.
+
+        mean over matrices of Sym(A)
+
+    Args:
+        shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
+        **kwargs: For ``torchmetrics.Metric``.
+
+    Note:
+        This is the mean of symmetries. The symmetry of the mean matrix is another, usually larger number: for that,
+        accumulate a `MeanAttention` and measure what it computes.
+
+    Examples:
+        >>> import torch
+        >>> symmetry = Symmetry(shape=(2,))
+        >>> symmetry.update(torch.full((5, 2, 8, 8), 1 / 8))
+        >>> symmetry.compute()
+        tensor([1., 1.], dtype=torch.float64)
+    """
+
+    def __init__(self, shape: Sequence[int] = (), **kwargs: Any):
+        super().__init__(metrics.symmetry, shape, **kwargs)
+
+
+class MeanAttention(Metric):
+    """Keep the mean attention matrix itself over batches and processes.
+
+        M_ij = mean of A_ij over the sequences that have a token i
+
+    because the symmetry of a mean is not the mean of symmetries, and a mean matrix can still be drawn, profiled and
+    measured in every other way.
+
+    Args:
+        length: Longest sequence n expected; the state is (*shape, n, n).
+        shape: Axes to keep apart, such as (layers, heads); all others are averaged over.
+        **kwargs: For ``torchmetrics.Metric``.
+
+    Examples:
+        >>> import torch
+        >>> mean = MeanAttention(length=8)
+        >>> mean.update(torch.eye(8))
+        >>> mean.update(torch.full((8, 8), 1 / 8))
+        >>> metrics.locality(mean.compute())
+        tensor(0.6564, dtype=torch.float64)
+    """
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, length: int, shape: Sequence[int] = (), **kwargs: Any):
+        super().__init__(**kwargs)
+        if length < 1:
+            raise ValueError(f"length must be at least 1, got {length}")
+        self.length, self.shape = length, tuple(shape)
+        self.add_state("total", torch.zeros(*self.shape, length, length, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, attention: Attention, mask: Mask | None = None) -> None:
+        """Add the matrices of a batch, each moved so that its first counting token is token 0.
+
+        Args:
+            attention: As for `MeanOver.update`.
+            mask: As for `MeanOver.update`; padding is left out and rows renormalised.
+
+        Raises:
+            TypeError: As for `metrics.locality`.
+            ValueError: As for `metrics.locality`, the axes do not end with ``shape``, or a sequence is longer than
+                ``length``.
+        """
+        weights = _batch_first(attention, each_matrix(attention, _identity)).detach()
+        *leading, n, _ = weights.shape
+        if mask is None:
+            mask = torch.ones(n)
+        elif _is_layers(attention):
+            mask = token_flags(mask)
+            mask = mask[:, None] if mask.ndim > 1 else mask  # (batch, layer, n)
+        weights = _flatten_to(self.shape, weights, trailing=2)  # (sequences, *shape, n, n)
+        spans = _flatten_to(self.shape, token_spans(mask, leading, n).reshape(*leading, 2), trailing=1)
+        spans = spans[(slice(None),) + (0,) * len(self.shape)]  # padding is the same for every layer and head
+        if len(spans) and int((spans[:, 1] - spans[:, 0]).max()) > self.length:
+            raise ValueError(f"a sequence is longer than length={self.length}; make the MeanAttention longer")
+        for matrix, (start, stop) in zip(weights, spans.tolist(), strict=True):
+            m = stop - start
+            self.total[..., :m, :m] += crop(matrix, start, stop)
+            self.count[:m] += 1
+
+    def compute(self) -> Tensor:
+        """Return the mean matrix over everything given, on all processes.
+
+        Returns:
+            (*shape, m, m) with m the longest sequence seen; rows sum to 1, float64.
+        """
+        m = int((self.count > 0).sum())
+        return self.total[..., :m, :m] / self.count[:m, None]
+
+
+def _identity(flat: Tensor) -> Tensor:
+    return flat
+
+
+def _batch_first(attention: Attention, values: Tensor) -> Tensor:
+    """Turn (layer, batch, ...), as a tuple of layers gives it, into (batch, layer, ...)."""
+    return values.movedim(0, 1) if _is_layers(attention) else values
+
+
+def _is_layers(attention: Attention) -> bool:
+    """Whether it is one tensor per layer, given as such or within a model's output."""
+    return isinstance(unwrapped(attention), list | tuple)
+
+
+def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Tensor:
+    """(..., *shape, *rest) -> (-1, *shape, *rest), rest having `trailing` axes."""
+    end = values.ndim - trailing
+    if values.shape[end - len(shape) : end] != shape:
+        raise ValueError(
+            f"attention of shape {(*values.shape[:end], 'n', 'n')} does not end with the axes kept apart, "
+            f"shape={shape}; give (..., *shape, n, n) or change shape="
+        )
+    return values.reshape(-1, *shape, *values.shape[end:])

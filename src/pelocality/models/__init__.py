@@ -1,0 +1,29 @@
+"""Hugging Face models: what their positions do, and encodings attached to them.
+
+Measured:
+
+- ``positional_attention``: the attention of one repeated word, averaged over words.
+- ``positional_logits``: the position-only logits, in closed form where the family has one.
+- ``decompose``: the logits of real text as content, position and the two cross terms.
+- ``position_share``: how much of each head's attention on real text position explains.
+- ``reflection_gap``: whether a model can tell a sequence from its mirror image.
+- ``LocalityCallback``: all of it while a model trains.
+
+Changed: ``attach(model, encoding)`` adds the encoding's bias to the attention logits of every layer until it is
+removed; ``load`` brings a saved one back.
+"""
+
+from pelocality.models._run import eager_attention as eager_attention
+from pelocality.models.attachment import Attachment as Attachment, attach as attach, attached as attached
+from pelocality.models.callback import (
+    LocalityCallback as LocalityCallback,
+    encoding_parameters as encoding_parameters,
+    trajectory as trajectory,
+)
+from pelocality.models.decomposition import Decomposition as Decomposition, decompose as decompose
+from pelocality.models.identical_words import positional_attention as positional_attention
+from pelocality.models.logits import PositionalLogits as PositionalLogits, positional_logits as positional_logits
+from pelocality.models.reflection import reflection_gap as reflection_gap
+from pelocality.models.result import PositionalAttention as PositionalAttention, Provenance as Provenance
+from pelocality.models.saving import load as load
+from pelocality.models.share import PositionShare as PositionShare, position_share as position_share

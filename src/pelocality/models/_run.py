@@ -1,0 +1,344 @@
+"""Running someone's model for its attention weights, and leaving it as it was."""
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pelocality._checks import count
+from pelocality.models._restore import hooked, restoring
+from pelocality.models._weights import check_ids, embedding_weight, hooks_of, token_embeddings
+from pelocality.models.families import architecture, known_families, longest_input
+from pelocality.models.families._record import ATTACHED, Architecture
+from pelocality.models.families._wrapper import pretrained
+
+logger = logging.getLogger(__name__)
+
+# What is known about families that have no (n, n) softmax attention over tokens to give.
+_REFUSED = {
+    "mamba": "it is a state space model and has no attention",
+    "mamba2": "it is a state space model and has no attention",
+    "falcon_mamba": "it is a state space model and has no attention",
+    "rwkv": "it is a recurrent network and has no attention matrix",
+    "xlstm": "it is a recurrent network and has no attention matrix",
+    "fnet": "it mixes tokens by a Fourier transform, which has no weights",
+    "longformer": "its attention maps list a window and global tokens, not n keys a query",
+    "led": "its attention maps list a window and global tokens, not n keys a query",
+    "reformer": "it attends within hash buckets that change from pass to pass",
+    "perceiver": "its latent array, not its tokens, attends to itself",
+    "funnel": "its layers pool the sequence, so that their maps differ in size",
+    "canine": "it attends within blocks of characters and to a shortened sequence",
+    "longt5": "its encoder attends within blocks",
+}
+
+# softmax rows sum to 1 up to the rounding of n terms in the model's precision
+_ROW_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
+    """Return the bare transformer to run and the record of its family, None where it has no record.
+
+    Raises:
+        TypeError: if there is no transformers model.
+        ValueError: if the model is of a kind that cannot be probed; the message says what is known about it.
+    """
+    inner = pretrained(model)
+    model_type = inner.config.model_type
+    if model_type in known_families():
+        record = architecture(inner)
+        return record.base(inner), record
+    name = f"{type(inner).__name__} (model type '{model_type}')"
+    if model_type in _REFUSED:
+        raise ValueError(f"{name} cannot be probed: {_REFUSED[model_type]}")
+    if getattr(inner.config, "attention_type", None) == "block_sparse":
+        raise ValueError(
+            f"{name} cannot be probed with block-sparse attention; load it with attention_type='original_full'"
+        )
+    base = inner.base_model
+    if hasattr(base, "encoder") and hasattr(base, "decoder"):
+        halves = [f"model.get_{half}()" for half in ("encoder", "decoder") if reads_tokens(getattr(base, half))]
+        raise ValueError(f"{name} has an encoder and a decoder; {_pass_one_of(halves)}")
+    check_reads_tokens(base)
+    return base, None
+
+
+def check_reads_tokens(base: Any) -> None:
+    """Refuse models that read no tokens, and models of several parts that each read something else.
+
+    Raises:
+        ValueError: if the model is one of them; the message names the part to pass.
+    """
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    if "input_ids" not in inspect.signature(base.forward).parameters:
+        raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
+    if not reads_tokens(base):
+        parts = [f"model.{part}" for part, module in base.named_children() if reads_tokens(module)]
+        raise ValueError(f"{name} has no token embeddings of its own; {_pass_one_of(parts)}")
+
+
+def reads_tokens(module: nn.Module) -> bool:
+    """Return whether a module is a transformers model that turns token ids into hidden states by itself."""
+    if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
+        return False
+    return token_embeddings(module) is not None
+
+
+def _pass_one_of(parts: Sequence[str]) -> str:
+    return (
+        f"pass {' or '.join(parts)}"
+        if parts
+        else "none of its parts can be run alone, so give the weights that it returns itself to pelocality.measure"
+    )
+
+
+@contextmanager
+def eager_attention(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode with eager attention, without gradients, and undo it on leaving.
+
+    Eager attention is the only implementation that returns weights. The training flag of every module and the
+    attention implementation of every configuration come back in any case, an interrupt included; weights are not
+    touched.
+
+    Args:
+        model: a transformers model, or a wrapper around one.
+
+    Yields:
+        Nothing; the model itself is changed for the while.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9)
+        >>> model = DistilBertModel(tiny).train()
+        >>> with eager_attention(model):
+        ...     model.training, model.config._attn_implementation
+        (False, 'eager')
+        >>> model.training, model.config._attn_implementation
+        (True, 'sdpa')
+    """
+    training = [(module, module.training) for module in model.modules()]
+    # the attribute that transformers documents; its public setter only warns on families off the interface
+    implementations = [(config, config._attn_implementation) for config in _configs(model)]
+    gradients = torch.is_grad_enabled()
+
+    def undo() -> None:
+        for config, implementation in implementations:  # outer ones first: setting one also sets those inside it
+            config._attn_implementation = implementation
+        for module, flag in training:
+            module.training = flag
+        torch.set_grad_enabled(gradients)
+
+    with restoring(undo), _without_lasting_hooks(model):
+        for config, _ in implementations:
+            config._attn_implementation = "eager"
+        model.eval()
+        torch.set_grad_enabled(False)
+        yield
+
+
+@contextmanager
+def _without_lasting_hooks(model: nn.Module) -> Iterator[None]:
+    """Take off the hooks that transformers leaves on a model at its first ``output_attentions=True``.
+
+    They do nothing between calls, but a model that wears them can no longer be pickled.
+    """
+    mark = "_output_capturing_hooks_installed"
+    before = [(module, mark in module.__dict__, set(module._forward_hooks)) for module in model.modules()]
+
+    def undo() -> None:
+        for module, marked, hooks in before:
+            if not marked:
+                module.__dict__.pop(mark, None)
+            for key in set(module._forward_hooks) - hooks:
+                if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
+                    del module._forward_hooks[key]
+
+    with restoring(undo):
+        yield
+
+
+def run(base: Any, **inputs: Any) -> Any:
+    """Run a base model on a batch, without the caches that only generation needs."""
+    accepted = inspect.signature(base.forward).parameters
+    for cache in ("use_cache", "use_mems"):
+        if cache in accepted:
+            inputs[cache] = False
+    return base(**inputs, output_attentions=True, return_dict=True)
+
+
+def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
+    """Run a base model and return its attention, one checked (batch, head, n, n) a layer.
+
+    Raises:
+        ValueError: if the model gives no weights, or weights that are not rows over n keys that sum to 1.
+    """
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    batch, n = inputs["input_ids"].shape
+    check_ids(base, inputs["input_ids"])
+    try:
+        outputs = run(base, **inputs)
+    except IndexError as error:
+        if "index out of range in self" not in str(error):  # what torch says of a lookup beyond a table
+            raise
+        raise ValueError(f"{name} has no row for every position of {n} tokens; ask for fewer tokens") from error
+    maps = getattr(outputs, "attentions", None)
+    if not maps or not all(isinstance(weights, Tensor) for weights in maps):
+        raise ValueError(
+            f"{name} cannot be probed: it returned no attention weights when asked for them; if it picked "
+            "its implementation when it was built, load it again with attn_implementation='eager'"
+        )
+    for layer, weights in enumerate(maps):
+        if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
+            raise ValueError(
+                f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
+                f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
+            )
+        totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+        if "attention_mask" in inputs:  # rows of padding may hold anything
+            totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
+        off = float((totals - 1).abs().max())
+        if not off <= _ROW_TOLERANCE.get(weights.dtype, 1e-3):  # not <=, so that NaN is refused too
+            reason = (
+                "and some weights are negative: it returns something else than attention, its logits for one"
+                if bool((weights < 0).any())
+                else "as with attention sinks outside the sequence, or heads that are mixed after the softmax"
+            )
+            raise ValueError(
+                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), "
+                f"{reason}"
+            )
+    return tuple(maps)
+
+
+@contextmanager
+def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
+    """Collect the hidden states (batch, n, d) that each self-attention is given, layer by layer."""
+    collected: list[Tensor] = []
+
+    def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        collected.append(record.attention_input(args, kwargs))
+
+    with hooked(record.attentions(base), collect):
+        yield collected
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the hub name, the end of a local folder's path, or the class."""
+    inner = pretrained(model)
+    return "/".join(Path(inner.config._name_or_path).parts[-2:]) or type(inner).__name__
+
+
+def device_of(base: Any) -> torch.device:
+    """Return the device that token ids have to be on: the embeddings', or the one they are brought to when they run.
+
+    Raises:
+        ValueError: if the embeddings are on the meta device, and nothing brings them to another.
+    """
+    embeddings = token_embeddings(base)
+    if embeddings is None:
+        return torch.device(next(base.parameters()).device)
+    for hook in hooks_of(embeddings):
+        if hook.execution_device is not None:
+            return torch.device(hook.execution_device)
+    device = embedding_weight(base).device
+    if device.type == "meta":
+        raise ValueError(
+            f"weights of {type(base).__name__} are on the meta device, which holds no numbers; load them with "
+            "from_pretrained"
+        )
+    return device
+
+
+def check_length(base: Any, length: int, specials: int = 0) -> None:
+    """Refuse lengths that the model has no positions for.
+
+    Raises:
+        TypeError: if the length is not an integer.
+        ValueError: if it is not positive, or beyond the model's table of positions.
+    """
+    count("length", length)
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    most, trained = longest_input(base), getattr(base.config, "max_position_embeddings", None)
+    if most is not None and length + specials > most:
+        with_specials = f" and {specials} special tokens" if specials else ""
+        raise ValueError(
+            f"length={length}{with_specials} is beyond the {most} positions of {name}; "
+            f"ask for at most {most - specials}"
+        )
+    if most is None and isinstance(trained, int) and 0 < trained < length + specials:
+        logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
+
+
+def refuse_attached(record: Architecture, base: Any) -> None:
+    """Refuse models that carry an encoding of this library, which their own logits do not show.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if any(hasattr(module, ATTACHED) for module in record.attentions(base)):
+        raise ValueError(
+            f"{type(base).__name__} carries an attached encoding, which its own logits do not show; measure the whole "
+            "with positional_attention, the encoding with its weights(n), or take it out with attached(model).remove()"
+        )
+
+
+def attached_encoding(record: Architecture | None, base: Any) -> str | None:
+    """Return how the encoding reads that `attach` put into a model, and what became of its own positions.
+
+    Returns:
+        None where there is no encoding; several that differ between layers, one after the other.
+    """
+    modules = [] if record is None else record.attentions(base)
+    texts = [
+        f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
+        f"position_embeddings='{'silence' if bias.silent else 'keep'}'"
+        for bias in (getattr(module, ATTACHED, None) for module in modules)
+        if bias is not None
+    ]
+    return "; ".join(dict.fromkeys(texts)) or None
+
+
+def named(model: str, encoding: str | None) -> str:
+    """Return the name of a model together with the class of what is attached to it."""
+    return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
+
+
+def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
+    """Return the layers that were asked for, counted from the start; all for None.
+
+    Raises:
+        TypeError: if it is not a list.
+        ValueError: if there is none, or one that the model does not have.
+    """
+    if layers is None:
+        return tuple(range(depth))
+    if not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
+    if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
+        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
+    return tuple(i % depth for i in layers)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Return every configuration that steers attention in the model, outer ones before those inside them."""
+    found: dict[int, Any] = {}
+
+    def visit(config: Any) -> None:
+        if id(config) in found:
+            return
+        found[id(config)] = config
+        for key in config.sub_configs:
+            inner = getattr(config, key, None)
+            if inner is not None:
+                visit(inner)
+
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(module, PreTrainedModel) or hasattr(config, "_attn_implementation"):
+            visit(config)
+    return list(found.values())

@@ -1,0 +1,126 @@
+"""The logits of one attention module, term by term, from the facts that its family's record holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.encodings._scores import toeplitz
+from pelocality.models._weights import refuse_quantised
+from pelocality.models.families._record import Architecture
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Pre-softmax logits as four terms, each (batch, head, n, n)."""
+
+    content: Tensor
+    content_to_position: Tensor
+    position_to_content: Tensor
+    position: Tensor
+
+    def total(self) -> Tensor:
+        """Return their sum: the model's own logits, before the mask."""
+        return self.content + self.content_to_position + self.position_to_content + self.position
+
+
+Pair = tuple[Tensor, Tensor]  # queries and keys, each (batch, head, n, d_head)
+
+
+def position_parts(record: Architecture, base: Any) -> list[nn.Module]:
+    """Return the modules, other than attention, whose weights the record and the decomposition read directly."""
+    absolute = record.absolute(base)
+    tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    return tables if absolute is None else [*tables, absolute.norm]
+
+
+def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tensor) -> Pair:
+    """Return queries and keys in at least float32, before any rotation."""
+    refuse_quantised(base, module)
+    query, key = record.project(module, hidden)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return query.to(dtype), key.to(dtype)
+
+
+def logit_terms(
+    record: Architecture,
+    base: Any,
+    module: Any,
+    content: Pair,
+    position: Pair | None = None,
+    token_type_ids: Tensor | None = None,
+) -> Terms:
+    r"""Return the logits of queries and keys that are sums of a content part and a position part.
+
+    With $q = q^c + q^p$ and $k = k^c + k^p$ the equation of ``Architecture`` falls into
+
+    - content: $s\,(q^c + u)^\top k^c$
+    - content to position: $s\,(q^{c\top} k^p + q^{c\top} R)$
+    - position to content: $s\,(q^{p\top} k^c + S^\top k^c)$
+    - position: $s\,(q^{p\top} k^p + q^{p\top} R + S^\top k^p) + b$
+
+    Without a position part only the relative terms are position.
+    """
+    query, key = content
+    length = query.shape[-2]
+    scaling = record.scaling(module)
+    query_p, key_p = position if position is not None else (torch.zeros_like(query), torch.zeros_like(key))
+    rotation = record.rotation(base, module, length)
+    if rotation is not None:
+        cos, sin = (angles.to(query.device) for angles in rotation)
+        query, key, query_p, key_p = (turned(x, cos, sin) for x in (query, key, query_p, key_p))
+
+    bias = record.content_bias(module)
+    segments = None if token_type_ids is None else record.segment_logits(module, query, token_type_ids)
+    terms = [
+        (query if bias is None else query + bias[:, None]) @ key.transpose(-1, -2),
+        query @ key_p.transpose(-1, -2),
+        query_p @ key.transpose(-1, -2),
+        query_p @ key_p.transpose(-1, -2),
+    ]
+    if segments is not None:
+        terms[0] = terms[0] + segments
+    relative_keys = record.relative_keys(base, module, length)
+    if relative_keys is not None:
+        terms[1] = terms[1] + along_queries(query @ relative_keys.to(query).transpose(-1, -2))
+        terms[3] = terms[3] + along_queries(query_p @ relative_keys.to(query).transpose(-1, -2))
+    relative_queries = record.relative_queries(base, module, length)
+    if relative_queries is not None:
+        terms[2] = terms[2] + along_keys(key @ relative_queries.to(key).transpose(-1, -2))
+        terms[3] = terms[3] + along_keys(key_p @ relative_queries.to(key).transpose(-1, -2))
+    terms = [term * scaling for term in terms]
+    relative_bias = record.relative_bias(base, module, length)
+    if relative_bias is not None:
+        terms[3] = terms[3] + toeplitz(relative_bias.to(query), length)
+    return Terms(*terms)
+
+
+def along_queries(scores: Tensor) -> Tensor:
+    """Pick each query's score at each key's distance: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
+    index = _distances(scores.shape[-2], scores.device)
+    return scores.gather(-1, index.expand(*scores.shape[:-1], -1))
+
+
+def along_keys(scores: Tensor) -> Tensor:
+    """Pick each key's score at each query's distance: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
+    index = _distances(scores.shape[-2], scores.device).T  # row j holds j - i for every i
+    return scores.gather(-1, index.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
+
+
+def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries or keys (batch, head, n, d_head) by the angles of their positions, each (n, d_head).
+
+    Pairs are (first half, second half), as transformers lays them out.
+    """
+    half = states.shape[-1] // 2
+    swapped = torch.cat([-states[..., half:], states[..., :half]], dim=-1)
+    return states * cos + swapped * sin
+
+
+def _distances(length: int, device: torch.device) -> Tensor:
+    """Return j - i + n - 1, the index of each entry's distance: (n, n)."""
+    position = torch.arange(length, device=device)
+    return position[None, :] - position[:, None] + length - 1

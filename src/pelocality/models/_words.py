@@ -1,0 +1,132 @@
+"""The words that are repeated: single tokens drawn from a vocabulary, or given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pelocality._checks import check_tokenizer, count
+from pelocality.models._weights import embedding_weight
+
+# words are looked up behind this one, because most tokenizers treat the start of a text apart
+_BEFORE = "a"
+
+
+def choose_words(
+    base: Any, tokenizer: Any, words: int | Sequence[str | int], seed: int
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the ids to repeat and how they read.
+
+    Raises:
+        TypeError: if ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
+        ValueError: if a word is not one token or given twice, an id is outside the vocabulary, or too few words exist.
+    """
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    size = len(embedding_weight(base))
+    if isinstance(words, bool | str | bytes) or not isinstance(words, int | Sequence):
+        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
+    if isinstance(words, int):
+        ids = _drawn(base, tokenizer, count("words", words), seed, size)
+    else:
+        if not words:
+            raise ValueError("words is empty; give at least one word, or a count to draw")
+        ids = [_given(word, tokenizer, size) for word in words]
+        repeated = [word for place, word in enumerate(words) if ids[place] in ids[:place]]
+        if repeated:
+            raise ValueError(
+                f"words holds {repeated[0]!r} more than once; give each word once, as intervals count words"
+            )
+    names = [str(i) for i in ids] if tokenizer is None else [tokenizer.decode([i]).strip() for i in ids]
+    return tuple(ids), tuple(names)
+
+
+def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
+    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all)."""
+    if tokenizer is not None:
+        return set(tokenizer.all_special_ids)
+    found: set[int] = set()
+    for key, value in base.config.to_dict().items():
+        if key.endswith("_token_id") and value is not None:
+            found.update(value if isinstance(value, list | tuple) else [value])
+    return found
+
+
+def special_frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer puts before and after one sentence."""
+    check_tokenizer(tokenizer)
+    ids = tokenizer(_BEFORE, add_special_tokens=True)["input_ids"]
+    plain = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
+    for start in range(len(ids) - len(plain) + 1):
+        if ids[start : start + len(plain)] == plain:
+            return list(ids[:start]), list(ids[start + len(plain) :])
+    raise ValueError(
+        f"{type(tokenizer).__name__} does not frame a sentence with special tokens alone; use special_tokens=False"
+    )
+
+
+def _given(word: str | int, tokenizer: Any, size: int) -> int:
+    """Return the id of a word that the user gave, as text or as an id."""
+    if isinstance(word, int) and not isinstance(word, bool):
+        if not 0 <= word < size:
+            raise ValueError(f"words contains the id {word}, outside the model's vocabulary of {size}")
+        return word
+    if not isinstance(word, str):
+        raise TypeError(f"words must hold strings or token ids, got {word!r}")
+    if tokenizer is None:
+        raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
+    pieces = _tokens_of(word, tokenizer)
+    unknown = tokenizer.unk_token_id
+    if len(pieces) != 1 or pieces[0] == unknown:
+        shown = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+        raise ValueError(
+            f"words contains {word!r}, which is {'unknown' if pieces == [unknown] else shown} to this "
+            f"tokenizer; "
+            "give words of one token, or token ids"
+        )
+    return _within(pieces[0], size)
+
+
+def _within(token: int, size: int) -> int:
+    if token >= size:
+        raise ValueError(
+            f"token id {token} is outside the model's vocabulary of {size}; is this the model's tokenizer?"
+        )
+    return token
+
+
+def _drawn(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[int]:
+    """Draw words without replacement, each id as likely as any other."""
+    order = np.random.default_rng(seed).permutation(size if tokenizer is None else min(size, len(tokenizer)))
+    special = special_ids(base, tokenizer)
+    drawn: list[int] = []
+    for token in order.tolist():
+        if len(drawn) == wanted:
+            return drawn
+        if token not in special and (tokenizer is None or _is_word(token, tokenizer)):
+            drawn.append(token)
+    if len(drawn) < wanted:
+        if tokenizer is not None and len(tokenizer) > size:
+            raise ValueError(
+                f"words={wanted} is more than the {len(drawn)} words that tokenizer and model share: the tokenizer has "
+                f"{len(tokenizer)} tokens, the model's vocabulary {size}; is this the model's tokenizer?"
+            )
+        raise ValueError(
+            f"words={wanted} is more than the {len(drawn)} words in this vocabulary; ask for fewer, or give them"
+        )
+    return drawn
+
+
+def _is_word(token: int, tokenizer: Any) -> bool:
+    """Return whether a token reads as a whole word of letters that the tokenizer gives back as this token."""
+    text = tokenizer.decode([token]).strip()
+    return text.isalpha() and _tokens_of(text, tokenizer) == [token]
+
+
+def _tokens_of(word: str, tokenizer: Any) -> list[int]:
+    """Return the tokens of a word in the middle of a text."""
+    before = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
+    both = tokenizer(f"{_BEFORE} {word}", add_special_tokens=False)["input_ids"]
+    if both[: len(before)] == before:
+        return list(both[len(before) :])
+    return list(tokenizer(word, add_special_tokens=False)["input_ids"])

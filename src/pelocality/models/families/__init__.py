@@ -1,0 +1,120 @@
+"""Where each model family keeps attention and positions: one record a family, and the way to find it.
+
+``architecture(model)`` is the door. The records themselves stand in files by kind: ``absolute`` (BERT, RoBERTa,
+ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT) and
+``disentangled`` (DeBERTa, DeBERTa-v2).
+"""
+
+from torch import nn
+
+from pelocality.models.families import absolute, disentangled, relative, rotary
+from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture
+from pelocality.models.families._wrapper import pretrained
+
+__all__ = [
+    "ATTACHED",
+    "AbsoluteInput",
+    "Architecture",
+    "architecture",
+    "known_families",
+    "longest_input",
+    "positions_disabled",
+    "pretrained",
+]
+
+_RECORDS: dict[str, Architecture] = {
+    model_type: record
+    for record in (*absolute.RECORDS, *relative.RECORDS, *rotary.RECORDS, *disentangled.RECORDS)
+    for model_type in record.model_types
+}
+
+
+def known_families() -> tuple[str, ...]:
+    """Return the model types that have a record.
+
+    Returns:
+        The ``config.model_type`` values, sorted.
+
+    Examples:
+        >>> known_families()[:4]
+        ('albert', 'bert', 'bloom', 'camembert')
+    """
+    return tuple(sorted(_RECORDS))
+
+
+def architecture(model: nn.Module) -> Architecture:
+    """Return the record of a model's family.
+
+    Args:
+        model: a transformers model with or without a task head, or a wrapper around one.
+
+    Returns:
+        The ``Architecture`` that answers for ``model.config.model_type``.
+
+    Raises:
+        TypeError: if there is no transformers model.
+        ValueError: if the family has no record; the message lists those that have.
+
+    Examples:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
+        >>> record = architecture(gpt2)
+        >>> record.signal, record.causal(record.base(gpt2)), len(record.attentions(record.base(gpt2)))
+        ('wpe, added to the words', True, 2)
+    """
+    model_type = pretrained(model).config.model_type
+    if model_type not in _RECORDS:
+        raise ValueError(f"model type '{model_type}' is not supported; known: {', '.join(known_families())}")
+    return _RECORDS[model_type]
+
+
+def longest_input(model: nn.Module) -> int | None:
+    """Return how many tokens a model has positions for, special tokens included.
+
+    Args:
+        model: a transformers model, or a wrapper around one.
+
+    Returns:
+        The number of tokens; None where nothing ends: positions that are computed for any distance, or a table that
+        an attached encoding has disabled. Of a family without a record, what its configuration says.
+
+    Raises:
+        TypeError: if there is no transformers model.
+
+    Examples:
+        >>> from transformers import RobertaConfig, RobertaModel
+        >>> small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
+        40
+    """
+    inner = pretrained(model)
+    if inner.config.model_type not in _RECORDS:
+        return getattr(inner.config, "max_position_embeddings", None) or None
+    record = architecture(inner)
+    return None if positions_disabled(inner) else record.max_length(record.base(inner))
+
+
+def positions_disabled(model: nn.Module) -> bool:
+    """Return whether an attached encoding has disabled a model's own positions.
+
+    Args:
+        model: a transformers model, or a wrapper around one.
+
+    Returns:
+        True or False; False for a family without a record, which takes no encoding.
+
+    Raises:
+        TypeError: if there is no transformers model.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
+        >>> positions_disabled(tiny)
+        False
+    """
+    inner = pretrained(model)
+    if inner.config.model_type not in _RECORDS:
+        return False
+    record = architecture(inner)
+    modules = record.attentions(record.base(inner))
+    return any(getattr(getattr(module, ATTACHED, None), "silent", False) for module in modules)

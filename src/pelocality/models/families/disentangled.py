@@ -1,0 +1,114 @@
+"""Families whose content meets embeddings of the distance: DeBERTa (He et al., 2021) and DeBERTa-v2/v3."""
+
+# ruff: noqa: D102 - the methods are documented once, on Architecture
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance, heads
+
+
+class Deberta(Architecture):
+    """DeBERTa: queries meet embedded distances (c2p) and so do keys (p2c); no term is position alone."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("deberta",)
+    signal = "encoder.rel_embeddings, met by queries and by keys in every layer"
+    score_method = "disentangled_att_bias"
+
+    def attentions(self, base: Any) -> list[nn.Module]:
+        return [layer.attention.self for layer in base.encoder.layer]
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        # (batch, n, 3d) -> (batch, n, head, 3, d_head)
+        fused = module.in_proj(hidden).unflatten(-1, (module.num_attention_heads, 3, -1))
+        bias = module.q_bias.unflatten(-1, (module.num_attention_heads, -1))
+        return (fused[..., 0, :] + bias).transpose(1, 2), fused[..., 1, :].transpose(1, 2)
+
+    def scaling(self, module: Any) -> float:
+        return float((module.attention_head_size * (1 + len(module.pos_att_type))) ** -0.5)
+
+    def causal(self, base: Any) -> bool:
+        return False
+
+    def absolute(self, base: Any) -> AbsoluteInput | None:
+        embeddings = base.embeddings
+        if embeddings.position_embeddings is None:  # every released DeBERTa
+            return None
+        return AbsoluteInput(
+            table=embeddings.position_embeddings,
+            offset=0,
+            norm=embeddings.LayerNorm,
+            token_types=embeddings.token_type_embeddings,
+            lift=embeddings.embed_proj,
+        )
+
+    def not_additive(self, base: Any) -> str | None:
+        if not getattr(base.config, "relative_attention", False):
+            return "with relative_attention=False it has no term of positions that a bias could join"
+        if getattr(base.config, "talking_head", False):
+            return "with talking_head=True it mixes the logits of its heads after the bias"
+        return None
+
+    def not_silenceable(self, base: Any) -> str | None:
+        if getattr(base.config, "conv_kernel_size", 0) > 0:
+            return "its convolution over neighbouring tokens (conv_kernel_size > 0) reads their order"
+        return None
+
+    def _by_distance(self, base: Any, length: int, span: int) -> Tensor:
+        """Return the row of the distance table for each j - i = -(n-1)..n-1."""
+        weight = base.encoder.rel_embeddings.weight
+        distance = base.encoder.get_rel_pos(weight.new_empty(1, length, 1))[0]  # i - j, in buckets where it has them
+        return (by_distance(distance).long() + span).clamp(0, 2 * span - 1)
+
+    def _table(self, base: Any, module: Any, length: int) -> Tensor:
+        """Return the embedding of each distance: (2n - 1, d)."""
+        most: int = module.max_relative_positions
+        span = min(length, most)
+        table: Tensor = base.encoder.get_rel_embedding()[most - span : most + span]
+        return table[self._by_distance(base, length, span).to(table.device)]
+
+    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
+        if not module.relative_attention or "c2p" not in module.pos_att_type:
+            return None
+        return heads(module.pos_proj(self._table(base, module, length))[None], module.attention_head_size)[0]
+
+    def relative_queries(self, base: Any, module: Any, length: int) -> Tensor | None:
+        if not module.relative_attention or "p2c" not in module.pos_att_type:
+            return None
+        return heads(module.pos_q_proj(self._table(base, module, length))[None], module.attention_head_size)[0]
+
+
+class DebertaV2(Deberta):
+    """DeBERTa-v2 and v3: logarithmic buckets of distances; content and distance may share projections."""
+
+    model_types = ("deberta-v2",)
+    score_method = "disentangled_attention_bias"
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        size = module.attention_head_size
+        return heads(module.query_proj(hidden), size), heads(module.key_proj(hidden), size)
+
+    def scaling(self, module: Any) -> float:
+        terms = 1 + ("c2p" in module.pos_att_type) + ("p2c" in module.pos_att_type)
+        return float((module.attention_head_size * terms) ** -0.5)
+
+    def _table(self, base: Any, module: Any, length: int) -> Tensor:
+        span: int = module.pos_ebd_size
+        table: Tensor = base.encoder.get_rel_embedding()[: 2 * span]
+        return table[self._by_distance(base, length, span).to(table.device)]
+
+    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
+        if not module.relative_attention or "c2p" not in module.pos_att_type:
+            return None
+        project = module.key_proj if module.share_att_key else module.pos_key_proj
+        return heads(project(self._table(base, module, length))[None], module.attention_head_size)[0]
+
+    def relative_queries(self, base: Any, module: Any, length: int) -> Tensor | None:
+        if not module.relative_attention or "p2c" not in module.pos_att_type:
+            return None
+        project = module.query_proj if module.share_att_key else module.pos_query_proj
+        return heads(project(self._table(base, module, length))[None], module.attention_head_size)[0]
+
+
+RECORDS: tuple[Architecture, ...] = (Deberta(), DebertaV2())

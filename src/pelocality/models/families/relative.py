@@ -1,0 +1,178 @@
+"""Families whose positions are a term of the logits: T5, MPNet, BLOOM (ALiBi), XLNet."""
+
+# ruff: noqa: D102 - the methods are documented once, on Architecture
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance, heads, looks_back
+
+
+class T5(Architecture):
+    """T5 (Raffel et al., 2020): a bias per bucket of distances, shared by all layers; no 1 / sqrt(d_head)."""
+
+    model_types = ("t5", "mt5")
+    signal = "encoder.block[0].layer[0].SelfAttention.relative_attention_bias, shared by every layer"
+    mask_argument = "mask"
+
+    def base(self, model: Any) -> Any:
+        """Return the encoder; a stack that is given itself (``model.decoder``) is taken as it is."""
+        base = super().base(model)
+        return base if hasattr(base, "block") else base.encoder
+
+    def attentions(self, base: Any) -> list[nn.Module]:
+        return [block.layer[0].SelfAttention for block in base.block]
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        size = module.key_value_proj_dim
+        return heads(module.q(hidden), size), heads(module.k(hidden), size)
+
+    def scaling(self, module: Any) -> float:
+        return 1.0
+
+    def position_tables(self, base: Any) -> list[nn.Embedding]:
+        first: Any = self.attentions(base)[0]
+        return [first.relative_attention_bias]
+
+    def not_additive(self, base: Any) -> str | None:
+        if "output_attentions" in inspect.signature(type(self.attentions(base)[0]).forward).parameters:
+            return "in this version of transformers its layers hand one bias on to each other; 5.15 or newer will do"
+        return None
+
+    def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
+        first: Any = self.attentions(base)[0]
+        return by_distance(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
+
+
+class MpNet(Architecture):
+    """MPNet (Song et al., 2020): a relative bias in every layer, and an absolute table at the input."""
+
+    model_types = ("mpnet",)
+    signal = "encoder.relative_attention_bias in every layer, and embeddings.position_embeddings at the input"
+
+    def attentions(self, base: Any) -> list[nn.Module]:
+        return [layer.attention.attn for layer in base.encoder.layer]
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        size = module.attention_head_size
+        return heads(module.q(hidden), size), heads(module.k(hidden), size)
+
+    def scaling(self, module: Any) -> float:
+        return float(module.attention_head_size**-0.5)
+
+    def causal(self, base: Any) -> bool:
+        return False
+
+    def absolute(self, base: Any) -> AbsoluteInput | None:
+        embeddings = base.embeddings
+        return AbsoluteInput(
+            table=embeddings.position_embeddings, offset=embeddings.padding_idx + 1, norm=embeddings.LayerNorm
+        )
+
+    def position_tables(self, base: Any) -> list[nn.Embedding]:
+        return [*super().position_tables(base), base.encoder.relative_attention_bias]
+
+    def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
+        weight = base.encoder.relative_attention_bias.weight
+        return by_distance(base.encoder.compute_position_bias(weight.new_empty(1, length, 1))[0])
+
+
+class Bloom(Architecture):
+    """BLOOM (BigScience, 2022): causal, with ALiBi's slopes (Press et al., 2022) on the distance.
+
+    transformers adds slope * j, which differs from slope * (j - i) by a constant per row: no softmax can tell.
+    """
+
+    model_types = ("bloom",)
+    signal = "ALiBi: a fixed slope per head times the distance, in every layer"
+    position_argument = "alibi"
+
+    def attentions(self, base: Any) -> list[nn.Module]:
+        return [block.self_attention for block in base.h]
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        # (batch, n, 3d) -> (batch, n, head, 3, d_head): query, key and value lie side by side in each head
+        fused = module.query_key_value(hidden).unflatten(-1, (module.num_heads, 3, module.head_dim))
+        return fused[..., 0, :].transpose(1, 2), fused[..., 1, :].transpose(1, 2)
+
+    def scaling(self, module: Any) -> float:
+        return float(module.inv_norm_factor)
+
+    def causal(self, base: Any) -> bool:
+        return looks_back(base)
+
+    def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
+        pair = torch.ones(1, 2, dtype=torch.long)
+        slopes = base.build_alibi_tensor(pair, base.num_heads, torch.float32)[:, 0, 1]  # slope * j at j = 1
+        bias: Tensor = slopes[:, None] * torch.arange(1 - length, length)
+        return bias
+
+
+class XlNet(Architecture):
+    """XLNet (Yang et al., 2019) with the relative attention of Transformer-XL (Dai et al., 2019).
+
+    Its logits are (q + r_w_bias) . k + (q + r_r_bias) . (r R): r_w_bias is the content bias u, and r_r_bias . (r R)
+    the purely positional term.
+    """
+
+    model_types = ("xlnet",)
+    signal = "rel_attn.r and rel_attn.r_r_bias against sinusoids of the distance, in every layer"
+    mask_argument = "attn_mask_h"
+    position_argument = "r"
+    position_weights = ("r", "r_r_bias")
+
+    def base(self, model: Any) -> Any:
+        """Return the transformer; ``bi_data`` mode, where half of each batch runs backwards, is refused."""
+        base = super().base(model)
+        if base.config.bi_data:
+            raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
+        return base
+
+    def attentions(self, base: Any) -> list[nn.Module]:
+        return [layer.rel_attn for layer in base.layer]
+
+    def attention_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        hidden: Tensor = args[0] if args else kwargs["h"]
+        return hidden.transpose(0, 1)  # XLNet runs (n, batch, d)
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        query = torch.einsum("bid,dhe->bhie", hidden, module.q)
+        return query, torch.einsum("bid,dhe->bhie", hidden, module.k)
+
+    def scaling(self, module: Any) -> float:
+        return float(module.scale)
+
+    def causal(self, base: Any) -> bool:
+        return bool(base.config.attn_type == "uni")
+
+    def _turned(self, base: Any, module: Any, length: int) -> Tensor:
+        """Return the sinusoids through r, unscaled: (head, 2n - 1, d_head)."""
+        # rows run through the distances i - j = n, n - 1, ..., so that row n + k stands for j - i = k
+        table = base.relative_positional_encoding(length, length)[1:, 0]
+        turned = torch.einsum("kd,dhe->hke", table.to(module.r), module.r)
+        missing = 2 * length - 1 - turned.shape[1]  # a causal ("uni") model has no rows for the future
+        return torch.nn.functional.pad(turned, (0, 0, 0, missing))
+
+    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
+        return self._turned(base, module, length)
+
+    def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
+        turned = self._turned(base, module, length)
+        return self.scaling(module) * torch.einsum("he,hke->hk", module.r_r_bias, turned)
+
+    def content_bias(self, module: Any) -> Tensor | None:
+        bias: Tensor = module.r_w_bias
+        return bias
+
+    def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
+        differs = (token_type_ids[:, :, None] != token_type_ids[:, None, :]).long()
+        # (batch, head, n, 2): each query against "same segment" and "another segment"
+        scores = torch.einsum("bhie,she->bhis", query + module.r_s_bias[:, None], module.seg_embed)
+        index = differs[:, None].expand(-1, scores.shape[1], -1, -1)
+        return scores.gather(-1, index)
+
+
+RECORDS: tuple[Architecture, ...] = (T5(), MpNet(), Bloom(), XlNet())

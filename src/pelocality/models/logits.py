@@ -1,0 +1,246 @@
+"""Position-only logits, in closed form where a family has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.encodings._scores import masked_softmax, toeplitz
+from pelocality.models._run import (
+    captured_inputs,
+    check_length,
+    device_of,
+    eager_attention,
+    layer_indices,
+    refuse_attached,
+    run,
+)
+from pelocality.models._terms import logit_terms, position_parts, queries_and_keys, turned
+from pelocality.models._weights import embedding_weight, loaded
+from pelocality.models._words import choose_words
+from pelocality.models.families import architecture
+from pelocality.models.families._record import Architecture
+
+_CONSTANT = 4  # tokens of one word, run to see that its content is the same at every position
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionalLogits:
+    """What position alone adds to the logits of attention, before the mask and the softmax.
+
+    Attributes:
+        logits: delta, scaled as the model scales its logits, (layer, head, n, n).
+        relative: the same as b[k] over k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer depends on k
+            alone; None otherwise. ``measure_relative`` takes it without an n x n matrix.
+        layers: the layers of the model that the first axis stands for.
+        visible: the keys each query may attend to, (layer, n, n): the causal mask and local windows.
+        causal: whether no query attends to what follows it.
+        standing: "exact", or "average" over the words in ``words``.
+        words: the words averaged over; empty where the logits are exact.
+        word_ids: their token ids.
+    """
+
+    logits: Tensor
+    relative: Tensor | None
+    layers: tuple[int, ...]
+    visible: Tensor
+    causal: bool
+    standing: Literal["exact", "average"]
+    words: tuple[str, ...] = ()
+    word_ids: tuple[int, ...] = ()
+
+    def weights(self) -> Tensor:
+        """Return the softmax of the logits over the visible keys: (layer, head, n, n), rows sum to 1."""
+        return masked_softmax(self.logits, self.visible[:, None])
+
+    @property
+    def attention(self) -> Tensor:
+        """The weights, under the name by which every metric finds them."""
+        return self.weights()
+
+    def __repr__(self) -> str:
+        layers, heads, n, _ = self.logits.shape
+        words = f", average over {len(self.words)} words" if self.standing == "average" else ", exact"
+        causal = ", causal" if self.causal else ""
+        return f"PositionalLogits({layers} layers x {heads} heads, n = {n}{words}{causal})"
+
+
+def positional_logits(
+    model: nn.Module,
+    length: int,
+    *,
+    tokenizer: Any = None,
+    words: int | Sequence[str | int] = 64,
+    seed: int = 0,
+    layers: Sequence[int] | None = None,
+) -> PositionalLogits:
+    r"""Return the position-only correlation delta of each layer and head.
+
+    Logits are $\alpha_{ij} = (\gamma_{ij} + \delta_{ij}) / \sqrt d$, and $\delta$ is the part that no content enters
+    (Chen et al., 2023). Where it has a closed form depends on the family. The scaling is the model's own and is
+    included: $1 / \sqrt d$ for most, none for T5.
+
+    - BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT, GPT-2: exact, first layer only. The logits of an input whose word
+      embeddings are zero. Everything else is kept: token type 0, the layer norm with its bias and with the scale that
+      positions alone give it, the biases of queries and keys. (``decompose`` holds the scale of real words instead,
+      and counts biases as content.)
+    - T5, BLOOM (ALiBi): exact, every layer. The bias b[k]; any repeated word has these logits, up to a constant.
+    - MPNet: exact, every layer. The first as BERT's, plus the relative bias; deeper ones the relative bias alone.
+    - XLNet: exact, every layer. r_r_bias . (r R); its other positional term, q . (r R), needs a query's content.
+    - DeBERTa, DeBERTa-v2: average over words, every layer. c2p + p2c of one repeated word, as the model has no term
+      of position alone. With absolute positions at its input (no released model): exact, first layer, as BERT's.
+    - Llama, ModernBERT (RoPE): average over words, every layer. The whole logits of one repeated word.
+
+    In a RoPE or DeBERTa model one repeated word leaves the same state at every position of every layer (this is
+    checked), so that the logits are exact for that word. The average over words is of logits;
+    ``positional_attention`` averages weights, which is another number.
+
+    Args:
+        model: a transformers model of a known family, with or without a head.
+        length: number of positions n, in tokens.
+        tokenizer: its tokenizer, to draw whole words; used for averages only.
+        words: how many words to draw, or the words themselves; used for averages only.
+        seed: seed of the draw.
+        layers: layers to return, by index; by default all that have a closed form.
+
+    Returns:
+        `PositionalLogits`: (layer, head, n, n), any real number, in at least float32, on the model's device.
+
+    Raises:
+        TypeError: for something that is no transformers model.
+        ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, content
+            that a repeated word does not keep constant (DeBERTa-v2 with a convolution), or quantised queries and keys.
+
+    Examples:
+        >>> from transformers import T5Config, T5EncoderModel
+        >>> t5 = T5EncoderModel(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2))
+        >>> delta = positional_logits(t5, 16)
+        >>> delta
+        PositionalLogits(2 layers x 2 heads, n = 16, exact)
+        >>> delta.weights().shape, delta.relative.shape
+        (torch.Size([2, 2, 16, 16]), torch.Size([2, 2, 31]))
+    """
+    record = architecture(model)
+    base = record.base(model)
+    refuse_attached(record, base)
+    check_length(base, length)
+    modules: list[Any] = record.attentions(base)
+    ids: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
+        table, averaged = record.absolute(base) is not None, _averages(record, base, modules[0])
+        biased = record.relative_bias(base, modules[0], 1) is not None
+        if not (table or averaged or biased):
+            raise ValueError(f"{type(base).__name__} has no positions that this library knows of in its logits")
+        closed = range(len(modules)) if biased or (averaged and not table) else range(1)
+        chosen = _chosen(layers, closed, len(modules), type(base).__name__)
+        if averaged and not table:
+            ids, names = choose_words(base, tokenizer, words, seed)
+            relative = _constant_content(record, base, modules, chosen, ids, length)
+            logits = [toeplitz(b, length) for b in relative]
+        else:
+            logits, relative = [], []
+            for layer in chosen:
+                if layer == 0 and table:
+                    logits.append(_content_free(record, base, modules[0], length))
+                else:
+                    with loaded(base, [modules[layer]]):
+                        bias = record.relative_bias(base, modules[layer], length)
+                    assert bias is not None  # closed says so
+                    relative.append(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)))
+                    logits.append(toeplitz(relative[-1], length))
+    device = logits[0].device
+    visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
+    return PositionalLogits(
+        logits=torch.stack([part.to(device) for part in logits]),
+        relative=torch.stack([b.to(device) for b in relative]) if len(relative) == len(chosen) else None,
+        layers=chosen,
+        visible=torch.stack(visible),
+        causal=record.causal(base),
+        standing="average" if ids else "exact",
+        words=names,
+        word_ids=ids,
+    )
+
+
+def _averages(record: Architecture, base: Any, module: Any) -> bool:
+    """Return whether position acts on content alone, so that some content has to be held constant."""
+    if record.rotation(base, module, 1) is not None:
+        return True
+    meets = record.relative_keys(base, module, 1) is not None or record.relative_queries(base, module, 1) is not None
+    return meets and record.relative_bias(base, module, 1) is None
+
+
+def _chosen(layers: Sequence[int] | None, closed: range, count: int, name: str) -> tuple[int, ...]:
+    if layers is None:
+        return tuple(closed)
+    chosen = layer_indices(layers, count)
+    beyond = [i for i in chosen if i not in closed]
+    if beyond:
+        raise ValueError(
+            f"{name} has no position-only logits in layers {beyond}: its positions enter with the words at "
+            "the first layer; use layers=[0], or positional_attention for the deeper ones"
+        )
+    return chosen
+
+
+def _content_free(record: Architecture, base: Any, module: Any, length: int) -> Tensor:
+    """Return the first layer's logits for word embeddings of zero: (head, n, n)."""
+    width = embedding_weight(base).shape[1]
+    nothing = torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base))
+    with captured_inputs(record, base) as hidden:
+        run(base, inputs_embeds=nothing)
+    return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).total()[0]
+
+
+def _constant_content(
+    record: Architecture,
+    base: Any,
+    modules: list[Any],
+    chosen: tuple[int, ...],
+    ids: tuple[int, ...],
+    length: int,
+) -> list[Tensor]:
+    """Return b[k] of each chosen layer under one repeated word, averaged over words: (head, 2n - 1) each."""
+    batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _CONSTANT)
+    with captured_inputs(record, base) as hidden:
+        run(base, input_ids=batch)
+    relative = []
+    for layer in chosen:
+        states = hidden[layer].to(torch.promote_types(hidden[layer].dtype, torch.float32))
+        spread = (states - states[:, :1]).abs().max() / states.abs().max()
+        if spread > (1e-3 if hidden[layer].dtype in (torch.float32, torch.float64) else 0.1):
+            raise ValueError(
+                f"{type(base).__name__} does not keep the content of a repeated word constant over positions "
+                f"(layer {layer} differs by {float(spread):.2g}), so its logits have no closed form; "
+                "use positional_attention"
+            )
+        with loaded(base, [modules[layer]]):
+            # (word, head, 1, d_head)
+            query, key = queries_and_keys(record, base, modules[layer], hidden[layer][:, :1])
+            relative.append(_distance_logits(record, base, modules[layer], query, key, length).mean(0))
+    return relative
+
+
+def _distance_logits(record: Architecture, base: Any, module: Any, query: Tensor, key: Tensor, length: int) -> Tensor:
+    """Return logits by distance of states at one place: (word, head, 1, d_head) -> (word, head, 2n - 1)."""
+    scaling = record.scaling(module)
+    rotation = record.rotation(base, module, length)
+    if rotation is not None:
+        cos, sin = (angles.to(query.device) for angles in rotation)
+        queries, keys = turned(query, cos, sin), turned(key, cos, sin)  # (word, head, n, d_head), one a position
+        ahead = (queries[:, :, :1] * keys).sum(-1)  # the query at 0, keys at 0..n-1
+        behind = (queries * keys[:, :, :1]).sum(-1)  # queries at 0..n-1, the key at 0
+        return scaling * torch.cat([behind[..., 1:].flip(-1), ahead], dim=-1)
+    total = query.new_zeros(*query.shape[:2], 2 * length - 1)
+    for vectors, states in (
+        (record.relative_keys(base, module, length), query),
+        (record.relative_queries(base, module, length), key),
+    ):
+        if vectors is not None:
+            total = total + (states @ vectors.to(states).transpose(-1, -2)).squeeze(-2)
+    return scaling * total

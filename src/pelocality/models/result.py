@@ -1,0 +1,261 @@
+"""What identical-word probing found: the matrices, the words, the numbers both ways, and how to keep them."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from scipy import stats
+from torch import Tensor
+
+from pelocality.metrics import Measurement, measure
+from pelocality.models._run import named
+
+METRICS = ("locality", "symmetry", "relative_asymmetry")
+Metric = Literal["locality", "symmetry", "relative_asymmetry"]
+_UNIFORM = 0.05  # a head further from uniform than this, in total variation, shows something of position
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What produced a result.
+
+    Attributes:
+        model: name or path the model was loaded from, or its class.
+        model_class: class of the model that ran.
+        model_type: ``config.model_type``.
+        dtype: precision the model ran in.
+        words: the words that were repeated, as text.
+        word_ids: their token ids.
+        seed: seed they were drawn with; None for given words.
+        special_tokens: whether special tokens framed the words (they are never part of the matrices).
+        causal: whether no query attends to what follows it.
+        versions: of pelocality, torch and transformers.
+        encoding: the encoding that was attached to the model while it ran, and what became of the model's own
+            positions; None where there was none.
+        equal_states: whether the repeated word held the same hidden state at every position, in every layer.
+    """
+
+    model: str
+    model_class: str
+    model_type: str
+    dtype: str
+    words: tuple[str, ...]
+    word_ids: tuple[int, ...]
+    seed: int | None
+    special_tokens: bool
+    causal: bool
+    versions: Mapping[str, str]
+    encoding: str | None = None
+    equal_states: bool = False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionalAttention:
+    """Attention that position alone explains, as identical-word probing sees it.
+
+    Two averaging orders are in use. ``metric_of_mean`` measures the matrix averaged over words (Wang et al., 2021,
+    average 300 words before they look). ``mean_of_metric`` measures the matrix of each word and averages the numbers;
+    intervals belong to it. Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as the
+    mean over words and 0.83 of the mean. Which order Chen et al. (2023) took is not known.
+
+    The metrics accept the result itself: ``symmetry(result)`` is the metric of the mean.
+
+    Attributes:
+        attention: mean over words of the attention (layer, head, n, n), rows sum to 1.
+        per_word: locality, symmetry and relative asymmetry of each word's own matrix, each (word, layer, head).
+        layers: the layers of the model that the first axis stands for; those without attention are not among them.
+        source: what produced it.
+        visible: the keys that each query may attend to by the model's mask (layer, n, n), None where all may see all.
+    """
+
+    attention: Tensor
+    per_word: Measurement
+    layers: tuple[int, ...]
+    source: Provenance
+    visible: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of positions n."""
+        return self.attention.shape[-1]
+
+    @property
+    def mean_of_metric(self) -> Measurement:
+        """The metrics of each word's matrix, averaged over words: each (layer, head)."""
+        return Measurement(**{name: getattr(self.per_word, name).mean(0) for name in METRICS})
+
+    @cached_property
+    def metric_of_mean(self) -> Measurement:
+        """The metrics of the matrix averaged over words: each (layer, head)."""
+        return measure(self.attention)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has to be known to read these numbers, a sentence each; empty where nothing has."""
+        notes = []
+        if self.source.causal:
+            notes.append(
+                "causal: symmetry is meaningless on one-sided attention (relative asymmetry is 1 by construction)"
+            )
+        if self.source.equal_states:
+            notes.append(
+                "relative positions alone: every position holds the same hidden state in every layer, so each layer "
+                "shows only the positions it adds itself"
+            )
+            if uniform := [str(layer) for layer, flat in zip(self.layers, self._uniform(), strict=True) if flat]:
+                notes.append(
+                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(uniform)}; this says "
+                    "nothing about what they do on text"
+                )
+        return tuple(notes)
+
+    def _uniform(self) -> list[bool]:
+        """Return for each layer whether all its heads are as good as uniform over the keys they can see."""
+        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
+        uniform = visible / visible.sum(-1, keepdim=True)
+        distance = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # total variation, (layer, head)
+        return (distance.amax(-1) < _UNIFORM).tolist()
+
+    def interval(self, metric: Metric = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the t interval over words for the mean of a metric.
+
+        It says how far the drawing of words moves the number, not how far another training run would.
+
+        Args:
+            metric: "locality", "symmetry" or "relative_asymmetry".
+            confidence: coverage, between 0 and 1.
+
+        Returns:
+            The lower and the upper end, each (layer, head); NaN for a single word.
+
+        Raises:
+            ValueError: for an unknown metric or a confidence outside (0, 1).
+        """
+        if metric not in METRICS:
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+        return _interval(getattr(self.per_word, metric), confidence)
+
+    def to_frame(self, by: Literal["head", "layer"] = "head", confidence: float = 0.95) -> pd.DataFrame:
+        """Return the numbers as a table.
+
+        Args:
+            by: "head" for one row per layer and head, "layer" for the mean over the heads of each layer.
+            confidence: coverage of the intervals over words.
+
+        Returns:
+            A DataFrame with ``layer`` (and ``head``), and for each metric the mean over words, its interval
+            (``_low``, ``_high``) and the metric of the mean matrix (``_of_mean``).
+
+        Raises:
+            ValueError: for another ``by``.
+        """
+        if by not in ("head", "layer"):
+            raise ValueError(f"by must be 'head' or 'layer', got {by!r}")
+        heads = self.attention.shape[1]
+        index = [(layer, head) for layer in self.layers for head in range(heads)]
+        columns: dict[str, object] = {"layer": [i for i, _ in index], "head": [h for _, h in index]}
+        if by == "layer":
+            columns = {"layer": list(self.layers)}
+        for name in METRICS:
+            per_word, of_mean = getattr(self.per_word, name), getattr(self.metric_of_mean, name)
+            if by == "layer":
+                per_word, of_mean = per_word.mean(-1), of_mean.mean(-1)
+            low, high = _interval(per_word, confidence)
+            columns[name] = per_word.mean(0).flatten().tolist()
+            columns[f"{name}_low"], columns[f"{name}_high"] = low.flatten().tolist(), high.flatten().tolist()
+            columns[f"{name}_of_mean"] = of_mean.flatten().tolist()
+        return pd.DataFrame(columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write the result to one safetensors file; what produced it stands in the file's header as JSON.
+
+        Args:
+            path: the file to write, by custom ending in ``.safetensors``.
+        """
+        tensors = {"attention": self.attention} | ({} if self.visible is None else {"visible": self.visible})
+        tensors |= {name: getattr(self.per_word, name) for name in METRICS}
+        header = {"layers": self.layers, "source": asdict(self.source)}
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            path,
+            metadata={"pelocality.PositionalAttention": json.dumps(header)},
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> PositionalAttention:
+        """Read a result that ``save`` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The same result, on the CPU.
+
+        Raises:
+            ValueError: if the file holds something else.
+        """
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("pelocality.PositionalAttention")
+            if text is None:
+                raise ValueError(f"{path} is not a saved PositionalAttention; write one with result.save(path)")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        header = json.loads(text)
+        source = header["source"]
+        for field in ("words", "word_ids"):
+            source[field] = tuple(source[field])
+        known = {field.name for field in fields(Provenance)}
+        return cls(
+            attention=tensors["attention"],
+            per_word=Measurement(**{name: tensors[name] for name in METRICS}),
+            layers=tuple(header["layers"]),
+            source=Provenance(**{name: value for name, value in source.items() if name in known}),
+            visible=tensors.get("visible"),
+        )
+
+    def _headline(self) -> str:
+        heads, words = self.attention.shape[1], len(self.source.words)
+        special = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
+        model = named(self.source.model, self.source.encoding)
+        return (
+            f"{model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, "
+            f"mean over {words} word{'s' if words != 1 else ''}, {special}"
+        )
+
+    def _table(self) -> pd.DataFrame:
+        frame = self.to_frame("layer")[["layer", "locality", "symmetry", "symmetry_of_mean", "relative_asymmetry"]]
+        mean = frame.mean().to_frame().T.astype(object).assign(layer="mean")
+        table = pd.concat([frame.astype(object), mean], ignore_index=True)
+        return table.rename(columns=lambda name: name.replace("_", " "))
+
+    def __repr__(self) -> str:
+        table = self._table().to_string(index=False, float_format="{:.3f}".format)
+        return "\n".join([f"PositionalAttention of {self._headline()}", table, *self.notes])
+
+    def _repr_html_(self) -> str:
+        # pandas escapes the cells; the headline holds a model's name, which may be a path
+        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
+        lines = [f"<p>{html.escape(line)}</p>" for line in (self._headline(), *self.notes)]
+        return "\n".join([lines[0], table, *lines[1:]])
+
+
+def _interval(per_word: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
+    """Return the ends of the t interval of the mean over the first axis."""
+    values = per_word.double().cpu()
+    words = values.shape[0]
+    mean = values.mean(0)
+    if words < 2:
+        return torch.full_like(mean, float("nan")), torch.full_like(mean, float("nan"))
+    half = float(stats.t.ppf((1 + confidence) / 2, words - 1)) * values.std(0) / words**0.5
+    return mean - half, mean + half

@@ -1,0 +1,282 @@
+"""How much of each head's attention on real text position alone explains."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pelocality._checks import check_tokenizer, count
+from pelocality.models._observe import observe
+from pelocality.models._run import (
+    attached_encoding,
+    check_length,
+    device_of,
+    eager_attention,
+    find_base,
+    model_name,
+    named,
+)
+
+# a head whose weights deviate from uniform by less than this is uniform up to the rounding of float32
+_UNIFORM = 1e-7
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionShare:
+    """How much of each head's attention on a text position explains, and what it was measured on.
+
+    Attributes:
+        share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
+            for a head that attends uniformly.
+        layers: the layers of the model that the first axis stands for; those without attention have no share.
+        prediction: what position predicts: the mean deviation from uniform attention at each pair of positions,
+            (layer, head, n, n) with n the longest text, at most ``length``; NaN where no sentence reaches.
+        counts: the sentences behind each pair of positions, (layer, n, n).
+        sentences: number of sequences read.
+        model: name of the model.
+        special_tokens: whether special tokens were counted.
+        encoding: the encoding that was attached to the model while it ran, None where there was none.
+    """
+
+    share: Tensor
+    layers: tuple[int, ...]
+    prediction: Tensor
+    counts: Tensor
+    sentences: int
+    model: str
+    special_tokens: bool
+    encoding: str | None
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per layer and head: ``layer``, ``head``, ``share``."""
+        index = [(layer, head) for layer in self.layers for head in range(self.share.shape[1])]
+        return pd.DataFrame(index, columns=["layer", "head"]).assign(share=self.share.flatten().tolist())
+
+    def _headline(self) -> str:
+        layers, heads = self.share.shape
+        special = "special tokens counted" if self.special_tokens else "special tokens left out"
+        model = named(self.model, self.encoding)
+        return f"{model}: {layers} layers x {heads} heads, {self.sentences} sentences, {special}"
+
+    def _table(self) -> pd.DataFrame:
+        return self.to_frame().groupby("layer")["share"].agg(["mean", "min", "max"]).reset_index()
+
+    def __repr__(self) -> str:
+        table = self._table().to_string(index=False, float_format="{:.3f}".format)
+        return f"PositionShare of {self._headline()}\n{table}"
+
+    def _repr_html_(self) -> str:
+        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
+        return f"<p>Share of attention that position explains. {html.escape(self._headline())}</p>\n{table}"
+
+
+def position_share(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    tokenizer: Any = None,
+    length: int = 128,
+    special_tokens: bool = False,
+    progress: bool = True,
+) -> PositionShare:
+    r"""Return how much of each head's attention on real text is explained by position alone.
+
+    The definition is ours. Of sentence $s$, let $D^s_{ij} = A^s_{ij} - 1/|V^s_i|$ be the deviation of attention from
+    uniform over the keys $V^s_i$ that query $i$ can see. Position predicts it as the mean over the *other* sentences
+    with the same pair of positions $(i, j)$, and the share is one minus the error of that prediction:
+
+    $$1 - \frac{\sum_{s,i,j} \left(D^s_{ij} - \bar D^{-s}_{ij}\right)^2}{\sum_{s,i,j} \left(D^s_{ij}\right)^2}$$
+
+    A head that attends by position alone has 1, a head that attends by content alone about 0 (with $N$ sentences
+    $-1/(N-1)$ on average, as a sentence is never predicted from itself). High heads are positional, low ones
+    contextual; no threshold is natural.
+
+    The sums run in one pass, so memory does not depend on the number of batches. Padding may stand on either side:
+    tokens are moved to the left before the model runs. The rows of what is left after padding and special tokens are
+    renormalised.
+
+    Sentences of different lengths share a pair of positions but not the number of keys, so that even a purely
+    positional head falls a little short of 1 on them. Texts cut to one length do not have that.
+
+    Args:
+        model: a transformers model that ``positional_attention`` can probe, with or without a head.
+        batches: tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
+            ``attention_mask`` where there is padding, ``token_type_ids`` where the model reads them, and
+            ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
+            used.
+        tokenizer: tells special tokens apart where the batches hold no ``special_tokens_mask``.
+        length: positions from this one on do not count; text beyond it is still read by the model.
+        special_tokens: count special tokens like any other.
+        progress: show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        A `PositionShare` with ``share`` (layer, head), at most 1, float64, on the CPU.
+
+    Raises:
+        TypeError: for something that is no transformers model, or batches that are no mappings of token ids.
+        ValueError: for a model that cannot be probed, text longer than its positions, special tokens that nothing
+            tells apart, padding without a mask, or fewer than two sentences.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> _ = torch.manual_seed(0)
+        >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=99))
+        >>> text = [{"input_ids": torch.randint(1, 99, (4, 10))} for _ in range(5)]
+        >>> position_share(model, text, special_tokens=True).share.shape
+        torch.Size([2, 2])
+    """
+    base, record = find_base(model)
+    count("length", length, least=2)
+    if isinstance(batches, Mapping):
+        raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
+    sums: _Sums | None = None
+    layers: tuple[int, ...] = ()
+    sentences = longest = 0
+    with eager_attention(model):
+        for batch in tqdm(batches, desc="position share", unit="batch", delay=3, disable=not progress):
+            inputs, real, counted = _read(batch, base, tokenizer, special_tokens)
+            if real.numel() == 0:
+                continue
+            if real.shape[1] > longest:
+                longest = real.shape[1]
+                check_length(base, longest)
+            inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
+            observed = observe(base, record, **inputs)
+            if sums is None:
+                layers = observed.layers
+                sums = _Sums(len(layers), observed.maps[0].shape[1])
+            keep = counted[:, :length]
+            m = keep.shape[1]
+            for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                sums.add(layer, weights, keep[:, :, None] & keep[:, None, :] & visible[:, :m, :m].cpu())
+            sentences += real.shape[0]
+    if sums is None:
+        raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
+    share, prediction = sums.result()
+    return PositionShare(
+        share=share,
+        layers=layers,
+        prediction=prediction,
+        counts=sums.counts,
+        sentences=sentences,
+        model=model_name(model),
+        special_tokens=special_tokens,
+        encoding=attached_encoding(record, base),
+    )
+
+
+class _Sums:
+    """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
+
+    def __init__(self, layers: int, heads: int) -> None:
+        self.total = torch.zeros(layers, heads, 0, 0, dtype=torch.float64)
+        self.squares = torch.zeros_like(self.total)
+        self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
+
+    def _reach(self, length: int) -> None:
+        """Make room for as many positions, which nobody knows before the last text."""
+        more = max(0, length - self.counts.shape[-1])
+        if more:
+            self.total, self.squares, self.counts = (
+                nn.functional.pad(sums, (0, more, 0, more)) for sums in (self.total, self.squares, self.counts)
+            )
+
+    def add(self, layer: int, weights: Tensor, pairs: Tensor) -> None:
+        """Add the attention (batch, head, n, n) of a batch over the pairs (batch, m, m) that count, m <= n."""
+        m = pairs.shape[-1]
+        self._reach(m)
+        # on the CPU, as not every accelerator has float64
+        seen = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
+        mass = seen.sum(-1, keepdim=True)
+        keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
+        # a row with no weight at all on counted keys (it underflowed) tells nothing: deviation 0
+        deviation = torch.where(pairs[:, None] & (mass > 0), seen / mass - 1 / keys, 0.0)
+        self.total[layer, :, :m, :m] += deviation.sum(0)
+        self.squares[layer, :, :m, :m] += deviation.square().sum(0)
+        self.counts[layer, :m, :m] += pairs.sum(0)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return the share (layer, head) and the mean deviation (layer, head, length, length)."""
+        seen = self.counts[:, None].double()
+        enough = seen >= 2  # what one sentence alone has cannot be predicted from others
+        if not bool(enough.any()):
+            raise ValueError("no pair of positions was seen in two sentences; pass more text")
+        # left out of its own mean, an observation is off by N / (N - 1) times its distance from the full mean
+        error = (self.squares - self.total.square() / seen) * (seen / (seen - 1)).square()
+        error = torch.where(enough, error, 0.0).sum((-2, -1))
+        squares = torch.where(enough, self.squares, 0.0).sum((-2, -1))
+        observed = torch.where(enough, seen, 0.0).sum((-2, -1))
+        share = torch.where(squares > observed * _UNIFORM**2, 1 - error / squares, torch.nan)
+        return share, self.total / seen
+
+
+def _read(
+    batch: Mapping[str, Any], base: Any, tokenizer: Any, special_tokens: bool
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return a batch's inputs, its real tokens and those that count, (batch, n) each, padding on the right."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise TypeError(
+            f"batches must hold mappings with input_ids, got {type(batch).__name__}; run the tokenizer first"
+        )
+    ids = _tensor(batch, "input_ids")
+    if ids.numel() == 0:
+        return {}, ids.bool(), ids.bool()
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"input_ids must be integers, got {ids.dtype}")
+    padding = getattr(base.config, "pad_token_id", None)
+    if "attention_mask" in batch:
+        real = _tensor(batch, "attention_mask", ids).bool()
+    elif padding is not None and bool((ids == padding).any()):
+        raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
+    else:
+        real = torch.ones_like(ids, dtype=torch.bool)
+    if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
+        raise ValueError("attention_mask has holes; padding may stand before or after a text, not inside it")
+    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
+    inputs = {"input_ids": ids.gather(1, order), "attention_mask": real.gather(1, order).long()}
+    if "token_type_ids" in batch:
+        inputs["token_type_ids"] = _tensor(batch, "token_type_ids", ids).gather(1, order)
+    special = _special(batch, ids, tokenizer, special_tokens)
+    real = real.gather(1, order)
+    return inputs, real, real & ~special.gather(1, order)
+
+
+def _special(batch: Mapping[str, Any], ids: Tensor, tokenizer: Any, special_tokens: bool) -> Tensor:
+    """Return which tokens are special and do not count: (batch, n)."""
+    if special_tokens:
+        return torch.zeros_like(ids, dtype=torch.bool)
+    if "special_tokens_mask" in batch:
+        return _tensor(batch, "special_tokens_mask", ids).bool()
+    if tokenizer is None:
+        raise ValueError(
+            "nothing tells special tokens apart; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
+            "or count them with special_tokens=True"
+        )
+    check_tokenizer(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
+    if tokenizer.unk_token not in others:  # GPT-2 has one token for everything
+        special.discard(tokenizer.unk_token_id)  # an unknown word is a word
+    return torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
+
+
+def _tensor(batch: Mapping[str, Any], name: str, like: Tensor | None = None) -> Tensor:
+    """Return an entry of a batch as a tensor (batch, n) on the CPU."""
+    try:
+        value = torch.as_tensor(batch[name]).cpu()
+    except ValueError as error:
+        raise ValueError(
+            f"{name} holds texts of different lengths; pad them: tokenizer(..., padding=True, return_tensors='pt')"
+        ) from error
+    value = value[None] if value.ndim == 1 else value
+    if value.ndim != 2 or (like is not None and value.shape != like.shape):
+        wanted = "(batch, n)" if like is None else f"the shape of input_ids {tuple(like.shape)}"
+        raise ValueError(f"{name} must have {wanted}, got {tuple(value.shape)}")
+    return value

@@ -1,0 +1,74 @@
+"""What a probe knows of its own making: a small record in the dataset's info, and the builder's name in each row."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import datasets
+
+
+@dataclass(frozen=True)
+class ProbeInfo:
+    """How a probe was built: the builder, its settings, and what became of every sentence or pair it read.
+
+    ``items`` counts what was read and ``rows`` what the probe holds. ``dropped`` counts the items that gave no row,
+    by reason; ``skipped`` counts candidates within items (constituents, predicates) that could not be used, by reason.
+    """
+
+    builder: str
+    settings: Mapping[str, Any]
+    items: int
+    rows: int
+    dropped: Mapping[str, int]
+    skipped: Mapping[str, int]
+
+
+def probe_info(probe: datasets.Dataset) -> ProbeInfo:
+    """Return how a probe was built.
+
+    The record is kept by ``save_to_disk`` and by ``concatenate_datasets``, which adds up the counts. Parquet, CSV and
+    JSON files keep no info; what `evaluate` and `minimal_pairs` need stands in the rows themselves, in ``builder``.
+
+    Args:
+        probe: A dataset made by one of the builders.
+
+    Returns:
+        Counts and settings. Rows filtered or selected later do not change them. Of joined probes, the names of the
+        builders, the settings that are the same in all, and the sums of the counts.
+
+    Raises:
+        ValueError: The dataset was not made by a builder, or was read from a file that keeps no info.
+
+    Examples:
+        >>> from pelocality.corpora import Sentence
+        >>> from pelocality.probes import random_shuffling
+        >>> probe_info(random_shuffling([Sentence(("up", "you", "go")), Sentence(("up",))]))
+        ProbeInfo(builder='random_shuffling', settings={'side': 'premise', 'labels': None, 'seed': 0}, items=2, rows=1,
+                  dropped={'no order of the words changes the text': 1}, skipped={})
+    """
+    try:
+        records = [json.loads(line) for line in probe.info.description.splitlines() if line]
+        parts = [ProbeInfo(**{name: record[name] for name in ProbeInfo.__annotations__}) for record in records]
+        first = parts[0]
+    except (json.JSONDecodeError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(
+            "probe must be a dataset made by pelocality.probes and kept with save_to_disk: its info does not say how "
+            "it was made"
+        ) from error
+    return ProbeInfo(
+        ", ".join(dict.fromkeys(part.builder for part in parts)),
+        {name: value for name, value in first.settings.items() if all(p.settings.get(name) == value for p in parts)},
+        sum(part.items for part in parts),
+        sum(part.rows for part in parts),
+        dict(sum((Counter(part.dropped) for part in parts), Counter()).most_common()),
+        dict(sum((Counter(part.skipped) for part in parts), Counter()).most_common()),
+    )
+
+
+def record_info(probe: datasets.Dataset, info: ProbeInfo) -> None:
+    """Write the record into a dataset's info, on one line with a name of its own, so that joining keeps every one."""
+    probe.info.description = json.dumps({**asdict(info), "id": probe._fingerprint})

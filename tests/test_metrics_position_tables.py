@@ -1,0 +1,68 @@
+"""Position tables become matrices; real ones are read as the field reads them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pelocality.metrics import adjusted_locality
+from pelocality.metrics.position_tables import position_weights
+from tests.data import DATA, NEEDS_DATA
+
+
+def random_table(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_heads_are_softmaxed_projections_scaled_by_their_width():
+    table, query, key = random_table(7, 5), random_table(3, 5, 4, seed=1), random_table(3, 5, 4, seed=2)
+    weights = position_weights(table, query, key)
+    for head in range(3):
+        logits = [[float((table[i] @ query[head]) @ (table[j] @ key[head])) / 2 for j in range(7)] for i in range(7)]
+        torch.testing.assert_close(weights[head], torch.tensor(logits, dtype=torch.float64).softmax(-1))
+
+
+def test_cosines_do_not_see_the_length_of_an_embedding():
+    table = random_table(7, 5)
+    stretched = table * torch.arange(1.0, 8.0, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(
+        position_weights(table, similarity="cosine"), position_weights(stretched, similarity="cosine")
+    )
+    cosine = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1)
+    torch.testing.assert_close(
+        position_weights(table, similarity="cosine", temperature=0.1), (cosine / 0.1).softmax(-1)
+    )
+
+
+def test_arrays_and_half_precision_are_taken():
+    table = random_table(7, 5)
+    torch.testing.assert_close(position_weights(table.numpy()), position_weights(table))
+    assert position_weights(table.half()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"table": torch.ones(3)}, ValueError, "one embedding per position"),
+        ({"table": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "floating"),
+        ({"table": "wpe"}, TypeError, "str"),
+        ({"table": torch.full((3, 4), math.nan)}, ValueError, "NaN"),
+        ({"table": torch.ones(3, 4), "query": torch.ones(4, 2)}, ValueError, "together"),
+        ({"table": torch.ones(3, 4), "query": torch.ones(2, 4), "key": torch.ones(2, 4)}, ValueError, r"\.T"),
+        ({"table": torch.ones(3, 4), "query": torch.ones(4, 2), "key": torch.ones(4, 3)}, ValueError, "one shape"),
+        ({"table": torch.ones(3, 4), "similarity": "euclidean"}, ValueError, "cosine"),
+        ({"table": torch.ones(3, 4), "temperature": 0.0}, ValueError, "positive"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        position_weights(**arguments)
+
+
+@NEEDS_DATA
+def test_gpt2_positions_are_more_local_than_chance_however_compared():
+    table = np.load(DATA / "pe_matrices" / "gpt2_wpe_first64.npy")
+    plain, sharp = position_weights(table), position_weights(table, similarity="cosine", temperature=0.1)
+    assert 0 < adjusted_locality(plain) < 0.02  # sqrt(768) flattens a table that no head has projected
+    assert adjusted_locality(sharp) > 0.1

@@ -1,0 +1,380 @@
+"""Encodings in models: one contract that every family keeps, in the exact mathematics of float64."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
+from pelocality.models import attach, attached
+from pelocality.models.families import architecture
+from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, tiny, tokens
+
+N = 11
+TRANSFORMERS = tuple(int(part) for part in hf.__version__.split(".")[:2])
+# before 5.15 the layers of T5 hand one bias on to each other, and T5 is refused
+ATTACHABLE = [name for name in EVERY if TRANSFORMERS >= (5, 15) or not name.startswith(("t5", "mt5"))]
+CONVOLVED = "deberta-v2 with shared projections"  # reads order through a convolution, which cannot be silenced
+SILENT = [name for name in ATTACHABLE if name != CONVOLVED]
+CAUSAL = [name for name in ATTACHABLE if name in (
+    "gpt2", "gpt2 scaled by layer", "llama", "mistral", "qwen2", "bloom", "bert as decoder", "t5 decoder",
+    "xlnet one way",
+)]  # fmt: skip
+CHECKPOINTED = [name for name in ATTACHABLE if name in FAMILIES and tiny(name).supports_gradient_checkpointing]
+ON_THE_INTERFACE = [name for name in ATTACHABLE if not name.startswith(("mpnet", "xlnet", "deberta", "bloom"))]
+
+
+def both_ways(names):
+    """Each name with every implementation its family has."""
+    return [(name, way) for name in names for way in (["eager", "sdpa"] if name in ON_THE_INTERFACE else ["eager"])]
+
+
+def base_of(model):
+    return architecture(model).base(model)
+
+
+def modules_of(model):
+    return list(dict.fromkeys(architecture(model).attentions(base_of(model))))
+
+
+def set_implementation(model, implementation):
+    for module in model.modules():
+        if isinstance(module, hf.PreTrainedModel):
+            module.config._attn_implementation = implementation
+    return model
+
+
+def attentions(model, ids, **more):
+    with torch.no_grad():
+        return base_of(model)(ids, output_attentions=True, **more).attentions
+
+
+def hidden(model, ids, **more):
+    with torch.no_grad():
+        return base_of(model)(ids, **more)[0]
+
+
+def random_table(heads, seed=0):
+    """A signed table of random numbers: no symmetry and no decay that a wrong formula could hide behind."""
+    table = DistanceTable(heads, length=7, signed=True).double()
+    with torch.no_grad():
+        table.values.copy_(torch.randn(table.values.shape, generator=torch.Generator().manual_seed(seed)))
+    return table
+
+
+def sharing(name="bert", *, learnable=False, **more):
+    """The published form, whose bias depends on which keys are there; loud enough to be seen."""
+    if name in CAUSAL:
+        return AttenuatedEncoding(decay=0.1, scale=5.0, learnable=["decay"] if learnable else False, **more)
+    return AttenuatedEncoding(decay=0.1, symmetry=0.4, scale=5.0, learnable=learnable, **more)
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [lambda heads, name: random_table(heads), lambda heads, name: sharing(name, heads=heads).double()],
+    ids=["table", "delta"],
+)
+@pytest.mark.parametrize("name", ATTACHABLE)
+def test_attention_is_the_softmax_of_the_old_logarithm_plus_the_bias(name, encoding):
+    model = set_implementation(tiny(name), "eager")
+    record, base, modules = architecture(model), base_of(model), modules_of(model)
+    encoding = encoding(base.config.num_attention_heads, name)
+    ids = tokens(2, N)
+    before = attentions(model, ids)
+    for index, module in enumerate(modules):
+        layer = record.attentions(base).index(module)  # the first layer that reads it, so that nothing came before
+        others = [NoEncoding() for _ in modules]
+        others[index] = encoding
+        with attach(model, others, position_embeddings="keep"):
+            after = attentions(model, ids)[layer]
+        visible = record.visible(base, module, N)
+        bias = encoding(N, mask=visible[None]).detach()
+        expected = (before[layer].log() + bias).softmax(-1)
+        torch.testing.assert_close(after, expected, rtol=0, atol=3e-7)  # some families pass through float32
+        assert (after - before[layer]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_silenced_positions_say_nothing(name):
+    """Of one word repeated, every visible key gets the same attention in every layer."""
+    model = set_implementation(tiny(name), "eager")
+    record, base = architecture(model), base_of(model)
+    ids = torch.full((1, N), 17)
+    with attach(model, NoEncoding()):
+        maps = attentions(model, ids)
+    for module, weights in zip(record.attentions(base), maps, strict=True):
+        visible = record.visible(base, module, N).double()
+        expected = (visible / visible.sum(-1, keepdim=True)).expand_as(weights)
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_silencing_leaves_the_content_term_alone(name):
+    """Attention over two positions alone: what is left of the logits is what identical positions would give."""
+    model = set_implementation(tiny(name), "eager")
+    record, base = architecture(model), base_of(model)
+    seen = []
+    module = modules_of(model)[0]
+    handle = module.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(record.attention_input(args, kwargs)), with_kwargs=True
+    )
+    with attach(model, NoEncoding()):
+        weights = attentions(model, tokens(2, N))[0]
+    handle.remove()
+    query, key = record.project(module, seen[0])
+    if record.content_bias(module) is not None:
+        query = query + record.content_bias(module)[:, None]
+    logits = record.scaling(module) * query @ key.transpose(-1, -2)
+    expected = logits.masked_fill(~record.visible(base, module, N), -torch.inf).softmax(-1)
+    torch.testing.assert_close(weights, expected.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ON_THE_INTERFACE)
+def test_eager_and_sdpa_agree(name, padded):
+    model, ids = tiny(name), tokens(2, N)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[1, 7:] = 0
+    outputs = []
+    with attach(model, sharing(name)):
+        for implementation in ("eager", "sdpa"):
+            set_implementation(model, implementation)
+            outputs.append(hidden(model, ids, attention_mask=mask)[mask.bool()])
+    torch.testing.assert_close(*outputs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(
+    ("name", "implementation"), both_ways(name for name in SILENT if name != "xlnet one way")
+)  # which fails on masks by itself
+def test_a_sentence_gives_the_same_with_and_without_padding(name, side, implementation):
+    model, ids = set_implementation(tiny(name), implementation), tokens(1, 7)
+    padding = torch.full((1, 4), 5)
+    padded = torch.cat([ids, padding] if side == "right" else [padding, ids], 1)
+    present = slice(7) if side == "right" else slice(4, None)
+    mask = torch.zeros_like(padded)
+    mask[:, present] = 1
+    with attach(model, sharing(name)):
+        alone, among = hidden(model, ids), hidden(model, padded, attention_mask=mask)[:, present]
+    torch.testing.assert_close(among, alone, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("own", ["silence", "keep"])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(CAUSAL))
+def test_the_future_changes_nothing_before_it(name, own, implementation):
+    model = set_implementation(tiny(name), implementation)
+    ids = tokens(2, N)
+    other = torch.cat([ids[:, :6], tokens(2, N + 3, seed=1)[:, 6:]], 1)
+    with attach(model, sharing(name), position_embeddings=own):
+        one, another = hidden(model, ids), hidden(model, other)
+        torch.testing.assert_close(one[:, :6], another[:, :6], rtol=0, atol=2e-6)
+        assert (one[:, 6:] - another[:, 6:N]).abs().max() > 1e-3
+
+
+DECODERS = ["gpt2", "llama", "mistral", "qwen2", "bloom", "bert as decoder"]
+
+
+@pytest.mark.parametrize("asked", ["config", "call"])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(DECODERS))
+def test_a_decoder_that_looks_both_ways_goes_on_doing_so(name, implementation, asked):
+    """``is_causal=False`` is how transformers makes an encoder of a decoder: a bias of zero must change nothing."""
+    model, ids = set_implementation(tiny(name), implementation), tokens(2, N)
+    more = {"use_cache": False}
+    if asked == "call":
+        more["is_causal"] = False
+    else:
+        model.config.is_causal = False
+    before = hidden(model, ids, **more)
+    with attach(model, NoEncoding(), position_embeddings="keep"):
+        torch.testing.assert_close(hidden(model, ids, **more), before, rtol=0, atol=2e-6)
+    if asked == "config":
+        table = random_table(model.config.num_attention_heads)
+        maps = attentions(set_implementation(model, "eager"), ids, **more)[0]
+        assert torch.equal(maps.amin((0, 1)) > 0, architecture(model).visible(model, modules_of(model)[0], N))
+        with attach(model, table, position_embeddings="keep"):
+            after = attentions(model, ids, **more)[0]
+        torch.testing.assert_close(after, (maps.log() + table(N).detach()).softmax(-1), rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize("least", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(["bert", "llama"]))
+def test_what_a_mask_of_numbers_hides_takes_no_share(name, implementation, least):
+    model, ids = set_implementation(tiny(name), implementation), tokens(2, N)
+    visible = (torch.arange(N) < torch.tensor([[N], [7]]))[:, None, None].expand(2, 1, N, N)
+    if name == "llama":
+        visible = visible & torch.ones(N, N, dtype=torch.bool).tril()
+    added = torch.zeros(visible.shape).double().masked_fill(~visible, least)
+    with attach(model, sharing(name)):
+        expected, output = (hidden(model, ids, attention_mask=mask)[:, :7] for mask in (visible, added))
+        torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
+        with pytest.raises(TypeError, match=r"must be boolean.* got torch\.int64; pass attention_mask\.bool\(\)"):
+            hidden(model, ids, attention_mask=visible.long())
+
+
+@pytest.mark.parametrize("least", [-1e3, -1e4, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize(("name", "implementation"), both_ways(["bert", "llama"]))
+def test_a_hidden_key_stays_hidden_whatever_the_bias(name, implementation, least):
+    """The visible keys are so distant that their bias is below the number that hides the nearer ones."""
+    model, ids = set_implementation(tiny(name), implementation), tokens(1, N)
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    visible = (distance > 3 if name == "llama" else distance.abs() > 3)[None, None]
+    added = torch.zeros(visible.shape).double().masked_fill(~visible, least)
+    with attach(model, ALiBi(base_of(model).config.num_attention_heads, slopes=9e3)):
+        expected, output = (hidden(model, ids, attention_mask=mask) for mask in (visible, added))
+    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ATTACHABLE)
+def test_asking_for_attention_gives_it_or_is_refused(name):
+    model = tiny(name)
+    with attach(model, NoEncoding(), position_embeddings="keep"):
+        if name in ON_THE_INTERFACE:
+            set_implementation(model, "sdpa")
+            with pytest.raises(ValueError, match="set_attn_implementation"):
+                attentions(model, tokens(1, N))
+            with pytest.raises(ValueError, match="set_attn_implementation"):
+                model(tokens(1, N), output_attentions=True)
+            set_implementation(model, "eager")
+        maps = attentions(model, tokens(1, N))
+    assert len(maps) == len(architecture(model).attentions(base_of(model)))
+    for weights in maps:
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ATTACHABLE)
+def test_gradients_reach_what_is_learned(name):
+    model = tiny(name)
+    learnable = AttenuatedEncoding(learnable=["decay", "scale"], scale=3.0)
+    attachment = attach(model, learnable, position_embeddings="keep")
+    (base_of(model)(tokens(2, N))[0] * torch.randn(16 if name != "bloom" else 18).double()).sum().backward()
+    for encoding in attachment.encodings:
+        gradients = [parameter.grad for parameter in encoding.parameters()]
+        assert len(gradients) == 2
+        assert all(gradient is not None and (gradient != 0).all() for gradient in gradients)
+    assert {id(parameter) for encoding in attachment.encodings for parameter in encoding.parameters()} <= {
+        id(parameter) for parameter in model.parameters()
+    }
+    assert all(parameter.grad is None for parameter in learnable.parameters())
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_half_precision_and_autocast_stay_near_float32(name):
+    model, ids = tiny(name).float(), tokens(2, N)
+    more = {} if name == "xlnet one way" else {"attention_mask": (torch.arange(N) < torch.tensor([[N], [7]])).long()}
+    with attach(model, sharing(name, learnable=True)):
+        exact = hidden(model, ids, **more)
+        with torch.autocast("cpu", torch.bfloat16):
+            automatic = hidden(model, ids, **more)
+        model.to(torch.bfloat16)
+        half = hidden(model, ids, **more)
+    assert half.dtype == torch.bfloat16
+    present = more.get("attention_mask", torch.ones_like(ids)).bool()
+    spread = exact[present].std()
+    for output in (automatic, half):
+        assert (output.float() - exact)[present].abs().mean() < 0.1 * spread
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_gradient_checkpointing_changes_no_gradient(name, reentrant):
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny(name)
+        attachment = attach(model, sharing(name, learnable=True))
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        model.train()
+        torch.manual_seed(0)
+        base_of(model)(tokens(2, N))[0].square().sum().backward()
+        gradients.append([parameter.grad for parameter in attachment.encodings[0].parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ATTACHABLE)
+def test_a_copy_is_attached_on_its_own(name):
+    model, ids = tiny(name), tokens(1, N)
+    before = hidden(model, ids)
+    attach(model, sharing(name), position_embeddings="keep")
+    changed = hidden(model, ids)
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same_outputs(hidden(clone, ids), changed)
+        attached(clone).remove()
+        assert_same_outputs(hidden(clone, ids), before)
+        assert_same_outputs(hidden(model, ids), changed)
+    again = copy.deepcopy(model)
+    attached(model).remove()
+    assert_same_outputs(hidden(again, ids), changed)
+
+
+def hooks(model):
+    return [
+        (name, list(found))
+        for name, module in model.named_modules()
+        for found in (module._forward_hooks, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+    ] + [sorted(module.__dict__) for module in model.modules()]
+
+
+@pytest.mark.parametrize("own", ["silence", "keep"])
+@pytest.mark.parametrize("name", SILENT)
+def test_removal_restores_every_weight_to_the_bit_and_the_outputs(name, own):
+    model, ids = tiny(name).train(), tokens(2, N)
+    model.eval()
+    output, before, registered = hidden(model, ids), state(model), hooks(model)
+    attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
+    assert not torch.allclose(hidden(model, ids), output, rtol=0, atol=2e-6)
+    attachment.remove()
+    attachment.remove()
+    assert same(before, state(model))
+    assert hooks(model) == registered
+    assert_same_outputs(hidden(model, ids), output)
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_an_error_in_the_middle_restores_everything(name):
+    model, ids = tiny(name), tokens(2, N)
+    output, before, registered = hidden(model, ids), state(model), hooks(model)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    handle = modules_of(model)[-1].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), attach(model, sharing(name)):
+        hidden(model, ids)
+    handle.remove()
+    assert same(before, state(model))
+    assert hooks(model) == registered
+    assert_same_outputs(hidden(model, ids), output)
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_silenced_models_run_at_four_times_their_length(name):
+    model = tiny(name)
+    length = 4 * 42
+    ids = tokens(1, length)
+    with attach(model, sharing(name)):
+        output = hidden(model, ids)
+        assert output.shape[1] == length
+        assert torch.isfinite(output).all()
+        if architecture(model).max_length(base_of(model)) is not None:
+            embedded = hidden(model, None, inputs_embeds=base_of(model).get_input_embeddings()(ids))
+            torch.testing.assert_close(embedded, output)
+
+
+@pytest.mark.parametrize("name", ATTACHABLE)
+def test_two_models_of_one_configuration_do_not_see_each_other(name):
+    one = tiny(name)
+    two = type(one)(one.config).double().eval()
+    two.load_state_dict(one.state_dict())
+    before, described = hidden(two, tokens(1, N)), two.config.to_dict()
+    attach(one, sharing(name), position_embeddings="keep")
+    assert attached(two) is None
+    assert_same_outputs(hidden(two, tokens(1, N)), before)
+    assert two.config.to_dict() == described

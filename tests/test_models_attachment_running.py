@@ -1,0 +1,413 @@
+"""Attached models at work: caches, memories, compilers, and what is refused at the door."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from pelocality import models
+from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding
+from pelocality.models import attach, attached
+from tests.families import UNKNOWN, assert_same_outputs, same, state, tiny, tokens
+from tests.test_models_attachment import (
+    ATTACHABLE,
+    CONVOLVED,
+    attentions,
+    hidden,
+    random_table,
+    set_implementation,
+    sharing,
+)
+
+N = 11
+LANGUAGE_MODELS = {
+    "gpt2": hf.GPT2LMHeadModel,
+    "llama": hf.LlamaForCausalLM,
+    "mistral": hf.MistralForCausalLM,
+    "qwen2": hf.Qwen2ForCausalLM,
+    "bloom": hf.BloomForCausalLM,
+    "bert as decoder": hf.BertLMHeadModel,
+}
+
+
+def language_model(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = LANGUAGE_MODELS[name](tiny(name).config)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, 0, 0.4)
+    model.generation_config = hf.GenerationConfig(pad_token_id=0)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(("own", "padding"), [("silence", 2), ("keep", 2), ("silence", 0)])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padding, cache):
+    """12 new tokens, beyond the sliding window of 5 of the families that have one."""
+    model, ids = language_model(name), tokens(2, 6)
+    mask = (torch.arange(6) >= torch.tensor([[0], [padding]])).long()
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "disable_compile": True}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    untouched = model.generate(ids, use_cache=False, **options).logits
+    for implementation in ("sdpa", "eager") if name != "bloom" else ("eager",):
+        set_implementation(model, implementation)
+        with attach(model, sharing(name), position_embeddings=own):
+            slow = model.generate(ids, use_cache=False, **options)
+            fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
+        torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
+        assert torch.equal(fast.sequences, slow.sequences)
+        assert not torch.allclose(slow.logits[0], untouched[0], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_prompt_fed_in_two_pieces_gives_what_it_gives_in_one(padding):
+    model, ids = language_model("llama"), tokens(2, N)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = int(not padding)
+    with torch.no_grad(), attach(model, sharing("llama")):
+        whole = model(ids, attention_mask=mask).logits
+        first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
+        rest = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(rest, whole[:, 5:], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", ["silence", "keep"])
+def test_xlnets_memory_stands_before_the_queries(own):
+    model, ids = tiny("xlnet"), tokens(2, 8)
+    table = random_table(2)
+    with torch.no_grad():
+        model.config.mem_len = model.mem_len = 5
+        memory = model(tokens(2, 5, seed=1), use_mems=True).mems
+        with attach(model, NoEncoding(), position_embeddings=own):
+            plain = model(ids, mems=memory, output_attentions=True).attentions[0]
+        with attach(model, table, position_embeddings=own):
+            biased = model(ids, mems=memory, output_attentions=True).attentions[0]
+    assert plain.shape[-2:] == (8, 13)
+    expected = (plain.log() + table(8, 13).detach()).softmax(-1)
+    torch.testing.assert_close(biased, expected, rtol=0, atol=1e-10)
+
+
+def test_xlnets_two_streams_both_get_the_bias():
+    model, ids = tiny("xlnet").float(), tokens(1, 8)  # transformers itself runs two streams in float32 alone
+    table = random_table(2).float()
+    order = torch.triu(torch.ones(1, 8, 8))  # a query sees what comes before it
+    target = torch.eye(8)[None, 2:5]
+    more = {"perm_mask": order, "target_mapping": target, "output_attentions": True}
+    with torch.no_grad():
+        with attach(model, NoEncoding(), position_embeddings="keep"):
+            plain = model(ids, **more).attentions[0]
+        with attach(model, table, position_embeddings="keep"):
+            biased = model(ids, **more).attentions[0]
+    for stream, (old, new) in enumerate(zip(plain, biased, strict=True)):
+        seen = slice(stream, None)  # the first row of the query stream sees nothing
+        expected = (old.log() + table(8).detach()).softmax(-1)
+        torch.testing.assert_close(new[..., seen, :], expected[..., seen, :], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta"])
+def test_compiled_models_see_encodings_come_and_go(name):
+    model, ids = tiny(name), tokens(2, N)
+    mask = (torch.arange(N) < torch.tensor([[N], [7]])).long()
+    compiled = torch.compile(model, backend="aot_eager")
+    present = mask.bool()
+
+    def both():
+        with torch.no_grad():
+            outputs = [each(ids, attention_mask=mask)[0][present] for each in (compiled, model)]
+        torch.testing.assert_close(*outputs, rtol=0, atol=2e-6)
+        return outputs[0]
+
+    before = both()
+    attachment = attach(compiled, sharing(learnable=True))
+    attached_output = both()
+    assert not torch.allclose(attached_output, before, rtol=0, atol=1e-4)
+    attachment.remove()
+    assert_same_outputs(both(), before)
+    with attach(model, NoEncoding(), position_embeddings="keep"):
+        torch.testing.assert_close(both(), before, rtol=0, atol=2e-6)
+    torch.compiler.reset()
+
+
+def test_a_fixed_encoding_compiles_into_one_graph():
+    model, ids = tiny("bert").float(), tokens(2, N)
+    with torch.no_grad(), attach(model, AttenuatedEncoding(decay=0.2)):
+        expected = model(ids)[0]
+        output = torch.compile(model, backend="aot_eager", fullgraph=True)(ids)[0]
+    torch.testing.assert_close(output, expected)
+    torch.compiler.reset()
+
+
+def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls():
+    class Counted(AttenuatedEncoding):
+        built = 0
+
+        def bias(self, query_length, key_length, mask):
+            type(self).built += 1
+            return super().bias(query_length, key_length, mask)
+
+    model = tiny("bert")
+    with attach(model, Counted(decay=0.3)):
+        for _ in range(3):
+            hidden(model, tokens(2, N))
+    assert Counted.built == 1
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_query_with_nothing_but_padding_in_its_window_gives_numbers(implementation):
+    model, ids = set_implementation(tiny("bert"), implementation), tokens(1, N)
+    mask = (torch.arange(N) < 4).long()[None]
+    with attach(model, FixedWindow(width=1)):
+        output = hidden(model, ids, attention_mask=mask)
+        alone = hidden(model, ids[:, :4])
+    assert torch.isfinite(output).all()
+    torch.testing.assert_close(output[:, :4], alone)
+
+
+def test_layers_that_share_weights_share_one_encoding():
+    model = tiny("albert")  # three layers in two groups
+    with attach(model, [NoEncoding(), ALiBi(2)]) as attachment:
+        assert [type(encoding) for encoding in attachment.encodings] == [NoEncoding, ALiBi]
+    with pytest.raises(ValueError, match="a list of 2, one per layer with weights of its own, got a list of 3"):
+        attach(model, [NoEncoding()] * 3)
+
+
+def test_the_encoding_that_was_given_is_left_alone_and_each_layer_has_its_own():
+    model, encoding = tiny("bert"), AttenuatedEncoding(learnable=True)
+    attachment = attach(model, encoding)
+    with torch.no_grad():
+        attachment.encodings[0].log_decay.fill_(3.0)
+    assert encoding.log_decay.dtype == torch.float32
+    assert encoding.decay.item() == pytest.approx(0.5)
+    assert attachment.encodings[1].decay.item() == pytest.approx(0.5)
+    assert attached(model).encodings == attachment.encodings
+    assert attached(model).position_embeddings == "silence"
+
+
+def test_an_optimiser_changes_the_encoding_and_not_the_silenced_table():
+    model = tiny("bert").train()
+    table = model.embeddings.position_embeddings.weight
+    before = table.detach().clone()
+    attachment = attach(model, AttenuatedEncoding(learnable=True))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    model(tokens(2, N))[0].square().sum().backward()
+    optimiser.step()
+    assert torch.equal(table, before)
+    assert (attachment.encodings[0].decay - 0.5).abs().item() > 1e-3
+
+
+def test_the_handle_of_an_earlier_attachment_does_not_undo_a_later_one():
+    model, ids = tiny("bert"), tokens(1, N)
+    earlier = attach(model, ALiBi(2))
+    earlier.remove()
+    attach(model, sharing())
+    output = hidden(model, ids)
+    earlier.remove()
+    assert_same_outputs(hidden(model, ids), output)
+    assert_same_outputs(hidden(copy.deepcopy(model), ids), output)
+
+
+@pytest.mark.skipif("t5" not in ATTACHABLE, reason="T5 needs transformers 5.15")
+def test_an_encoder_decoder_model_has_its_encoder_changed():
+    model = hf.T5ForConditionalGeneration(tiny("t5").config).eval()
+    ids = tokens(1, N)
+    before = model.decoder(ids).last_hidden_state
+    with attach(model, sharing()) as attachment:
+        assert len(attachment.encodings) == 3
+        assert_same_outputs(model.decoder(ids).last_hidden_state, before)
+        with pytest.raises(ValueError, match="carries an encoding already"):
+            attach(model.encoder, sharing())
+        with attach(model.decoder, sharing("t5 decoder")):
+            assert not torch.allclose(model.decoder(ids).last_hidden_state, before, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_families_are_refused_by_name(name):
+    model = UNKNOWN[name]()
+    before = set(model.state_dict())
+    with pytest.raises(ValueError, match=f"model type '{model.config.model_type}' is not supported; known: albert"):
+        attach(model, NoEncoding())
+    assert set(model.state_dict()) == before
+
+
+@pytest.mark.skipif("t5" in ATTACHABLE, reason="T5 is refused on transformers before 5.15")
+def test_t5_whose_layers_share_one_bias_is_refused():
+    with pytest.raises(ValueError, match=r"T5Stack \(model type 't5'\) exactly: .* 5.15 or newer will do"):
+        attach(tiny("t5"), NoEncoding())
+
+
+def test_what_cannot_be_exact_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="convolution over neighbouring tokens"):
+        attach(tiny(CONVOLVED), NoEncoding())
+    config = tiny("deberta").config
+    config.relative_attention = False
+    with pytest.raises(ValueError, match="relative_attention=False"):
+        attach(hf.DebertaModel(config), NoEncoding())
+    model = tiny("xlnet").half()
+    with attach(model, NoEncoding()), pytest.raises(ValueError, match="no bias in float16"):
+        hidden(model, tokens(1, N))
+
+
+@pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
+def test_implementations_that_would_drop_the_bias_are_refused_before_and_after(implementation):
+    model = tiny("bert")
+    model.config._attn_implementation = implementation
+    with pytest.raises(ValueError, match=f"'{implementation}' of BertModel takes no bias"):
+        attach(model, NoEncoding())
+    model.config._attn_implementation = "sdpa"
+    with attach(model, NoEncoding()):
+        model.config._attn_implementation = implementation
+        with pytest.raises(ValueError, match=f"'{implementation}' of BertModel takes no bias"):
+            hidden(model, tokens(1, N))
+
+
+def test_the_handle_prints_the_encodings_and_not_the_model():
+    printed = repr(attach(tiny("bert"), ALiBi(2)))
+    assert printed.startswith("Attachment(encodings=(ALiBi(heads=2")
+    assert "BertLayer" not in printed
+    assert len(printed.splitlines()) == 1
+
+
+def test_bad_arguments_are_named():
+    model = tiny("bert")
+    for wrong, kind, message in [
+        (3.0, TypeError, "encoding must be a pelocality Encoding"),
+        ([NoEncoding(), "x", NoEncoding()], TypeError, "encoding must be a pelocality Encoding"),
+        ([NoEncoding()] * 2, ValueError, "a list of 3"),
+        (ALiBi(heads=3), ValueError, "1 head or the model's 2, got 3"),
+    ]:
+        with pytest.raises(kind, match=message):
+            attach(model, wrong)
+    with pytest.raises(ValueError, match="must be 'silence' or 'keep', got 'drop'"):
+        attach(model, NoEncoding(), position_embeddings="drop")
+    with pytest.raises(TypeError, match="transformers PreTrainedModel"):
+        attach(nn.Linear(2, 2), NoEncoding())
+    assert attached(model) is None
+
+
+def test_a_failure_on_the_way_in_leaves_nothing_behind(monkeypatch):
+    import pelocality.models.attachment as handle
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    model, ids = tiny("bert"), tokens(1, N)
+    before, output = set(model.state_dict()), hidden(model, ids)
+    monkeypatch.setattr(handle, "silence", fail)
+    with pytest.raises(KeyboardInterrupt):
+        attach(model, sharing())
+    assert attached(model) is None
+    assert set(model.state_dict()) == before
+    assert_same_outputs(hidden(model, ids), output)
+
+
+ATTACHING = [
+    str(Path(models.__file__).with_name(f"{name}.py"))
+    for name in ("_bias", "_calls", "_disable", "_offloading", "_restore", "_state_dict", "attachment")
+]
+INTERRUPTED = [name for name in ("bert", "xlnet", "deberta-v2", "llama") if name in ATTACHABLE]
+
+
+def interrupted(call, at):
+    """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call got that far."""
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename not in ATTACHING:
+            return None
+        lines += event == "line"
+        if event == "line" and lines == at:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def everything(model):
+    """The names that hang on every module, and how many hooks."""
+    return [
+        {
+            name: len(value) if "hook" in name and isinstance(value, dict) else None
+            for name, value in vars(module).items()
+        }
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_while_attaching_leaves_the_model_as_it_was(name):
+    model, at = tiny(name), 1
+    before, hanging = state(model), everything(model)
+    while interrupted(lambda: attach(model, sharing(name)), at):
+        assert same(before, state(model)), at
+        assert everything(model) == hanging, at
+        at += 1
+    assert at > 100
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_inside_or_on_leaving_restores_the_model(name):
+    model, entered, ids = tiny(name), [], tokens(1, 4)
+    before, hanging = state(model), everything(model)
+
+    def leave():
+        handle = entered.pop()
+        hidden(model, ids)
+        handle.__exit__(None, None, None)
+
+    at, going_on = 0, True
+    while going_on:
+        at += 1
+        entered.append(attach(model, sharing(name)).__enter__())
+        going_on = interrupted(leave, at)
+        assert same(before, state(model)), at
+        assert everything(model) == hanging, at
+    assert at > 100
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_on_removal_leaves_all_of_the_encodings_or_none(name):
+    model = tiny(name)
+    before, hanging = state(model), everything(model)
+    handle = attach(model, sharing(name))
+    complete, at = everything(model), 1
+    while interrupted(handle.remove, at):
+        if attached(model) is None:
+            assert same(before, state(model)), at
+            assert everything(model) == hanging, at
+            handle = attach(model, sharing(name))
+        else:
+            assert everything(model) == complete, at
+        at += 1
+    assert at > 50
+
+
+def test_an_encoding_of_absolute_positions_can_be_attached():
+    """Not every encoding depends on distance alone: this one favours even keys."""
+
+    class Even(Encoding):
+        def __init__(self, heads=1, causal=False):
+            super().__init__(heads, causal)
+
+        def bias(self, query_length, key_length, mask):
+            row = 3.0 * (torch.arange(key_length) % 2 == 0).to(self.working_dtype)
+            return row.expand(1, query_length, key_length)
+
+    model, ids = set_implementation(tiny("bert"), "eager"), tokens(1, N)
+    before = attentions(model, ids)[0]
+    with attach(model, Even(), position_embeddings="keep"):
+        after = attentions(model, ids)[0]
+    torch.testing.assert_close(after, (before.log() + Even().double()(N)).softmax(-1))

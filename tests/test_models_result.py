@@ -1,0 +1,179 @@
+"""The result of identical-word probing: tables, intervals, and keeping it."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy import stats
+
+from pelocality.encodings import ALiBi, AttenuatedEncoding
+from pelocality.models import PositionalAttention, attach, positional_attention
+from tests.families import tiny
+from tests.test_models_words import wordpiece
+
+METRICS = ("locality", "symmetry", "relative_asymmetry")
+
+
+@pytest.fixture(scope="module")
+def result():
+    return positional_attention(tiny("bert"), length=10, words=9)
+
+
+def test_interval_is_the_t_interval_over_words(result):
+    for name in METRICS:
+        low, high = result.interval(name, confidence=0.9)
+        for layer in range(3):
+            for head in range(2):
+                values = getattr(result.per_word, name)[:, layer, head].numpy()
+                expected = stats.ttest_1samp(values, 0).confidence_interval(0.9)
+                assert float(low[layer, head]) == pytest.approx(expected.low)
+                assert float(high[layer, head]) == pytest.approx(expected.high)
+
+
+def test_interval_of_a_single_word_is_unknown():
+    low, high = positional_attention(tiny("bert"), length=6, words=[7]).interval()
+    assert low.isnan().all()
+    assert high.isnan().all()
+
+
+def test_frame_has_one_row_per_layer_and_head(result):
+    frame = result.to_frame()
+    assert frame[["layer", "head"]].values.tolist() == [[layer, head] for layer in range(3) for head in range(2)]
+    row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
+    for name in METRICS:
+        low, high = result.interval(name)
+        assert row[name] == pytest.approx(float(getattr(result.mean_of_metric, name)[2, 1]))
+        assert row[f"{name}_of_mean"] == pytest.approx(float(getattr(result.metric_of_mean, name)[2, 1]))
+        assert row[f"{name}_low"] == pytest.approx(float(low[2, 1]))
+        assert row[f"{name}_high"] == pytest.approx(float(high[2, 1]))
+
+
+def test_frame_by_layer_averages_heads_before_the_interval(result):
+    frame = result.to_frame("layer")
+    assert frame["layer"].tolist() == [0, 1, 2]
+    over_heads = result.per_word.symmetry.mean(-1)[:, 1].numpy()
+    assert frame["symmetry"][1] == pytest.approx(over_heads.mean())
+    expected = stats.ttest_1samp(over_heads, 0).confidence_interval(0.95)
+    assert frame["symmetry_low"][1] == pytest.approx(expected.low)
+
+
+def test_saving_and_loading_gives_the_same_result(result, tmp_path):
+    result.save(tmp_path / "probe.safetensors")
+    loaded = PositionalAttention.load(tmp_path / "probe.safetensors")
+    assert torch.equal(loaded.attention, result.attention)
+    assert loaded.layers == result.layers
+    assert loaded.source == result.source
+    for name in METRICS:
+        assert torch.equal(getattr(loaded.per_word, name), getattr(result.per_word, name))
+    assert loaded.to_frame().equals(result.to_frame())
+
+
+def test_another_file_is_not_loaded(tmp_path):
+    save_file({"attention": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="is not a saved PositionalAttention"):
+        PositionalAttention.load(tmp_path / "other.safetensors")
+
+
+def test_it_reads_as_a_small_table(result):
+    lines = repr(result).splitlines()
+    assert lines[0] == (
+        "PositionalAttention of BertModel: 3 layers x 2 heads, n = 10, mean over 9 words, no special tokens"
+    )
+    assert lines[1].split() == ["layer", "locality", "symmetry", "symmetry", "of", "mean", "relative", "asymmetry"]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1", "2", "mean"]
+    mean = result.to_frame("layer")["locality"].mean()
+    assert lines[-1].split()[1] == f"{mean:.3f}"
+
+
+def test_a_notebook_shows_the_same_numbers(result):
+    html = result._repr_html_()
+    assert "n = 10" in html
+    assert f"<td>{result.to_frame('layer')['locality'][1]:.3f}</td>" in html
+    named = dataclasses.replace(result, source=dataclasses.replace(result.source, model="<script>"))
+    assert "<script>" not in named._repr_html_()
+
+
+def test_a_causal_result_says_that_symmetry_means_nothing():
+    text = repr(positional_attention(tiny("gpt2"), length=8, words=4))
+    assert "causal: symmetry is meaningless" in text
+    assert "causal" not in repr(positional_attention(tiny("bert"), length=8, words=4))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "modernbert", "deberta", "bloom"])
+def test_relative_positions_alone_are_noted(name):
+    for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
+        result = positional_attention(model, length=12, words=4)
+        assert result.source.equal_states
+        assert "relative positions alone: every position holds the same hidden state" in repr(result)
+        assert "relative positions alone" in result._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "mpnet", "gpt2", "deberta with absolute positions"])
+def test_positions_that_pass_from_layer_to_layer_need_no_note(name):
+    for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
+        assert not positional_attention(model, length=12, words=4).source.equal_states
+
+
+def test_a_few_huge_dimensions_do_not_hide_that_states_differ():
+    model = tiny("gpt2").float()
+    with torch.no_grad():
+        model.wte.weight[:, 0] = 1e6
+    assert not positional_attention(model, length=12, words=4).source.equal_states
+
+
+def test_a_first_token_that_differs_makes_states_differ():
+    tokenizer = wordpiece()
+    result = positional_attention(tiny("llama"), tokenizer, length=8, words=[7], special_tokens=True)
+    assert not result.source.equal_states
+
+
+def test_layers_that_are_uniform_where_states_are_equal_are_named():
+    model = tiny("llama")
+    with torch.no_grad():
+        for layer in (1, 2):
+            model.layers[layer].self_attn.q_proj.weight.zero_()
+    text = repr(positional_attention(model, length=8, words=4))
+    assert "uniform over the visible keys (within 5%): layers 1, 2; this says nothing" in text
+
+
+def test_an_attached_encoding_is_part_of_the_source(tmp_path):
+    model = tiny("bert")
+    with attach(model, ALiBi(2), position_embeddings="keep"):
+        result = positional_attention(model, length=8, words=4)
+    assert result.source.encoding.startswith("ALiBi(heads=2, slopes=[")
+    assert result.source.encoding.endswith("position_embeddings='keep'")
+    assert repr(result).startswith("PositionalAttention of BertModel with ALiBi attached: 3 layers")
+    result.save(tmp_path / "probe.safetensors")
+    assert PositionalAttention.load(tmp_path / "probe.safetensors").source == result.source
+    assert positional_attention(model, length=8, words=4).source.encoding is None
+
+
+def test_encodings_that_differ_between_layers_are_all_named():
+    model = tiny("bert")
+    with attach(model, [AttenuatedEncoding(decay=decay) for decay in (0.1, 0.2, 0.1)]):
+        encoding = positional_attention(model, length=8, words=4).source.encoding
+    assert encoding.count("decay=0.1") == encoding.count("decay=0.2") == 1
+
+
+def test_the_result_cannot_be_changed(result):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.attention = None
+
+
+def test_what_produced_it_is_told(result):
+    source = result.source
+    assert (source.model_class, source.model_type, source.dtype) == ("BertModel", "bert", "float64")
+    assert len(source.words) == len(source.word_ids) == 9
+    assert set(source.versions) == {"pelocality", "torch", "transformers"}
+    assert result.length == 10
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda r: r.interval("entropy"), "metric must be one of locality, symmetry, relative_asymmetry"),
+    (lambda r: r.interval(confidence=95), "confidence must lie between 0 and 1, got 95"),
+    (lambda r: r.to_frame(by="word"), "by must be 'head' or 'layer'"),
+])  # fmt: skip
+def test_bad_questions_are_refused(result, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(result)

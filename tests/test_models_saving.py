@@ -1,0 +1,197 @@
+"""To disk and back."""
+
+import copy
+import json
+import logging
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file
+from torch import nn
+
+from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
+from pelocality.models import attach, attached, load
+from tests.families import assert_same_outputs, same_weights, tiny, tokens
+from tests.test_models_attachment import ATTACHABLE, CONVOLVED, hidden, random_table, sharing
+
+N = 11
+# XLNet's parameters are float32 whatever a folder says, and a stack alone is no model that transformers can name
+SAVED = [name for name in ATTACHABLE if not name.startswith("xlnet") and name != "t5 decoder"]
+
+
+@pytest.fixture
+def warnings_of_transformers(caplog):
+    """What transformers tells the user while it loads."""
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
+    yield caplog
+    library.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize("name", [*SAVED, "xlnet"])
+def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outputs(name, tmp_path):
+    model, ids = tiny(name), tokens(2, N)
+    if name == "xlnet":
+        model = model.float()
+    own = "keep" if name == CONVOLVED else "silence"
+    attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
+    with torch.no_grad():
+        for index, encoding in enumerate(attachment.encodings):
+            encoding.log_decay.add_(0.1 * index + 0.123456789)  # as training would
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert type(loaded) is type(model)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+    again = attached(loaded)
+    assert again.position_embeddings == own
+    for old, new in zip(attachment.encodings, again.encodings, strict=True):
+        assert torch.equal(old.log_decay, new.log_decay)
+        assert new.configuration()["scale"] == 5.0
+        assert new.log_decay.requires_grad
+    again.remove()
+    attachment.remove()
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+    assert not list(tmp_path.glob("*.bin")) + list(tmp_path.glob("*.pt"))
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_plain_transformers_refuses_a_saved_folder_and_says_what_loads_it(name, tmp_path, warnings_of_transformers):
+    model = tiny(name)
+    own = "keep" if name == CONVOLVED else "silence"
+    attach(model, NoEncoding(), position_embeddings=own)  # which has no number of its own to save
+    described = model.config.to_dict()
+    model.save_pretrained(tmp_path)
+    assert model.config.to_dict() == described | {"dtype": "float64", "architectures": [type(model).__name__]}
+    for model_class in (type(model), hf.AutoModel):
+        for more in ({}, {"attn_implementation": "eager", "dtype": torch.float32, "ignore_mismatched_sizes": True}):
+            with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+                model_class.from_pretrained(tmp_path, **more)
+    assert hf.AutoConfig.from_pretrained(tmp_path).model_type == model.config.model_type
+    loaded = load(tmp_path)
+    assert "pelocality" not in warnings_of_transformers.text
+    assert "UNEXPECTED" not in warnings_of_transformers.text
+    attached(loaded).remove()
+    loaded.save_pretrained(tmp_path)
+    type(model).from_pretrained(tmp_path)
+
+
+def test_each_layer_gets_its_own_encoding_back(tmp_path):
+    model, ids = tiny("bert").float(), tokens(2, N)
+    table = random_table(2).float()
+    attach(model, [ALiBi(2, slopes=[0.3, 0.7]), table, AttenuatedEncoding(decay=0.2, form="logits")])
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert [type(encoding) for encoding in attached(loaded).encodings] == [ALiBi, DistanceTable, AttenuatedEncoding]
+    assert torch.equal(attached(loaded).encodings[1].values, table.values)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+
+
+def test_layers_beyond_the_ninth_stay_in_order(tmp_path):
+    config = copy.deepcopy(tiny("bert").config)
+    config.num_hidden_layers = 12
+    model = hf.BertModel(config).eval()
+    attach(model, [AttenuatedEncoding(decay=0.1 + 0.1 * layer) for layer in range(12)])
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    decays = [encoding.decay.item() for encoding in attached(load(tmp_path)).encodings]
+    assert decays == pytest.approx([0.1 + 0.1 * layer for layer in range(12)])
+
+
+@pytest.mark.parametrize("name", [name for name in ("bert", "llama", "t5") if name in ATTACHABLE])
+def test_half_precision_comes_back_as_it_was(name, tmp_path):
+    model, ids = tiny(name).to(torch.bfloat16), tokens(2, N)
+    attachment = attach(model, sharing(name, learnable=True))
+    assert attachment.encodings[0].log_decay.dtype == torch.float32  # numbers that are learned keep their precision
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.dtype == torch.bfloat16
+    assert attached(loaded).encodings[0].log_decay.dtype == torch.float32
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+    model.to(torch.bfloat16)  # now the encodings too
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert attached(loaded).encodings[0].log_decay.dtype == torch.bfloat16
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+
+
+def test_the_attention_implementation_comes_back_unless_another_is_asked_for(tmp_path):
+    model = tiny("bert")
+    model.set_attn_implementation("eager")
+    attach(model, sharing())
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path).config._attn_implementation == "eager"
+    assert load(tmp_path, attn_implementation="sdpa").config._attn_implementation == "sdpa"
+
+
+def test_a_pre_trained_model_loads_under_another_head_or_none(tmp_path):
+    pretrained = hf.BertForMaskedLM(tiny("bert").config).eval()
+    attach(pretrained, sharing())
+    ids = tokens(2, N)
+    expected = hidden(pretrained, ids)
+    pretrained.save_pretrained(tmp_path / "masked")
+    classifier = load(tmp_path / "masked", model_class=hf.AutoModelForSequenceClassification, num_labels=3)
+    assert isinstance(classifier, hf.BertForSequenceClassification)
+    assert classifier(ids).logits.shape == (2, 3)
+    assert_same_outputs(hidden(classifier, ids), expected)
+    bare = load(tmp_path / "masked", model_class=hf.AutoModel)
+    assert_same_outputs(hidden(bare, ids), expected)
+    bare.save_pretrained(tmp_path / "bare")
+    again = load(tmp_path / "bare", model_class=hf.BertForMaskedLM)
+    assert_same_outputs(hidden(again, ids), expected)
+    weights = pretrained.bert.state_dict()
+    for loaded in (classifier.bert, bare, again.bert):
+        assert same_weights({name: loaded.state_dict()[name] for name in weights}, weights)
+    bare.set_attn_implementation("eager")
+    assert len(bare(ids, output_attentions=True).attentions) == 3
+
+
+def test_a_state_dict_fits_a_model_attached_alike():
+    """What a trainer does when it resumes."""
+    one, two, ids = tiny("bert"), tiny("bert", seed=1), tokens(2, N)
+    attach(one, random_table(2))
+    attach(two, DistanceTable(2, length=7, signed=True))
+    two.load_state_dict(one.state_dict())
+    assert same_weights(one.state_dict(), two.state_dict())
+    assert_same_outputs(hidden(one, ids), hidden(two, ids))
+
+
+def test_the_configuration_is_json_beside_the_numbers(tmp_path):
+    model = tiny("bert")
+    attach(model, AttenuatedEncoding(decay=0.25))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    configuration = json.loads(bytes(tensors["encoder.layer.0.attention.self.pelocality._extra_state"].tolist()))
+    assert configuration["encoding"]["type"] == "AttenuatedEncoding"
+    assert configuration["encoding"]["decay"] == 0.25
+    assert configuration["position_embeddings"] == "silence"
+    assert configuration["attn_implementation"] == "sdpa"
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path):
+    model = tiny("bert")
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="holds no encoding in the weights that would be loaded; load it"):
+        load(tmp_path / "plain")
+    attach(model, NoEncoding())
+    model.save_pretrained(tmp_path / "attached")
+    with pytest.raises(ValueError, match=r"no module 'encoder\.layer\.0\.attention\.self'"):
+        load(tmp_path / "attached", model_class=hf.DistilBertModel, attn_implementation="eager")
+    configuration = tmp_path / "attached" / "config.json"
+    configuration.write_text(configuration.read_text().replace("BertModel", "MyModel"))
+    with pytest.raises(ValueError, match="transformers has no class 'MyModel'; give yours as model_class"):
+        load(tmp_path / "attached")
+    assert isinstance(load(tmp_path / "attached", model_class=hf.BertModel), hf.BertModel)
+
+
+def test_a_wrapped_model_is_attached_through_its_wrapper(tmp_path):
+    model, ids = tiny("bert"), tokens(1, N)
+    with attach(nn.Sequential(model), sharing()):
+        model.save_pretrained(tmp_path)
+        assert_same_outputs(hidden(load(tmp_path), ids), hidden(model, ids))
+    assert attached(model) is None

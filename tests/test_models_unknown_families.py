@@ -1,0 +1,105 @@
+"""Identical-word probing of families without a record, and of models that cannot be probed."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from pelocality.models import positional_attention
+from pelocality.models.families import architecture
+from tests.families import UNKNOWN, small, tiny
+
+N = 12
+WORDS = [7, 9, 30, 55]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_families_without_a_record_are_probed_too(name):
+    model = UNKNOWN[name]().eval()
+    with pytest.raises(ValueError, match="not supported"):
+        architecture(model)
+    result = positional_attention(model, length=N, words=WORDS)
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        one = model(torch.full((1, N), WORDS[0]), output_attentions=True).attentions
+    torch.testing.assert_close(positional_attention(model, length=N, words=WORDS[:1]).attention, torch.cat(one))
+    assert result.attention.shape == (2, 2, N, N)
+
+
+REFUSED = {
+    "mamba": (lambda: hf.MambaModel(hf.MambaConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1)), "state space"),
+    "fnet": (lambda: hf.FNetModel(hf.FNetConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1)), "Fourier"),
+    "longformer": (lambda: hf.LongformerModel(small(hf.LongformerConfig, attention_window=4)), "window"),
+    "big_bird": (lambda: hf.BigBirdModel(small(hf.BigBirdConfig, attention_type="block_sparse")), "original_full"),
+    "bart": (
+        lambda: hf.BartModel(
+            hf.BartConfig(vocab_size=99, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8,
+                          decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2)
+        ),
+        r"model.get_encoder\(\)",
+    ),
+    "fsmt": (
+        lambda: hf.FSMTModel(
+            hf.FSMTConfig(src_vocab_size=99, tgt_vocab_size=99, d_model=8, encoder_layers=1, decoder_layers=1,
+                          encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2)
+        ),
+        r"none of its parts can be run alone.*pelocality\.measure",
+    ),
+    "clip": (
+        lambda: hf.CLIPModel(
+            hf.CLIPConfig(
+                text_config={"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+                vision_config={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+            )
+        ),
+        r"pass model\.text_model",
+    ),
+    "squeezebert": (
+        lambda: hf.SqueezeBertModel(
+            small(hf.SqueezeBertConfig, embedding_size=16, q_groups=1, k_groups=1, v_groups=1, post_attention_groups=1,
+                  intermediate_groups=1, output_groups=1)
+        ),
+        "some weights are negative",
+    ),
+    "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
+    "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "do not sum to 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_be_probed_are_refused_by_name(name):
+    make, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"model type '{name}'(.|\n)*{reason}"):
+        positional_attention(make(), length=N, words=WORDS)
+
+
+def test_either_half_of_an_encoder_decoder_model_can_be_named():
+    model = REFUSED["bart"][0]()
+    assert not positional_attention(model.get_encoder(), length=N, words=WORDS).source.causal
+    assert positional_attention(model.get_decoder(), length=N, words=WORDS).source.causal
+
+
+def test_the_tower_that_reads_text_can_be_named():
+    model = REFUSED["clip"][0]()
+    assert positional_attention(model.text_model, length=N, words=WORDS).attention.shape == (1, 2, N, N)
+
+
+def test_bigbird_with_full_attention_is_probed():
+    model = hf.BigBirdModel(small(hf.BigBirdConfig, attention_type="original_full"))
+    assert positional_attention(model, length=N, words=WORDS).attention.shape == (2, 2, N, N)
+
+
+def test_a_model_that_returns_no_weights_is_refused():
+    class Silent(hf.BertModel):
+        def forward(self, input_ids=None, **_):
+            return hf.modeling_outputs.BaseModelOutput(last_hidden_state=torch.zeros(*input_ids.shape, 16))
+
+    with pytest.raises(ValueError, match=r"returned no attention weights.*attn_implementation='eager'"):
+        positional_attention(Silent(tiny("bert").config), length=N, words=WORDS)
+
+
+def test_a_table_that_ends_before_its_configuration_says_is_named():
+    model = UNKNOWN["megatron-bert"]()
+    model.embeddings.position_embeddings = nn.Embedding(6, 16)
+    with pytest.raises(ValueError, match=r"MegatronBertModel.* has no row for every position of 12 tokens"):
+        positional_attention(model, length=N, words=WORDS)

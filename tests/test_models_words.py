@@ -1,0 +1,142 @@
+"""Which tokens are words, for the kinds of tokenizers in use; tiny ones are trained here, nothing is downloaded."""
+
+import pytest
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from pelocality.models._words import choose_words, special_frame, special_ids
+from tests.families import tiny
+
+TEXT = ["a cat and a dog sat on a mat", "the dogs ran 42 miles, unhappily!", "a hat and a bat"] * 20
+
+
+def wordpiece():
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog", "##s", "##ing", "river", "42", "!", "x1"]
+    backend = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    )
+
+
+def byte_level():
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<|end|>"], show_progress=False)
+    backend.train_from_iterator(TEXT, trainer)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<|end|>", eos_token="<|end|>")
+
+
+def pieces_with_word_marks():
+    pieces = ["<pad>", "</s>", "<unk>", "▁a", "▁cat", "▁dog", "s", "ing", "▁river", "▁42", "▁", "c", "t", "!"]
+    backend = Tokenizer(models.Unigram([(piece, -0.1 * i) for i, piece in enumerate(pieces)], unk_id=2))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="<pad>")
+
+
+TOKENIZERS = {"wordpiece": wordpiece, "byte-level": byte_level, "unigram": pieces_with_word_marks}
+
+
+def model_for(tokenizer):
+    config = hf.BertConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    return hf.BertModel(config)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_drawn_words_are_whole_words_of_letters_and_come_back_as_one_token(kind):
+    tokenizer = TOKENIZERS[kind]()
+    ids, names = choose_words(model_for(tokenizer), tokenizer, 3, 0)
+    assert len(set(ids)) == 3
+    for token, name in zip(ids, names, strict=True):
+        assert name.isalpha()
+        inside = tokenizer(f"a {name} a", add_special_tokens=False)["input_ids"]
+        assert inside[1:-1] == [token]
+
+
+def test_the_words_of_a_wordpiece_vocabulary_are_neither_pieces_nor_numbers_nor_special():
+    tokenizer = wordpiece()
+    _, names = choose_words(model_for(tokenizer), tokenizer, 4, 0)
+    assert sorted(names) == ["a", "cat", "dog", "river"]
+    with pytest.raises(ValueError, match="words=5 is more than the 4 words"):
+        choose_words(model_for(tokenizer), tokenizer, 5, 0)
+
+
+def test_words_of_a_byte_level_vocabulary_begin_a_word():
+    tokenizer = byte_level()
+    model = model_for(tokenizer)
+    ids, _ = choose_words(model, tokenizer, 5, 0)
+    assert all(token.startswith("Ġ") for token in tokenizer.convert_ids_to_tokens(ids))
+
+
+def test_given_words_are_looked_up_as_inside_a_sentence():
+    tokenizer = byte_level()
+    ids, names = choose_words(model_for(tokenizer), tokenizer, ["dog", "mat"], 0)
+    assert tokenizer.convert_ids_to_tokens(list(ids)) == ["Ġdog", "Ġmat"]
+    assert names == ("dog", "mat")
+
+
+def test_ids_and_words_can_be_mixed():
+    tokenizer = wordpiece()
+    assert choose_words(model_for(tokenizer), tokenizer, [6, "dog"], 0) == ((6, 7), ("cat", "dog"))
+
+
+@pytest.mark.parametrize(("word", "message"), [
+    ("dogs", r"2 tokens \['dog', '##s'\]"),
+    ("cat dog", "2 tokens"),
+    ("elephant", "unknown to this tokenizer"),
+])  # fmt: skip
+def test_a_word_that_is_not_one_token_is_refused(word, message):
+    tokenizer = wordpiece()
+    with pytest.raises(ValueError, match=message):
+        choose_words(model_for(tokenizer), tokenizer, [word], 0)
+
+
+@pytest.mark.parametrize("words", [[6, 6], ["cat", "dog", "cat"], [6, "cat"]])
+def test_a_word_that_is_given_twice_is_refused(words):
+    """It would count as two in the intervals over words."""
+    tokenizer = wordpiece()
+    with pytest.raises(ValueError, match=r"words holds .* more than once"):
+        choose_words(model_for(tokenizer), tokenizer, words, 0)
+
+
+def test_a_tokenizer_of_another_model_is_noticed():
+    tokenizer = wordpiece()
+    model = model_for(tokenizer)
+    model.resize_token_embeddings(8, mean_resizing=False)
+    with pytest.raises(ValueError, match="is this the model's tokenizer"):
+        choose_words(model, tokenizer, ["river"], 0)
+
+
+def test_without_a_tokenizer_the_configurations_special_ids_are_left_out():
+    model = tiny("t5")
+    special = special_ids(model)
+    assert {0, 1} <= special
+    ids, names = choose_words(model, None, 97 - len(special & set(range(97))), 0)
+    assert not special & set(ids)
+    assert names == tuple(map(str, ids))
+
+
+@pytest.mark.parametrize(("kind", "frame"), [
+    ("wordpiece", ([2], [3])), ("byte-level", ([], [])), ("unigram", ([], [1])),
+])  # fmt: skip
+def test_special_tokens_stand_where_the_tokenizer_puts_them(kind, frame):
+    assert special_frame(TOKENIZERS[kind]()) == frame
+
+
+def test_words_that_a_tokenizer_of_another_model_lacks_are_explained():
+    with pytest.raises(
+        ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14; is this the model's"
+    ):
+        choose_words(model_for(wordpiece()), byte_level(), 64, 0)
+    with pytest.raises(ValueError, match="words=64 is more than the 4 words in this vocabulary"):
+        choose_words(model_for(wordpiece()), wordpiece(), 64, 0)

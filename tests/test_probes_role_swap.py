@@ -1,0 +1,458 @@
+"""Role swaps: right where they are made, and not made where they would not be swaps."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from pelocality.corpora import (
+    Argument,
+    Dependencies,
+    Frame,
+    Pair,
+    Sentence,
+    parse_bracketed,
+    read_conllu,
+    read_frames,
+    read_snli,
+)
+from pelocality.probes import probe_info, semantic_role_swap
+from pelocality.probes.role_swap.english import agrees, head_of, inflect, number_of, verb_forms
+from tests.data import corpora
+
+
+def sentence(bracketed, **layers):
+    words, constituents = parse_bracketed(bracketed, "made up")
+    return Sentence(words, uid="s", language="en", constituents=constituents, **layers)
+
+
+def swapped(bracketed, **settings):
+    probe = semantic_role_swap([sentence(bracketed)], source="constituents", **settings)
+    return [row["hypothesis"] for row in probe]
+
+
+def reasons(bracketed, **settings):
+    return set(probe_info(semantic_role_swap([sentence(bracketed)], source="constituents", **settings)).skipped)
+
+
+# noun phrases: bracketed as subject, as object, and whether they take a plural verb
+NOUN_PHRASES = [
+    ("(NP (DT a) (NN fox))", "(NP (DT a) (NN fox))", False),
+    ("(NP (DT the) (JJ old) (NNS owls))", "(NP (DT the) (JJ old) (NNS owls))", True),
+    ("(NP (NNP Ada))", "(NP (NNP Ada))", False),
+    ("(NP (PRP he))", "(NP (PRP him))", False),
+    ("(NP (PRP they))", "(NP (PRP them))", True),
+    ("(NP (PRP we))", "(NP (PRP us))", True),
+    ("(NP (NP (DT the) (NN judge)) (PP (IN in) (NP (NN town))))",) * 2 + (False,),
+    ("(NP (NP (DT a) (NN cook)) (CC and) (NP (DT a) (NN maid)))",) * 2 + (True,),
+]
+# verb groups for a singular and a plural subject
+VERBS = [
+    ("(VP (VBD chased) {})", "(VP (VBD chased) {})"),
+    ("(VP (VBZ watches) {})", "(VP (VBP watch) {})"),
+    ("(VP (VBZ is) (VP (VBG hiding) {}))", "(VP (VBP are) (VP (VBG hiding) {}))"),
+    ("(VP (VBD was) (VP (VBG carrying) {}))", "(VP (VBD were) (VP (VBG carrying) {}))"),
+    ("(VP (VBZ does) (RB n't) (VP (VB trust) {}))", "(VP (VBP do) (RB n't) (VP (VB trust) {}))"),
+    ("(VP (MD might) (VP (VB blame) {}))", "(VP (MD might) (VP (VB blame) {}))"),
+    ("(VP (VBZ has) (VP (VBN seen) {}))", "(VP (VBP have) (VP (VBN seen) {}))"),
+]
+
+
+def clause(subject, verb, patient):
+    """Build the tree of a clause from scratch: what a right swap must amount to."""
+    verb_phrase = VERBS[verb][NOUN_PHRASES[subject][2]].format(NOUN_PHRASES[patient][1])
+    words, constituents = parse_bracketed(f"(S {NOUN_PHRASES[subject][0]} {verb_phrase} (. .))", "made up")
+    words = (words[0][0].upper() + words[0][1:], *words[1:])
+    return Sentence(words, uid="s", language="en", constituents=constituents)
+
+
+CLAUSES = st.tuples(
+    st.integers(0, len(NOUN_PHRASES) - 1), st.integers(0, len(VERBS) - 1), st.integers(0, len(NOUN_PHRASES) - 1)
+).filter(lambda c: c[0] != c[2])
+
+
+@given(CLAUSES)
+@settings(max_examples=60, deadline=None)
+def test_a_swap_is_the_clause_built_the_other_way_round_and_twice_the_original(parts):
+    subject, verb, patient = parts
+    there, back = clause(subject, verb, patient), clause(patient, verb, subject)
+    [row] = semantic_role_swap([there], source="constituents", agreement="reinflect")
+    assert row["hypothesis"] == back.text
+    [again] = semantic_role_swap([back], source="constituents", agreement="reinflect")
+    assert again["hypothesis"] == there.text == row["original_hypothesis"]
+
+
+@given(CLAUSES)
+@settings(max_examples=40, deadline=None)
+def test_skipping_leaves_out_exactly_what_would_have_to_be_reinflected(parts):
+    probe = semantic_role_swap([clause(*parts)], source="constituents", agreement="reinflect")
+    changes = any(span["category"] == "agreement" for span in probe[0]["spans"])
+    skipping = semantic_role_swap([clause(*parts)], source="constituents", agreement="skip")
+    assert len(skipping) == (not changes)
+    assert bool(probe_info(skipping).skipped) == changes
+
+
+def test_a_passive_keeps_its_by():
+    passive = "(S (NP (DT The) (NN thief)) (VP (VBD was) (VP (VBN seen) (PP (IN by) (NP (DT a) (NN nun))))) (. .))"
+    assert swapped(passive) == ["A nun was seen by the thief."]
+    [row] = semantic_role_swap([sentence(passive)], source="constituents")
+    assert row["category"] == "passive"
+    assert [(s["category"], s["original"]) for s in row["spans"]] == [("ARG1", "The thief"), ("ARG0", "a nun")]
+
+
+def test_a_question_is_swapped_around_its_auxiliary():
+    assert swapped("(SQ (VBD Did) (NP (DT the) (NN nun)) (VP (VB see) (NP (PRP me))) (. ?))") == ["Did I see the nun?"]
+
+
+def test_a_subject_of_an_infinitive_stays_accusative():
+    tree = (
+        "(S (NP (PRP We)) (VP (VBD wanted) (S (NP (PRP him)) (VP (TO to) (VP (VB help) (NP (DT a) (NN nun)))))) (. .))"
+    )
+    assert swapped(tree) == ["We wanted a nun to help him."]
+
+
+def test_proper_names_keep_their_capital_and_others_do_not():
+    assert swapped("(S (NP (NNP Ada)) (VP (VBD saw) (NP (DT the) (NN nun))))") == ["The nun saw Ada"]
+    assert swapped("(S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada))))") == ["Ada saw the nun"]
+    assert reasons("(S (NP (JJ Roman) (NNS nuns)) (VP (VBD saw) (NP (NNP Ada))))") == {
+        "whose capital the first word bears is unknown"
+    }
+
+
+def test_a_sentence_without_capital_gets_none():
+    assert swapped("(S (NP (PRP he)) (VP (VBD saw) (NP (DT the) (NN nun))))") == ["the nun saw him"]
+
+
+S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [
+        (S.format("(DT The) (NN nun)", "became", "(DT a) (NN judge)"), "the verb is a copula"),
+        (S.format("(DT The) (NN nun)", "met", "(DT a) (NN judge)"), "the verb is symmetric"),
+        (S.format("(DT The) (NN nun)", "married", "(DT a) (NN judge)"), "the verb is symmetric"),
+        (S.format("(DT The) (NN nun)", "hid", "(PRP herself)"), "a reflexive or reciprocal in the clause"),
+        (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the clause"),
+        (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"), "a pronoun in one argument may mean the other"),
+        (S.format("(DT The) (NN nun)", "drank", "(NN water)"), "an argument is a bare singular noun"),
+        (S.format("(DT The) (NN nun)", "walked", "(DT a) (NN mile)"), "an argument is a measure"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT any) (NN judge)"), "an argument is bound to negation"),
+        (S.format("(WP Who)", "saw", "(DT the) (NN judge)"), "an argument is interrogative or relative"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT The) (NN nun)"), "the arguments are the same"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (, ,) (DT a) (NN cap)"), "an argument has punctuation"),
+        (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "a pronoun inside a longer argument"),
+        (S.format("(DT The) (NN nun)", "said", "(DT a) (NN word)"), "the verb takes words"),
+        (S.format("(DT The) (NNS nuns)", "were", "(DT a) (NN choir)"), "the verb is a copula"),
+        ("(S (NP (NNP Ada)) (VP (VBZ 's) (VP (VBG hiding) (NP (DT a) (NN hat)))))", "an argument cuts a surface token"),
+        ("(S (NP (DT A) (NN nun)) (VP (VBD had) (NP (NP (DT a) (NN hat)) (S (VP (TO to) (VP (VB wear)))))))",
+         "an argument carries an infinitive"),
+        ("(S (NP (PRP I)) (VP (VBD picked) (PRT (RP up)) (NP (DT the) (NN hat))))",
+         "a pronoun would stand apart from its verb"),
+        ("(S (NP (DT The) (NNS nuns)) (ADVP (DT all)) (VP (VBD saw) (NP (DT the) (NN hat))))",
+         "a quantifier floats off its argument"),
+        ("(S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))",
+         "the verb would not agree with its new subject"),
+    ],
+)  # fmt: skip
+def test_what_is_no_swap_is_skipped_with_its_reason(tree, reason):
+    assert swapped(tree) == []
+    assert reasons(tree) == {reason}
+
+
+def test_symmetric_verbs_are_the_callers_to_say():
+    tree = S.format("(DT The) (NN nun)", "met", "(DT a) (NN judge)")
+    assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
+
+
+def test_overlapping_arguments_are_skipped():
+    item = sentence(S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat)"))
+    probe = semantic_role_swap([item], source=lambda s: [{"ARG0": (0, 2), "ARG1": (1, 3)}], agreement="ignore")
+    assert probe_info(probe).skipped == {"the arguments overlap": 1}
+
+
+def framed(words, deprel, heads, arguments, verb, **layers):
+    n = len(words)
+    frame = Frame("see.01", (verb, verb + 1), tuple(Argument(*a) for a in arguments), "gold")
+    upos = layers.pop("upos", ("NOUN",) * n)
+    dependencies = Dependencies(tuple(heads), tuple(deprel), "gold", upos, layers.pop("features", None))
+    return Sentence(words, uid="f", frames=(frame,), dependencies=dependencies, **layers)
+
+
+def test_gold_frames_are_kept_only_where_the_tree_agrees():
+    words = ("the", "hat", "we", "saw")
+    relative = framed(words, ("det", "root", "nsubj", "acl:relcl"), (2, 0, 4, 2), (("ARG0", 2, 3), ("ARG1", 0, 2)), 3,
+                      upos=("DET", "NOUN", "PRON", "VERB"), language="en")  # fmt: skip
+    assert probe_info(semantic_role_swap([relative])).skipped == {"an argument is no place of the verb's own clause": 1}
+
+
+VERB_LAST = {"deprel": ("nsubj", "case", "obj", "case", "root"), "heads": (5, 1, 5, 3, 0)}
+
+
+def test_order_is_not_assumed_and_particles_keep_their_place():
+    # a verb-final language with case particles: exchanging nouns with their particles would change nothing
+    item = framed(("inu", "ga", "neko", "o", "miru"), arguments=(("ARG0", 0, 2), ("ARG1", 2, 4)), verb=4,
+                  upos=("NOUN", "ADP", "NOUN", "ADP", "VERB"), language="ja", **VERB_LAST)  # fmt: skip
+    for source in ("frames", "dependencies"):
+        assert [row["hypothesis"] for row in semantic_role_swap([item], source=source)] == ["neko ga inu o miru"]
+
+
+@pytest.mark.parametrize(("patient_case", "rows"), [("Acc", 0), ("Nom", 1)])
+def test_arguments_of_different_case_are_skipped(patient_case, rows):
+    features = ({"Case": "Nom"}, {}, {"Case": patient_case})
+    item = framed(("kedi", "gordu", "kopek"), ("nsubj", "root", "obj"), (2, 0, 2), (("ARG0", 0, 1), ("ARG1", 2, 3)), 1,
+                  upos=("NOUN", "VERB", "NOUN"), features=features, language="tr")  # fmt: skip
+    probe = semantic_role_swap([item])
+    assert len(probe) == rows
+    assert probe_info(probe).skipped == ({} if rows else {"the arguments bear different cases": 1})
+
+
+def test_an_article_bears_case_for_its_noun():
+    features = ({"Case": "Nom"}, {}, {}, {"Case": "Acc"}, {})
+    item = framed(("der", "Hund", "sieht", "den", "Mann"), ("det", "nsubj", "root", "det", "obj"), (2, 3, 0, 5, 3),
+                  (("ARG0", 0, 2), ("ARG1", 3, 5)), 2, upos=("DET", "NOUN", "VERB", "DET", "NOUN"),
+                  features=features, language="de")  # fmt: skip
+    assert probe_info(semantic_role_swap([item])).skipped == {"the arguments bear different cases": 1}
+
+
+def test_agreement_is_read_off_features_in_other_languages():
+    features = ({"Number": "Sing"}, {"Number": "Sing", "VerbForm": "Fin"}, {"Number": "Plur"})
+    item = framed(("gato", "ve", "perros"), ("nsubj", "root", "obj"), (2, 0, 2), (("ARG0", 0, 1), ("ARG1", 2, 3)), 1,
+                  upos=("NOUN", "VERB", "NOUN"), features=features, language="es")  # fmt: skip
+    assert probe_info(semantic_role_swap([item], agreement="reinflect")).skipped == {
+        "the verb would not agree with its new subject": 1
+    }
+
+
+@pytest.mark.parametrize(("agent_gender", "rows"), [("Masc", 0), ("Fem", 1)])
+def test_a_participle_of_a_passive_agrees_in_gender_in_other_languages(agent_gender, rows):
+    singular = {"Number": "Sing"}
+    features = (
+        {"Gender": "Fem", **singular},
+        {"VerbForm": "Fin", **singular},
+        {"VerbForm": "Part", "Gender": "Fem", **singular},
+        {},
+        {"Gender": agent_gender, **singular},
+    )
+    item = framed(("Eva", "est", "vue", "par", "Luc"), ("nsubj:pass", "aux:pass", "root", "case", "obl:agent"),
+                  (3, 3, 0, 5, 3), (("ARG1", 0, 1), ("ARG0", 4, 5)), 2, upos=("PROPN", "AUX", "VERB", "ADP", "PROPN"),
+                  features=features, language="fr")  # fmt: skip
+    assert len(semantic_role_swap([item])) == rows
+
+
+@pytest.mark.parametrize(("number", "rows"), [("Sing", 0), ("Plur", 1)])
+def test_joined_arguments_are_plural_in_other_languages(number, rows):
+    singular = {"Number": "Sing"}
+    features = ({"Number": number}, {"VerbForm": "Fin", "Number": number}, singular, {}, singular)
+    item = framed(("gato", "ve", "Ana", "y", "Luis"), ("nsubj", "root", "obj", "cc", "conj"), (2, 0, 2, 5, 3),
+                  (("ARG0", 0, 1), ("ARG1", 2, 5)), 1, upos=("NOUN", "VERB", "PROPN", "CCONJ", "PROPN"),
+                  features=features, language="es")  # fmt: skip
+    assert len(semantic_role_swap([item])) == rows
+
+
+@pytest.mark.parametrize("agreement", ["skip", "reinflect"])
+@pytest.mark.parametrize(("first", "rows"), [("dogs", 0), ("dog", 1)])
+def test_a_verb_that_shares_the_subject_must_agree_with_the_new_one_too(first, rows, agreement):
+    plural = {"Number": "Plur"} if first == "dogs" else {"Number": "Sing"}
+    past = {"VerbForm": "Fin", "Tense": "Past"}
+    item = Sentence(
+        ("The", first, "bit", "a", "man", "and", "were" if first == "dogs" else "was", "gone"),
+        uid="c", language="en",
+        dependencies=Dependencies((2, 3, 0, 5, 3, 8, 8, 3),
+                                  ("det", "nsubj", "root", "det", "obj", "cc", "cop", "conj"), "gold",
+                                  ("DET", "NOUN", "VERB", "DET", "NOUN", "CCONJ", "AUX", "ADJ"),
+                                  ({}, plural, past, {}, {"Number": "Sing"}, {}, past, {})),
+    )  # fmt: skip
+    probe = semantic_role_swap([item], source="dependencies", agreement=agreement)
+    assert [row["hypothesis"] for row in probe] == ["A man bit the dog and was gone"] * rows
+    assert probe_info(probe).skipped == ({} if rows else {"another verb would not agree with its new subject": 1})
+    assert semantic_role_swap([item], source="dependencies", agreement="ignore").num_rows == 1
+
+
+@pytest.mark.parametrize(("number", "rows"), [("Plur", 0), ("Sing", 1)])
+def test_verbs_that_share_a_subject_are_read_together_in_other_languages(number, rows):
+    features = ({"Number": "Sing"}, {"VerbForm": "Fin"}, {"Number": number}, {}, {"Number": "Sing", "VerbForm": "Fin"})
+    item = framed(("rex", "vidit", "canes", "et", "fugit"), ("nsubj", "root", "obj", "cc", "conj"), (2, 0, 2, 5, 2),
+                  (("ARG0", 0, 1), ("ARG1", 2, 3)), 1, upos=("NOUN", "VERB", "NOUN", "CCONJ", "VERB"),
+                  features=features, language="la")  # fmt: skip
+    assert len(semantic_role_swap([item])) == rows
+
+
+def nli(label="entailment"):
+    item = sentence("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT the) (NN hat))))")
+    return Pair(item, item, label, "p")
+
+
+def test_labels_follow_the_policy_and_the_old_one_is_kept():
+    for policy in ("contradiction", "neutral", "not entailment"):
+        [row] = semantic_role_swap([nli()], source="constituents", label_policy=policy)
+        assert (row["label"], row["original_label"], row["side"]) == (policy, "entailment", "hypothesis")
+        assert (row["premise"], row["hypothesis"]) == ("A nun saw the hat", "The hat saw a nun")
+
+
+def to_contradiction(label):
+    return "contradiction" if label == "entailment" else None
+
+
+def test_a_policy_may_be_a_function_and_leave_pairs_out():
+    items = [nli(), nli("neutral")]
+    probe = semantic_role_swap(items, source="constituents", label_policy=to_contradiction, num_proc=2)
+    assert probe["label"] == ["contradiction"]
+    assert probe_info(probe).dropped == {"label policy gave no label": 1}
+    assert probe_info(probe).settings["label_policy"] == "to_contradiction"
+
+
+def test_a_policy_that_returns_no_string_is_refused():
+    with pytest.raises(TypeError, match="label_policy must return a label's name or None, returned 2"):
+        semantic_role_swap([nli()], source="constituents", label_policy=lambda label: 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("He", "saw", "him", "."), "the arguments are the same"),
+        (("They", "had", "them", "."), "the arguments are the same"),
+        (("It", "saw", "it", "."), "the arguments are the same"),
+    ],
+)
+def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
+    frame = Frame("see.01", (1, 2), (Argument("ARG0", 0, 1), Argument("ARG1", 2, 3)), "made up")
+    item = Sentence(words, uid="1", language="en", frames=(frame,))
+    probe = semantic_role_swap([item], label_policy="contradiction")
+    assert len(probe) == 0
+    assert probe_info(probe).skipped == {why: 1}
+
+
+def test_a_swap_that_would_leave_the_text_is_skipped():
+    item = Sentence(("人", "咬", "人", "人"), ("", "", "", ""), uid="1", language="zh")
+
+    def spans(_):
+        return [{"ARG0": (0, 1), "ARG1": (2, 4)}]
+
+    assert semantic_role_swap([item], source=spans, agreement="ignore")["hypothesis"] == ["人人咬人"]
+    like = Sentence(("人", "人", "人"), ("", "", ""), uid="2", language="zh")
+    probe = semantic_role_swap([like], source=lambda _: [{"ARG0": (0, 1), "ARG1": (1, 3)}], agreement="ignore")
+    assert probe_info(probe).skipped == {"the text would not change": 1}
+
+
+def test_labelled_pairs_without_policy_are_refused():
+    with pytest.raises(ValueError, match="label_policy must say"):
+        semantic_role_swap([nli()], source="constituents")
+
+
+def test_a_sentence_becomes_a_pair_with_its_swap():
+    [row] = semantic_role_swap([nli().premise], source="constituents", label_policy="contradiction")
+    assert (row["premise"], row["hypothesis"], row["label"]) == (
+        "A nun saw the hat",
+        "The hat saw a nun",
+        "contradiction",
+    )
+    assert (row["original_hypothesis"], row["original_label"]) == ("A nun saw the hat", "entailment")
+    assert semantic_role_swap([nli().premise], source="constituents")[0]["label"] is None
+
+
+def test_the_callers_spans_are_used_and_checked():
+    item = Sentence(("A", "nun", "saw", "an", "owl"), uid="c", language="en")
+
+    def spans(_):
+        return [{"agent": (0, 2), "patient": (3, 5), "V": (2, 3)}]
+
+    [row] = semantic_role_swap([item], roles=("agent", "patient"), source=spans)
+    assert row["hypothesis"] == "An owl saw a nun"
+    assert row["provenance"].endswith("roles: spans")
+    with pytest.raises(ValueError, match=r"within the 5 words .* patient = \[3, 9\)"):
+        semantic_role_swap([item], ("agent", "patient"), lambda _: [{"agent": (0, 2), "patient": (3, 9)}])
+
+
+def test_every_predicate_may_have_its_row():
+    tree = (
+        "(S (S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (NNP Ada)))) (CC and)"
+        " (S (NP (DT a) (NN judge)) (VP (VBD heard) (NP (DT the) (NN owl)))))"
+    )
+    assert swapped(tree, spans="all") == [
+        "Ada saw a nun and a judge heard the owl",
+        "A nun saw Ada and the owl heard a judge",
+    ]
+    assert {swapped(tree, seed=k)[0] for k in range(9)} == set(swapped(tree, spans="all"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"roles": ("ARG0", "ARG0")}, "two different roles"),
+        ({"roles": "ARG0"}, "two different roles"),
+        ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, "knows ARG0 and ARG1 only"),
+        ({"source": "magic"}, "source must be one of 'frames'"),
+        ({"label_policy": "opposite"}, "label_policy must be one of 'contradiction'"),
+        ({"agreement": "maybe"}, "agreement must be one of"),
+        ({"side": "both"}, "side must be one of"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        semantic_role_swap([nli()], **arguments)
+
+
+def test_missing_layers_are_counted():
+    bare = Sentence(("A", "nun"), uid="b", language="en")
+    for source, reason in (("frames", "no frames"), ("dependencies", "no dependencies")):
+        assert probe_info(semantic_role_swap([bare], source=source)).dropped == {reason: 1}
+
+
+NUMBERS = [
+    ("the dogs", "DT NNS", "plural"), ("a group of dogs", "DT NN IN NNS", "3sg"),
+    ("a couple of dogs", "DT NN IN NNS", None),
+    ("our teeth", "PRP$ NN", "plural"), ("two woman", "CD NN", None), ("a man or a dog", "DT NN CC DT NN", None),
+    ("everything they say", "NN PRP VBP", "3sg"), ("the man with a cat and a dog", "DT NN IN DT NN CC DT NN", None),
+    ("black and white dogs", "JJ CC JJ NNS", "plural"), ("me", "PRP", "1sg"), ("you", "PRP", "plural"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "tags", "number"), NUMBERS)
+def test_number_of_noun_phrases(words, tags, number):
+    assert number_of(words.split(), tags.split()) == number
+
+
+def test_what_agrees_and_what_inflect_makes_is_consistent():
+    forms = [("is", "VBZ", "3sg"), ("are", "VBP", "plural"), ("am", "VBP", "1sg"), ("was", "VBD", "3sg"),
+             ("goes", "VBZ", "3sg"), ("carry", "VBP", "plural"), ("has", "VBZ", "3sg")]  # fmt: skip
+    for (word, tag, old), new in itertools.product(forms, ("1sg", "3sg", "plural")):
+        made = inflect(word, tag, new)
+        tag_made = "VBD" if tag == "VBD" else "VBZ" if new == "3sg" else "VBP"
+        assert agrees(made, tag_made, new, new)
+        assert (made == word) == agrees(word, tag, old, new)
+    assert inflect("walked", "VBD", "plural") is None
+
+
+def test_reinflection_without_lemminflect_names_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lemminflect", None)
+    with pytest.raises(ImportError, match="pip install lemminflect"):
+        swapped("(S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))", agreement="reinflect")
+
+
+def test_verb_forms_hold_the_irregular_ones():
+    assert {"met", "meets", "meeting"} <= verb_forms(frozenset({"meet"}))
+    assert {"matches", "matched"} <= verb_forms(frozenset({"match"}))
+    assert head_of(["too", "much"], ["RB", "JJ"]) is None
+
+
+SOURCES = [
+    ("frames.jsonl", read_frames, {"spans": "all"}),
+    ("nli_pairs.jsonl", read_snli, {"source": "constituents", "label_policy": "contradiction"}),
+    (".conllu", read_conllu, {"source": "dependencies"}),
+]
+
+
+@pytest.mark.parametrize("agreement", ["skip", "reinflect"])
+@pytest.mark.parametrize(
+    ("path", "read", "arguments"),
+    [pytest.param(*path.values, *rest, id=path.id) for kind, *rest in SOURCES for path in corpora(kind)],
+)
+def test_swaps_of_corpora_lose_no_sentence_unaccounted_and_always_change_the_text(path, read, arguments, agreement):
+    probe = semantic_role_swap(read(path), agreement=agreement, **arguments)
+    info = probe_info(probe)
+    with_rows = len(set(probe["uid"]))
+    # next to none where case or agreement mark the roles
+    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.07 * info.items)
+    assert info.items == with_rows + sum(info.dropped.values())
+    assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)

@@ -1,0 +1,95 @@
+"""Intervals and tests against scipy's own, and against slow witnesses."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy import stats
+
+from pelocality.statistics import check_confidence, mcnemar, mean_over_groups, mean_over_runs, proportion, wilson
+
+
+@given(st.integers(1, 400), st.data())
+def test_wilson_agrees_with_scipy(n, data):
+    k = data.draw(st.integers(0, n))
+    confidence = data.draw(st.sampled_from([0.8, 0.95, 0.99]))
+    theirs = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
+    assert np.allclose(wilson(k, n, confidence), theirs, atol=1e-12)
+
+
+def test_wilson_is_elementwise_and_nan_of_nothing():
+    low, high = wilson([1, 5, 0], [10, 10, 0])
+    assert np.allclose([low[:2], high[:2]], np.transpose([wilson(1, 10), wilson(5, 10)]))
+    assert np.isnan(low[2])
+    assert np.isnan(proportion(0, 0).value)
+
+
+def test_the_bootstrap_agrees_with_one_written_out():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(30), rng.integers(1, 5, 30))
+    values = rng.normal(size=len(groups)) + groups / 20
+    found = mean_over_groups(values, groups, 0.9, 4000, 1)
+    by_group = [values[groups == g] for g in range(30)]
+    means = []
+    for _ in range(4000):
+        drawn = [by_group[g] for g in rng.integers(0, 30, 30)]
+        means.append(np.concatenate(drawn).mean())
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, [5, 95]), abs=0.03)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=2, max_size=9, unique=True), st.sampled_from([0.8, 0.95]))
+def test_the_interval_over_runs_is_that_of_scipys_t_test(values, confidence):
+    found = mean_over_runs(values, confidence)
+    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+def test_a_single_run_has_no_interval():
+    found = mean_over_runs([0.7])
+    assert found.value == 0.7
+    assert np.isnan([found.low, found.high]).all()
+
+
+def test_rows_of_one_group_make_the_interval_wider_than_rows_on_their_own():
+    values = np.repeat(np.random.default_rng(0).normal(size=40), 10)
+    together = mean_over_groups(values, np.repeat(np.arange(40), 10), 0.95, 1000, 0)
+    alone = mean_over_groups(values, np.arange(400), 0.95, 1000, 0)
+    assert together.high - together.low > 2.5 * (alone.high - alone.low)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = np.random.default_rng(0).normal(size=50)
+    one, two, other = (mean_over_groups(values, np.arange(50), 0.95, 200, seed) for seed in (3, 3, 4))
+    assert one == two
+    assert one != other
+
+
+def test_one_group_has_no_interval_and_no_rows_no_mean():
+    assert np.isnan(mean_over_groups([1.0, 0.0], ["a", "a"], 0.95, 99, 0).low)
+    assert np.isnan(mean_over_groups([], [], 0.95, 99, 0).value)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_binomial_sum(lost, gained):
+    n = lost + gained
+    tail = sum(stats.binom.pmf(k, n, 0.5) for k in range(min(lost, gained) + 1))
+    assert mcnemar(lost, gained) == pytest.approx(min(1, 2 * tail) if lost != gained else 1)
+
+
+def test_no_runs_have_no_mean():
+    found = mean_over_runs([])
+    assert np.isnan([found.value, found.low, found.high]).all()
+
+
+def test_senseless_settings_are_refused():
+    for interval in (lambda: wilson(1, 2, 95), lambda: mean_over_runs([1, 2], 95)):
+        with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+            interval()
+    for successes in (-1, 3):
+        with pytest.raises(ValueError, match="successes must be between 0 and trials"):
+            wilson(successes, 2)
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+        check_confidence(95, 100)
+    with pytest.raises(ValueError, match="resamples must be at least 1"):
+        check_confidence(0.95, 0)
