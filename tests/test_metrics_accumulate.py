@@ -133,7 +133,7 @@ def test_two_processes_with_uneven_batches_agree_with_one(tmp_path):
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(120)
+            worker.join(600)
         assert [worker.exitcode for worker in workers] == [0, 0]
         found = dict(results)
     attention = random_attention(10, 3, 12, 12)
