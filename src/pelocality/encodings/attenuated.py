@@ -155,11 +155,17 @@ class AttenuatedEncoding(RelativeEncoding):
         return (self._scale().view(trailing) * kernel).clamp(-most, most) if self.form == "logits" else kernel
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
-        kernel = super().bias(query_length, key_length, mask)
         if self.form == "logits":
-            return kernel
-        bias = self._scale().view(-1, 1, 1) * masked_softmax(kernel, mask)
-        return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
+            return super().bias(query_length, key_length, mask)
+        if mask is None:  # e and its row sums come from the line: fewer passes over (heads, n, n) than a softmax takes
+            e, rows = self._shares(query_length, key_length)
+            bias = toeplitz(e, query_length) * rows[..., None]
+        else:
+            bias = self._scale().view(-1, 1, 1) * masked_softmax(self._kernel(query_length, key_length, mask), mask)
+        if not self.causal:
+            return bias
+        future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
+        return bias.masked_fill(future, -torch.inf)
 
     def _shares(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
         """Return e at all distances, and what those of each query are multiplied by."""
