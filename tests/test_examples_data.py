@@ -100,6 +100,8 @@ def test_names_are_those_of_universal_dependencies(path):
             assert token["lemma"] not in (None, "_"), where
             if token["head"]:
                 holder = sentence.filter(id=token["head"])[0]
+                if relation.split(":")[0] in ("det", "amod", "nummod") or relation == "nmod:poss":
+                    assert holder["upos"] in ("NOUN", "PROPN", "PRON"), where
                 assert holder["deprel"] not in ("punct", "case", "cc", "mark", "det", "aux", "aux:pass", "cop"), where
 
 

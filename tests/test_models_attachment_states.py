@@ -179,6 +179,21 @@ def test_each_half_of_an_encoder_decoder_model_gets_what_it_had(halves, tmp_path
     assert_same_outputs(*outputs)
 
 
+@pytest.mark.skipif("t5" not in ATTACHABLE, reason="T5 needs transformers 5.15")
+def test_a_decoder_s_encoding_is_not_left_out_once_the_encoder_s_is_removed_or_the_whole_is_loaded(tmp_path):
+    model = hf.T5ForConditionalGeneration(tiny("t5").config)
+    attachment = attach(model, NoEncoding())
+    attach(model.decoder, NoEncoding())
+    attachment.remove()
+    for folder, whole in (("removed", lambda: model), ("loaded", lambda: load(tmp_path / "removed"))):
+        whole().save_pretrained(tmp_path / folder)
+        with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+            hf.T5ForConditionalGeneration.from_pretrained(tmp_path / folder)
+    attached(model.decoder).remove()
+    model.save_pretrained(tmp_path / "plain")
+    hf.T5ForConditionalGeneration.from_pretrained(tmp_path / "plain")
+
+
 def test_what_cannot_be_loaded_is_said_before_or_after(tmp_path):
     model = tiny("bert")
     attach(model, DistanceTable(2, 4))

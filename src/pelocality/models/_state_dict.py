@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from typing import Any
 
@@ -108,9 +109,19 @@ def _agrees(encoding: Encoding, configuration: dict[str, Any], numbers: dict[str
     return own.configuration() == other.configuration()
 
 
+def carries_encodings(model: nn.Module) -> bool:
+    """Return whether an encoding is attached to a model or to any part of it."""
+    return any(ATTACHED in module._modules for module in model.modules())
+
+
+def guard_saving(model: Any) -> None:
+    """Have a model save itself by the function below."""
+    model.save_pretrained = functools.partial(save_pretrained, model)
+
+
 def save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
     """Save a model as transformers does, into a folder that transformers alone refuses to load the model from."""
-    if not any(ATTACHED in module._modules for module in model.modules()):  # removed through a part of it
+    if not carries_encodings(model):  # removed through a part of it
         type(model).save_pretrained(model, *args, **kwargs)
         return
     with restoring(lambda: model.config.__dict__.pop(REFUSED, None)):

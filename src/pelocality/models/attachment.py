@@ -19,7 +19,7 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import silence, unsilence
 from pelocality.models._offloading import execution_device
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._state_dict import check_state_dict, save_pretrained
+from pelocality.models._state_dict import carries_encodings, check_state_dict, guard_saving
 from pelocality.models.families import architecture
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
@@ -140,7 +140,7 @@ def attach(
         for guarded in _guarded(model, base):
             guard = functools.partial(_refuse_what_would_be_ignored, modules[0])
             guarded.register_forward_pre_hook(guard, with_kwargs=True)
-            guarded.save_pretrained = functools.partial(save_pretrained, guarded)
+            guard_saving(guarded)
         base.register_load_state_dict_pre_hook(check_state_dict)
         if position_embeddings == "silence":
             silence(record, base)
@@ -211,7 +211,8 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
             getattr(module, ATTACHED).uninstall(module)
     for guarded in _guarded(model, base):
         unhook(guarded, _refuse_what_would_be_ignored)
-        guarded.__dict__.pop("save_pretrained", None)
+        if not carries_encodings(guarded):  # the other half of an encoder-decoder model may
+            guarded.__dict__.pop("save_pretrained", None)
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
             del base._load_state_dict_pre_hooks[key]

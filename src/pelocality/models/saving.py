@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
 from pelocality.models._restore import restoring
-from pelocality.models._state_dict import CONFIGURATION, REFUSED, read_configuration
+from pelocality.models._state_dict import CONFIGURATION, REFUSED, guard_saving, read_configuration
 from pelocality.models.attachment import attach
 from pelocality.models.families import architecture, known_families
 from pelocality.models.families._record import ATTACHED
@@ -31,7 +31,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
 
     ``model.save_pretrained(path)`` needs no help: the encodings are submodules, so their numbers are in the same
     safetensors files as the weights, each with its configuration as JSON. Every class of transformers refuses to load
-    the folder by itself, for it would leave the encodings out.
+    the folder by itself, for it would leave the encodings out, if the model that saved it was given to `attach` or is
+    from here; a model around it saves as ever.
 
     Args:
         path: The folder, or the name of a repository on the Hugging Face hub.
@@ -92,6 +93,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
             _fill(path, name, module.get_submodule(ATTACHED), saved[name])
     if names:
         raise ValueError(f"the model has no place for the saved encoding '{next(iter(names.values()))}'")
+    guard_saving(model)
     return model
 
 
