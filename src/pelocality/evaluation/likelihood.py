@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from pelocality._restore import inference
 from pelocality.architectures import longest_input, pretrained
 from pelocality.checks import check_tokenizer, count, flag
-from pelocality.evaluation.predict import inference
 from pelocality.extract.eager import device_of
 from pelocality.extract.weights import check_ids
 

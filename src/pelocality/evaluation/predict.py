@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from pelocality._restore import inference
 from pelocality.architectures import longest_input, positions_disabled, pretrained
 from pelocality.checks import check_tokenizer
 from pelocality.evaluation.labels import (
@@ -31,26 +31,6 @@ logger = logging.getLogger(__name__)
 
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
 Answer = tuple[str, float]  # the class, and its probability where known
-
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients, and put it back.
-
-    Args:
-        model: any module.
-
-    Yields:
-        Nothing; the model is changed for the while.
-    """
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():  # not inference_mode, whose tensors a model might cache and later train with
-            yield
-    finally:
-        for module, flag in training:
-            module.training = flag
 
 
 class Classifier:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pelocality._restore import hooked, restoring
+from pelocality._restore import hooked, inference, restoring
 from pelocality.architectures import (
     ATTACHED,
     Architecture,
@@ -126,23 +126,16 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
         >>> model.training, model.config._attn_implementation
         (True, 'sdpa')
     """
-    training = [(module, module.training) for module in model.modules()]
     # the attribute that transformers documents; its public setter only warns on families off the interface
     implementations = [(config, config._attn_implementation) for config in _configs(model)]
-    gradients = torch.is_grad_enabled()
 
     def undo() -> None:
         for config, implementation in implementations:  # outer ones first: setting one also sets those inside it
             config._attn_implementation = implementation
-        for module, flag in training:
-            module.training = flag
-        torch.set_grad_enabled(gradients)
 
-    with restoring(undo), _without_lasting_hooks(model):
+    with inference(model), restoring(undo), _without_lasting_hooks(model):
         for config, _ in implementations:
             config._attn_implementation = "eager"
-        model.eval()
-        torch.set_grad_enabled(False)
         yield
 
 
