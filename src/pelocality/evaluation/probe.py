@@ -16,7 +16,7 @@ from pelocality.checks import count
 from pelocality.evaluation.labels import normal, right
 from pelocality.evaluation.predict import Answering, Classifier, Texts
 from pelocality.evaluation.result import Evaluation
-from pelocality.extract.eager import model_name
+from pelocality.extract.eager import name_with_encoding
 from pelocality.intervals import check_confidence
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def evaluate(
     classifier: Classifier | Answering
     if isinstance(model, nn.Module):
         classifier = Classifier(model, tokenizer, labels, wanted, batch_size, max_length)
-        name = model_name(model)
+        name = name_with_encoding(model)
     elif callable(model):
         classifier, name = (
             Answering(model, labels, wanted),

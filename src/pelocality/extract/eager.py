@@ -306,6 +306,13 @@ def named(model: str, encoding: str | None) -> str:
     return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
 
 
+def name_with_encoding(model: nn.Module) -> str:
+    """Return the name of a model, together with the class of what is attached to it."""
+    inner = pretrained(model)
+    record = architecture(inner) if inner.config.model_type in known_families() else None
+    return named(model_name(model), attached_encoding(record, record.base(inner) if record else inner))
+
+
 def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
     """Return the layers that were asked for, counted from the start; all for None.
 
