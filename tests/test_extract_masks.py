@@ -1,6 +1,5 @@
 """Which layers attention maps belong to and which keys their masks leave visible, in models that have no record."""
 
-
 import pytest
 import torch
 import transformers as hf
