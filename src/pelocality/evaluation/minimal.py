@@ -145,8 +145,10 @@ def evaluate_minimal_pairs(
     frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # also of two texts that are impossible
     frame["correct"] = frame["good"] > frame["bad"]
     ties = int(tied.sum())
-    named = isinstance(model, nn.Module)
-    shown = name_with_encoding(model) if named else getattr(model, "__name__", "callable").strip("<>")
+    if isinstance(model, nn.Module):
+        shown = name_with_encoding(model)
+    else:
+        shown = getattr(model, "__name__", "callable").strip("<>")
     return MinimalPairEvaluation(frame, shown, label, ties, confidence)
 
 
