@@ -312,6 +312,13 @@ def test_the_output_of_a_model_is_its_tuple():
         locality(BaseModelOutput())
 
 
+def test_layers_that_differ_in_positions_are_named():
+    layers = tuple(torch.full((2, n, n), 1 / n) for n in (6, 3))
+    for metric in (locality, measure, metrics.distance_profile):
+        with pytest.raises(ValueError, match=r"differ in .*positions.*\(2, 6, 6\), \(2, 3, 3\).*layer by layer"):
+            metric(layers)
+
+
 def test_layers_that_differ_in_heads_are_named():
     layers = (random_attention(2, 3, 10, 10), random_attention(2, 4, 10, 10))
     for function in (locality, measure, metrics.distance_profile, crop):
