@@ -26,7 +26,7 @@ BELOW = {
     "attachment": {"_restore", "architectures", "encodings", "scores"},
     "reflection": {"architectures", "extract"},
     "dependencies": {"architectures", "checks", "extract", "intervals", "trees"},
-    "evaluation": {"architectures", "checks", "extract", "intervals"},
+    "evaluation": {"_restore", "architectures", "checks", "extract", "intervals"},
     "encodings": {"checks", "metrics", "scores", "streaming", "tables"},
     "layers": {"checks", "encodings", "scores"},
     "training": {"architectures", "checks", "encodings", "extract", "metrics"},

@@ -34,7 +34,7 @@ class PositionShare:
 
     Attributes:
         share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
-            for a head that attends uniformly.
+            for a head that attends uniformly, up to the rounding of the model's precision.
         layers: the layers of the model that the first axis stands for; those without attention have no share.
         prediction: what position predicts: the mean deviation from uniform attention at each pair of positions,
             (layer, head, n, n) with n the longest text, at most ``length``; NaN where no sentence reaches.
