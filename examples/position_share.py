@@ -62,8 +62,9 @@ def main() -> None:
     print(f"rank correlation of a head's share with its locality on identical words: {rank:.2f}")
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(15, 4), layout="constrained")
-    plots.head_grid(share, ax=left, label="share of attention that position explains", limits=(0, 1))
-    plots.head_grid(local, ax=right, label="locality on identical words")
+    layers = shares["pre-trained"].layers
+    plots.head_grid(share, layers=layers, ax=left, label="share of attention that position explains", limits=(0, 1))
+    plots.head_grid(local, layers=layers, ax=right, label="locality on identical words")
     arguments.output.mkdir(parents=True, exist_ok=True)
     figure = arguments.output / "position_share.png"
     fig.savefig(figure, dpi=130)

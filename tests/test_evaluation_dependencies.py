@@ -22,6 +22,7 @@ from pelocality.models import attach
 from tests.data import EXAMPLES, corpora
 from tests.families import same, state, tiny
 from tests.test_examples import run
+from tests.test_models_observe import jamba
 from tests.test_models_words import TEXT, byte_level, wordpiece
 
 TO_HEAD, TO_DEPENDENT = DIRECTIONS
@@ -54,9 +55,8 @@ def result(sentences, attended, seed=0):
             rows.append((number, str(number), word, head - 1, relation, half))
             arrays.append(attended(s, word, half))
     words = pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"])
-    return DependencyAccuracy(
-        words, np.array(arrays, dtype=np.int16)[:, None], "made up", len(sentences), {}, 0.95, 500, seed
-    )
+    attended = np.array(arrays, dtype=np.int16)[:, None]
+    return DependencyAccuracy(words, attended, (0,), "made up", len(sentences), {}, 0.95, 500, seed)
 
 
 def slow_most_attended(model, tokenizer, words):
@@ -236,6 +236,32 @@ def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
     assert (found.attended[first] == -1).all()
     assert (found.attended[~first] >= 0).all()
     assert (found.attended < found.words["word"].to_numpy()[:, None, None]).all()
+
+
+def test_layers_of_hybrids_keep_the_models_own_numbers():
+    model = jamba()  # with attention in layers 1 and 3
+    found = dependency_accuracy(model, wordpiece(), random_sentences(30, longest=6))
+    assert found.layers == (1, 3)
+    assert found.attended.shape[1:] == (2, 2)
+    assert set(found.to_frame(1)["layer"]) == {1, 3}
+    assert set(found.best(1)["layer"]) <= {1, 3}
+    accuracy = found.accuracy("x")
+    best = found.best(1).set_index(["relation", "direction"]).loc[("x", TO_HEAD)]
+    assert best["layer"] in (1, 3)
+    assert accuracy.max() >= accuracy[found.layers.index(int(best["layer"])), int(best["head"])]
+    assert {row.split()[-3] for row in repr(found).splitlines()[2:]} <= {"1", "3"}
+    share = np.arange(4.0).reshape(2, 2)
+    kinds = compare_head_kinds(found, share, heads=2, minimum=1).table
+    assert set(kinds["positional_layer"]) == {3}
+    assert set(kinds["contextual_layer"]) == {1}
+
+
+def test_a_result_names_the_encoding_that_was_attached():
+    model, tokenizer = tiny("bert"), wordpiece()
+    with attach(model, AttenuatedEncoding()):
+        found = dependency_accuracy(model, tokenizer, random_sentences(4))
+    assert found.model == "BertModel with AttenuatedEncoding attached"
+    assert dependency_accuracy(model, tokenizer, random_sentences(4)).model == "BertModel"
 
 
 def test_a_model_without_its_own_positions_leaves_no_sentence_out():

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 from transformers.modeling_outputs import BaseModelOutput
@@ -154,6 +155,27 @@ def test_gradients_reach_across_block_borders():
     assert torch.autograd.gradcheck(lambda x: measure(x.softmax(-1)).symmetry, logits, fast_mode=True)
 
 
+NUMBERS = {name: getattr(metrics, name) for name in ("locality", "symmetry", "relative_asymmetry")} | {
+    "adjusted_locality": metrics.adjusted_locality,
+    "past_locality": metrics.past_locality,
+    "measure": lambda A: torch.stack(list(vars(measure(A)).values())),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("also_backward", [False, True])
+def test_forward_mode_agrees_with_finite_differences(name, also_backward):
+    number = NUMBERS[name]
+    generator = torch.Generator().manual_seed(0)
+    logits, direction = torch.randn(2, 2, 9, 9, dtype=torch.float64, generator=generator)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(logits.clone().requires_grad_(also_backward), direction)
+        tangent = forward_ad.unpack_dual(number(dual.softmax(-1))).tangent
+    step = 1e-6
+    after, before = (number((logits + sign * step * direction).softmax(-1)) for sign in (1, -1))
+    torch.testing.assert_close(tangent, (after - before) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_second_derivatives_are_those_of_finite_differences(n):
     logits = (
@@ -289,6 +311,13 @@ def test_the_output_of_a_model_is_its_tuple():
     torch.testing.assert_close(crop(output, 2, 9), crop(layers, 2, 9))
     with pytest.raises(ValueError, match="eager"):
         locality(BaseModelOutput())
+
+
+def test_layers_that_differ_in_positions_are_named():
+    layers = tuple(torch.full((2, n, n), 1 / n) for n in (6, 3))
+    for metric in (locality, measure, metrics.distance_profile):
+        with pytest.raises(ValueError, match=r"differ in .*positions.*\(2, 6, 6\), \(2, 3, 3\).*layer by layer"):
+            metric(layers)
 
 
 def test_layers_that_differ_in_heads_are_named():

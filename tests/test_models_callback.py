@@ -6,7 +6,16 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 from pelocality.encodings import KERPLE, AttenuatedEncoding, DistanceTable, T5Buckets
 from pelocality.metrics import locality, measure
@@ -94,6 +103,23 @@ def test_closed_form_logits_and_encodings_are_sources_too(tmp_path):
     trainer.train()
     wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
     assert callback.table["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("source", ["attention", "logits"])
+def test_chance_is_uniform_over_the_window_of_the_model(tmp_path, source):
+    trainer = make_trainer(tmp_path, max_steps=1, learning_rate=0.0)
+    config = MistralConfig(
+        vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, sliding_window=3,
+    )  # fmt: skip
+    model = MistralForCausalLM(config)
+    for layer in model.model.layers:
+        nn.init.zeros_(layer.self_attn.q_proj.weight)  # uniform over the keys it sees
+    trainer = Trainer(model, trainer.args, train_dataset=ROWS)
+    callback = watch(trainer, source=source)
+    trainer.train()
+    assert callback.table["locality"].min() > 0.5
+    assert callback.table["adjusted_locality"].abs().max() < 1e-6
 
 
 def test_the_parameters_of_encodings_are_told_from_the_model_s_own():

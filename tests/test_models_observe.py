@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 from pelocality.metrics import adjusted_locality
-from pelocality.models import PositionalAttention, position_share, positional_attention
+from pelocality.models import PositionalAttention, _observe as masks, position_share, positional_attention
 from pelocality.models._observe import observe
 from pelocality.models._run import eager_attention, find_base
 from tests.families import UNKNOWN, same, small, state, tiny, tokens
@@ -271,3 +271,10 @@ def test_adjusted_locality_of_uniform_attention_inside_a_window_is_zero():
     model = attend_uniformly(tiny("mistral"))
     result = positional_attention(model, length=N, words=4)
     assert adjusted_locality(result).abs().max() < 1e-6
+
+
+def test_a_softmax_whose_axes_are_permuted_in_memory_is_compared_by_its_numbers():
+    weights = torch.rand(2, 3, 4, 4).softmax(-1)
+    permuted = weights.clone().transpose(0, 1)  # (head, batch, n, n), no view of which has another shape
+    assert not masks._same(permuted, weights)
+    assert masks._same(weights.permute(1, 0, 2, 3).contiguous().transpose(0, 1), weights)

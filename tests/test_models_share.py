@@ -84,6 +84,15 @@ def test_uniform_attention_has_no_share():
     assert math.isnan(share_of(causal / causal.sum(-1, keepdim=True), causal=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_rounding_of_uniform_attention_is_no_share_and_what_is_above_it_has_one(dtype):
+    eps = torch.finfo(dtype).eps
+    # the logits of position, far below and far above what one weight is rounded by
+    faint, clear = ((scale * torch.randn(N, N).double()).softmax(-1).to(dtype) for scale in (eps / 4, 64 * eps))
+    assert math.isnan(share_of(faint.expand(6, N, N)))
+    assert share_of(clear.expand(6, N, N)) > 0.99
+
+
 def test_one_pass_equals_the_definition_with_lengths_that_differ():
     torch.manual_seed(0)
     matrices = torch.randn(6, N, N, dtype=torch.float64).softmax(-1)

@@ -45,6 +45,14 @@ def pieces_with_word_marks():
 TOKENIZERS = {"wordpiece": wordpiece, "byte-level": byte_level, "unigram": pieces_with_word_marks}
 
 
+def data2vec():
+    """A family without a record that counts positions from its padding id."""
+    config = hf.Data2VecTextConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, pad_token_id=1
+    )
+    return hf.Data2VecTextModel(config)
+
+
 def model_for(tokenizer):
     config = hf.BertConfig(
         vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
@@ -140,3 +148,11 @@ def test_words_that_a_tokenizer_of_another_model_lacks_are_explained():
         choose_words(model_for(wordpiece()), byte_level(), 64, 0)
     with pytest.raises(ValueError, match="words=64 is more than the 4 words in this vocabulary"):
         choose_words(model_for(wordpiece()), wordpiece(), 64, 0)
+
+
+@pytest.mark.parametrize("build", [lambda: tiny("roberta"), lambda: tiny("mpnet"), data2vec])
+def test_the_padding_id_is_refused_where_positions_are_counted_from_it(build):
+    model = build()
+    with pytest.raises(ValueError, match=r"words contains 1, the padding id, which .* counts no positions for"):
+        choose_words(model, None, [7, 1], 0)
+    assert choose_words(tiny("bert"), None, [7, 0], 0)[0] == (7, 0)

@@ -120,6 +120,16 @@ def test_a_grid_shows_every_number():
     assert [text.get_text() for text in ax.texts] == [".00", ".10", ".20", ".30", ".40", ".50"]
 
 
+@pytest.mark.parametrize("draw", [plots.head_grid, lambda values, **kw: plots.comparison({"a": values}, **kw)])
+def test_layers_have_the_models_own_numbers(draw):
+    fig, ax = draw(torch.rand(3, 4), layers=(1, 3, 11))
+    fig.canvas.draw()
+    axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
+    assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
+    with pytest.raises(ValueError, match="layers must number the 3 layers of values, got 2"):
+        draw(torch.rand(3, 4), layers=(1, 3))
+
+
 def test_profiles_average_heads_and_are_centred():
     attention = random_attention(3, 40, 40)
     _, ax = plots.profiles({"model": attention}, reach=5)

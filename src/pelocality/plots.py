@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,12 +86,19 @@ def heatmap(
 
 
 def head_grid(
-    values: Any, *, ax: Axes | None = None, label: str = "", title: str = "", limits: tuple[float, float] | None = None
+    values: Any,
+    *,
+    layers: Sequence[int] | None = None,
+    ax: Axes | None = None,
+    label: str = "",
+    title: str = "",
+    limits: tuple[float, float] | None = None,
 ) -> tuple[Figure, Axes]:
     """Draw one number per layer and head, such as a metric, as a grid with the numbers in it where they have room.
 
     Args:
         values: (layer, head), any metric.
+        layers: The numbers of these layers in the model, as a result's ``.layers`` holds them; from 0 if None.
         ax: Where to draw; a new figure if None.
         label: What the numbers are, beside the colour bar.
         title: Above the picture.
@@ -102,7 +109,7 @@ def head_grid(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: Not two axes, or nothing to draw.
+        ValueError: Not two axes, nothing to draw, or another number of layers.
 
     Examples:
         >>> import torch
@@ -113,19 +120,20 @@ def head_grid(
     grid = _array(values)
     if grid.ndim != 2 or not grid.size:
         raise ValueError(f"head_grid draws (layer, head), got shape {grid.shape}")
-    layers, heads = grid.shape
-    fig, ax = _figure(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * layers), title)
+    depth, heads = grid.shape
+    fig, ax = _figure(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
     finite = grid[np.isfinite(grid)]
     low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
     _image(ax, np.clip(grid, low, high), label, vmin=low, vmax=high, aspect="auto")
     width, height = _inches(ax)
-    numbers = {place: _short(float(grid[place])) for place in np.ndindex(layers, heads)}
+    numbers = {place: _short(float(grid[place])) for place in np.ndindex(depth, heads)}
     longest = max(1, *map(len, numbers.values()))
-    size = min(7.0, 72 * height / layers * 0.7, 72 * width / heads / longest * 1.4)
+    size = min(7.0, 72 * height / depth * 0.7, 72 * width / heads / longest * 1.4)
     for (layer, head), text in numbers.items() if size >= 4 else ():
         ink = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
         ax.text(head, layer, text, ha="center", va="center", color=ink, fontsize=size)
-    ax.set(xlabel="head", ylabel="layer", xticks=_ticks(heads, width), yticks=_ticks(layers, height))
+    ax.set(xlabel="head", ylabel="layer", xticks=_ticks(heads, width))
+    ax.set_yticks(*_layer_ticks(depth, height, layers))
     return fig, ax
 
 
@@ -181,12 +189,18 @@ def profiles(
 
 
 def comparison(
-    values: Mapping[str, Any], *, ax: Axes | None = None, label: str = "", title: str = ""
+    values: Mapping[str, Any],
+    *,
+    layers: Sequence[int] | None = None,
+    ax: Axes | None = None,
+    label: str = "",
+    title: str = "",
 ) -> tuple[Figure, Axes]:
     """Draw a metric per layer before and after, or for several models: heads as dots, their mean as a line.
 
     Args:
         values: By name, each (layer, head) or (layer,).
+        layers: The numbers of these layers in the model, as a result's ``.layers`` holds them; from 0 if None.
         ax: Where to draw; a new figure if None.
         label: What the numbers are, on the vertical axis.
         title: Above the picture.
@@ -196,7 +210,7 @@ def comparison(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: Neither one nor two axes, or nothing to draw.
+        ValueError: Neither one nor two axes, nothing to draw, or another number of layers.
 
     Examples:
         >>> import torch
@@ -208,19 +222,20 @@ def comparison(
         raise ValueError("values is empty; give at least one (layer, head) by name")
     own = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
-    spread, layers = 0.5 / len(values), 0
+    spread, depth = 0.5 / len(values), 0
     for index, ((name, given), style) in enumerate(zip(values.items(), _styles(), strict=False)):
         grid = _array(given)
         if grid.ndim not in (1, 2) or not grid.size:
             raise ValueError(f"values[{name!r}] must be (layer, head) or (layer,), got shape {grid.shape}")
-        layers = max(layers, len(grid))
+        depth = max(depth, len(grid))
         place = np.arange(len(grid)) + spread * (index - (len(values) - 1) / 2)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
         (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
-    ax.set(xlabel="layer", ylabel=label, xticks=_ticks(layers, _inches(ax)[0]), xlim=(-0.6, layers - 0.4))
+    ax.set(xlabel="layer", ylabel=label, xlim=(-0.6, depth - 0.4))
+    ax.set_xticks(*_layer_ticks(depth, _inches(ax)[0], layers))
     _legend(fig, ax, own)
     return fig, ax
 
@@ -426,6 +441,15 @@ def _inches(ax: Axes) -> tuple[float, float]:
 def _ticks(number: int, inches: float) -> range:
     """Return which layers or heads are labelled: all, or every so many where there is no room."""
     return range(0, number, math.ceil(0.22 * number / inches))
+
+
+def _layer_ticks(depth: int, inches: float, layers: Sequence[int] | None) -> tuple[range, list[str]]:
+    """Return which layers are labelled, and with which numbers."""
+    numbers = range(depth) if layers is None else layers
+    if len(numbers) != depth:
+        raise ValueError(f"layers must number the {depth} layers of values, got {len(numbers)}: {list(numbers)}")
+    ticks = _ticks(depth, inches)
+    return ticks, [str(numbers[place]) for place in ticks]
 
 
 def _array(values: Any) -> np.ndarray:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from pelocality.evaluation._labels import (
     distinct,
     normal,
 )
+from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, positions_disabled, pretrained
@@ -31,26 +31,6 @@ logger = logging.getLogger(__name__)
 
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
 Answer = tuple[str, float]  # the class, and its probability where known
-
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients, and put it back.
-
-    Args:
-        model: any module.
-
-    Yields:
-        Nothing; the model is changed for the while.
-    """
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():  # not inference_mode, whose tensors a model might cache and later train with
-            yield
-    finally:
-        for module, flag in training:
-            module.training = flag
 
 
 class Classifier:

@@ -16,7 +16,7 @@ from pelocality._checks import count
 from pelocality.evaluation._labels import normal, right
 from pelocality.evaluation._predict import Answering, Classifier, Texts
 from pelocality.evaluation.result import Evaluation
-from pelocality.models._run import model_name
+from pelocality.models._run import name_with_encoding
 from pelocality.statistics import check_confidence
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def evaluate(
     classifier: Classifier | Answering
     if isinstance(model, nn.Module):
         classifier = Classifier(model, tokenizer, labels, wanted, batch_size, max_length)
-        name = model_name(model)
+        name = name_with_encoding(model)
     elif callable(model):
         classifier, name = (
             Answering(model, labels, wanted),

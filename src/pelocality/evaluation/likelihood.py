@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from pelocality._checks import check_tokenizer, count, flag
-from pelocality.evaluation._predict import inference
+from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, pretrained

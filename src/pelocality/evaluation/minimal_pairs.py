@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from pelocality.evaluation._groups import by_columns
 from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
-from pelocality.models._run import model_name
+from pelocality.models._run import name_with_encoding
 from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, check_confidence, proportion
 
@@ -32,7 +32,7 @@ class MinimalPairEvaluation:
     Attributes:
         examples: one row for each pair, in order: the dataset's own columns that are no sentences, ``good`` and
             ``bad`` (scores), ``difference`` (good minus bad) and ``correct`` (good is larger).
-        model: name of the model.
+        model: name of the model, and what was attached to it.
         score: name of the score.
         ties: pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
             tiny differences, mean a model that does not see the edit, as one without positions does not.
@@ -145,7 +145,10 @@ def evaluate_minimal_pairs(
     frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # also of two texts that are impossible
     frame["correct"] = frame["good"] > frame["bad"]
     ties = int(tied.sum())
-    shown = model_name(model) if isinstance(model, nn.Module) else getattr(model, "__name__", "callable").strip("<>")
+    if isinstance(model, nn.Module):
+        shown = name_with_encoding(model)
+    else:
+        shown = getattr(model, "__name__", "callable").strip("<>")
     return MinimalPairEvaluation(frame, shown, label, ties, confidence)
 
 

@@ -25,7 +25,7 @@ class Evaluation:
             ``original_prediction``, ``correct`` and ``original_correct`` (None without labels), ``agrees`` (the
             prediction did not move), ``probability`` and ``original_probability`` of the predicted class (NaN where
             a callable gives none), ``original`` (a digest of the original's texts and label) and ``group``.
-        model: name of the model.
+        model: name of the model, and what was attached to it.
         probe: name of the builder, or ``"dataset"``.
         truncated: texts longer than the model, which were cut.
         confidence: coverage of the intervals.

@@ -77,10 +77,14 @@ def each_matrix(
             each_matrix(layer, kernel, mask=mask, visible=of_layer(visible, index, attention), layout=layout)
             for index, layer in enumerate(attention)
         ]
-        if len({values.shape for values in by_layer}) > 1:
+        shapes = [
+            tuple(getattr(unwrapped(layer), "shape", values.shape))
+            for layer, values in zip(attention, by_layer, strict=True)
+        ]
+        if len(set(shapes)) > 1:
             raise ValueError(
-                "the layers of attention differ in heads, sequences or positions: their values have the shapes "
-                f"{', '.join(str(tuple(values.shape)) for values in by_layer)}; measure them layer by layer"
+                "the layers of attention differ in heads, sequences or positions, with the shapes "
+                f"{', '.join(map(str, shapes))}; measure them layer by layer"
             )
         return torch.stack(by_layer)
     matrices = _as_tensor(attention)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from pelocality.metrics._row_pass_autograd import plain_statistics
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
@@ -61,9 +62,11 @@ def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = Non
         Statistics in float32 or float64, on the same device.
     """
     tolerance = Tolerance.of(flat.dtype, rtol)
-    if flat.requires_grad and torch.is_grad_enabled():
+    forward = unpack_dual(flat).tangent is not None  # type: ignore[no-untyped-call]
+    if forward or (flat.requires_grad and torch.is_grad_enabled()):
         least = min(0.0, flat.detach().amin().item()) if flat.numel() else 0.0
-        total, *rest = _Differentiable.apply(flat, pairs, tolerance)  # type: ignore[no-untyped-call]
+        differentiable: Callable[..., tuple[Tensor, ...]] = plain_statistics if forward else _Differentiable.apply
+        total, *rest = differentiable(flat, pairs, tolerance)
         return RowStatistics(total, least, *rest)
     flat = flat.detach()
     if _is_compiled(flat):

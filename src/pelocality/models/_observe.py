@@ -77,7 +77,7 @@ def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observe
         )
     layers, depth = _numbers([None if softmax is None else softmax.place for softmax in found])
     visible = tuple(
-        (weights > 0 if softmax is None else softmax.visible.view_as(weights)).any(1)
+        (weights > 0 if softmax is None else softmax.visible.reshape(weights.shape)).any(1)
         for weights, softmax in zip(maps, found, strict=True)
     )
     return Observed(maps, layers, depth, visible)
@@ -136,7 +136,8 @@ def _same(given: Tensor, weights: Tensor) -> bool:
     """Return whether weights (batch, head, n, n) are the result of a softmax, whose batch and heads may be one axis."""
     if given.numel() != weights.numel() or given.shape[-1] != weights.shape[-1]:
         return False
-    return given.data_ptr() == weights.data_ptr() or torch.equal(given.view_as(weights).to(weights.dtype), weights)
+    alike = given.reshape(weights.shape).to(weights.dtype)
+    return given.data_ptr() == weights.data_ptr() or torch.equal(alike, weights)
 
 
 def _blocks(module: nn.Module) -> dict[nn.Module, _Place]:

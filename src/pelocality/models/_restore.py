@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -26,6 +27,27 @@ def restoring(undo: Callable[[], object]) -> Iterator[None]:
             undo()
     finally:
         undo()
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode without gradients, and put both back on leaving.
+
+    Args:
+        model: any module.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    gradients = torch.is_grad_enabled()
+
+    def undo() -> None:
+        for module, flag in training:
+            module.training = flag
+        torch.set_grad_enabled(gradients)
+
+    with restoring(undo):
+        model.eval()
+        torch.set_grad_enabled(False)  # not inference_mode, whose tensors a model might cache and later train with
+        yield
 
 
 @contextmanager

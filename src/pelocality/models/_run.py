@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
-from pelocality.models._restore import hooked, restoring
+from pelocality.models._restore import hooked, inference, restoring
 from pelocality.models._weights import check_ids, embedding_weight, hooks_of, token_embeddings
 from pelocality.models.families import architecture, known_families, longest_input
 from pelocality.models.families._record import ATTACHED, Architecture
@@ -121,23 +121,16 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
         >>> model.training, model.config._attn_implementation
         (True, 'sdpa')
     """
-    training = [(module, module.training) for module in model.modules()]
     # the attribute that transformers documents; its public setter only warns on families off the interface
     implementations = [(config, config._attn_implementation) for config in _configs(model)]
-    gradients = torch.is_grad_enabled()
 
     def undo() -> None:
         for config, implementation in implementations:  # outer ones first: setting one also sets those inside it
             config._attn_implementation = implementation
-        for module, flag in training:
-            module.training = flag
-        torch.set_grad_enabled(gradients)
 
-    with restoring(undo), _without_lasting_hooks(model):
+    with inference(model), restoring(undo), _without_lasting_hooks(model):
         for config, _ in implementations:
             config._attn_implementation = "eager"
-        model.eval()
-        torch.set_grad_enabled(False)
         yield
 
 
@@ -306,6 +299,13 @@ def attached_encoding(record: Architecture | None, base: Any) -> str | None:
 def named(model: str, encoding: str | None) -> str:
     """Return the name of a model together with the class of what is attached to it."""
     return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
+
+
+def name_with_encoding(model: nn.Module) -> str:
+    """Return the name of a model, together with the class of what is attached to it."""
+    inner = pretrained(model)
+    record = architecture(inner) if inner.config.model_type in known_families() else None
+    return named(model_name(model), attached_encoding(record, record.base(inner) if record else inner))
 
 
 def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:

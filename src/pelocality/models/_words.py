@@ -19,7 +19,8 @@ def choose_words(
 
     Raises:
         TypeError: if ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
-        ValueError: if a word is not one token or given twice, an id is outside the vocabulary, or too few words exist.
+        ValueError: if a word is not one token or given twice, an id is outside the vocabulary or the padding that the
+            model counts positions from, or too few words exist.
     """
     if tokenizer is not None:
         check_tokenizer(tokenizer)
@@ -37,8 +38,20 @@ def choose_words(
             raise ValueError(
                 f"words holds {repeated[0]!r} more than once; give each word once, as intervals count words"
             )
+        counted_from = _counts_positions_from(base)
+        if counted_from in ids:
+            raise ValueError(
+                f"words contains {words[ids.index(counted_from)]!r}, the padding id, which {type(base).__name__} "
+                "counts no positions for: every token would stand at the same one; give other words"
+            )
     names = [str(i) for i in ids] if tokenizer is None else [tokenizer.decode([i]).strip() for i in ids]
     return tuple(ids), tuple(names)
+
+
+def _counts_positions_from(base: Any) -> int | None:
+    """Return the id that takes no position of its own, where a model counts positions over the others (RoBERTa)."""
+    tables = (module for name, module in base.named_modules() if "position" in name.rpartition(".")[2])
+    return next((table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None), None)
 
 
 def special_ids(base: Any, tokenizer: Any = None) -> set[int]:

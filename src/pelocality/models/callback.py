@@ -186,13 +186,12 @@ class LocalityCallback(TrainerCallback):
             return list(result.layers), list(result.attention), list(adjusted_locality(result))
         if self.source == "logits":
             logits = positional_logits(model, self.length, tokenizer=tokenizer, words=self.words, seed=self.seed)
-            layers, matrices = list(logits.layers), list(logits.weights())
-        else:
-            encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-            if not encodings:
-                raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
-            layers = list(range(len(encodings)))
-            matrices = [encoding.weights(self.length).detach() for encoding in encodings]
+            return list(logits.layers), list(logits.weights()), list(adjusted_locality(logits))
+        encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+        if not encodings:
+            raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
+        layers = list(range(len(encodings)))
+        matrices = [encoding.weights(self.length).detach() for encoding in encodings]
         return layers, matrices, [adjusted_locality(matrix) for matrix in matrices]
 
 

@@ -24,8 +24,8 @@ from pelocality.models._run import (
     named,
 )
 
-# a head whose weights deviate from uniform by less than this is uniform up to the rounding of float32
-_UNIFORM = 1e-7
+# What the softmax of equal logits may be off by, in eps: half precision is rounded once, from float32.
+_ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,7 +34,7 @@ class PositionShare:
 
     Attributes:
         share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
-            for a head that attends uniformly.
+            for a head that attends uniformly, up to the rounding of the model's precision.
         layers: the layers of the model that the first axis stands for; those without attention have no share.
         prediction: what position predicts: the mean deviation from uniform attention at each pair of positions,
             (layer, head, n, n) with n the longest text, at most ``length``; NaN where no sentence reaches.
@@ -178,14 +178,16 @@ class _Sums:
     def __init__(self, layers: int, heads: int) -> None:
         self.total = torch.zeros(layers, heads, 0, 0, dtype=torch.float64)
         self.squares = torch.zeros_like(self.total)
+        self.rounding = torch.zeros(layers, 1, 0, 0, dtype=torch.float64)
         self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
 
     def _reach(self, length: int) -> None:
         """Make room for as many positions, which nobody knows before the last text."""
         more = max(0, length - self.counts.shape[-1])
         if more:
-            self.total, self.squares, self.counts = (
-                nn.functional.pad(sums, (0, more, 0, more)) for sums in (self.total, self.squares, self.counts)
+            self.total, self.squares, self.rounding, self.counts = (
+                nn.functional.pad(sums, (0, more, 0, more))
+                for sums in (self.total, self.squares, self.rounding, self.counts)
             )
 
     def add(self, layer: int, weights: Tensor, pairs: Tensor) -> None:
@@ -200,6 +202,8 @@ class _Sums:
         deviation = torch.where(pairs[:, None] & (mass > 0), seen / mass - 1 / keys, 0.0)
         self.total[layer, :, :m, :m] += deviation.sum(0)
         self.squares[layer, :, :m, :m] += deviation.square().sum(0)
+        rounding = _ROUNDING[weights.dtype] * torch.finfo(weights.dtype).eps * pairs[:, None] / keys.clamp(min=1)
+        self.rounding[layer, :, :m, :m] += rounding.square().sum(0)
         self.counts[layer, :m, :m] += pairs.sum(0)
 
     def result(self) -> tuple[Tensor, Tensor]:
@@ -211,9 +215,8 @@ class _Sums:
         # left out of its own mean, an observation is off by N / (N - 1) times its distance from the full mean
         error = (self.squares - self.total.square() / seen) * (seen / (seen - 1)).square()
         error = torch.where(enough, error, 0.0).sum((-2, -1))
-        squares = torch.where(enough, self.squares, 0.0).sum((-2, -1))
-        observed = torch.where(enough, seen, 0.0).sum((-2, -1))
-        share = torch.where(squares > observed * _UNIFORM**2, 1 - error / squares, torch.nan)
+        squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
+        share = torch.where(squares > rounding, 1 - error / squares, torch.nan)
         return share, self.total / seen
 
 

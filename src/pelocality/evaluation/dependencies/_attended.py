@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
-from pelocality.models._run import attentions, device_of, eager_attention, find_base
+from pelocality.models._observe import observe
+from pelocality.models._run import device_of, eager_attention, find_base
 from pelocality.models.families import longest_input
 
 TOO_LONG = "more tokens than the model has positions"
@@ -22,7 +23,7 @@ TOO_LONG = "more tokens than the model has positions"
 
 def most_attended(
     model: nn.Module, tokenizer: Any, sentences: Sequence[Sequence[str]], batch_size: int, progress: bool
-) -> tuple[list[NDArray[np.int16] | None], Counter[str]]:
+) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...], Counter[str]]:
     """Return the most attended word of each word, sentence by sentence, without keeping an attention map.
 
     Args:
@@ -34,18 +35,19 @@ def most_attended(
 
     Returns:
         For each sentence (words, layer, head): the index of the word, -1 where there is none (a word without
-        tokens, or no attention on any other word); None for sentences longer than the model. And the count of
-        those.
+        tokens, or no attention on any other word); None for sentences longer than the model. Then the layers of the
+        model that the layer axis stands for, and the count of those sentences.
 
     Raises:
         TypeError: for something that is no transformers model.
         ValueError: for a tokenizer without alignment, or a model that cannot be probed.
     """
-    base, _ = find_base(model)
+    base, record = find_base(model)
     check_alignment(tokenizer)
     limit = longest_input(base)
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
     left_out: Counter[str] = Counter()
+    layers: tuple[int, ...] = ()
     by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
     bar = tqdm(total=len(sentences), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
     with bar, eager_attention(model):
@@ -60,11 +62,12 @@ def most_attended(
             words = [len(sentences[chosen[k]]) for k in fits]
             inputs = _padded(encoded, fits, base, tokenizer)
             membership = _membership([encoded.word_ids(k) for k in fits], inputs["input_ids"].shape[1], max(words))
-            maps = attentions(base, **inputs)
-            layers = torch.stack([_argmax(weights, membership).cpu() for weights in maps], dim=2)
+            observed = observe(base, record, **inputs)
+            layers = observed.layers
+            words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
             for row, k in enumerate(fits):
-                found[chosen[k]] = layers[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
-    return found, +left_out
+                found[chosen[k]] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
+    return found, layers, +left_out
 
 
 def word_attention(weights: Tensor, membership: Tensor) -> Tensor:

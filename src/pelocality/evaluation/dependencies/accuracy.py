@@ -15,7 +15,7 @@ from pelocality._checks import count, flag
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._attended import most_attended
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
-from pelocality.models._run import model_name
+from pelocality.models._run import name_with_encoding
 from pelocality.statistics import check_confidence
 
 
@@ -84,7 +84,7 @@ def dependency_accuracy(
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
     chosen, left_out = _with_dependencies(sentences)
-    attended, too_long = most_attended(model, tokenizer, [s.words for s in chosen], batch_size, progress)
+    attended, layers, too_long = most_attended(model, tokenizer, [s.words for s in chosen], batch_size, progress)
     left_out += too_long
     frames, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
@@ -96,7 +96,8 @@ def dependency_accuracy(
     return DependencyAccuracy(
         words=pd.concat(frames, ignore_index=True),
         attended=np.concatenate(kept),
-        model=model_name(model),
+        layers=layers,
+        model=name_with_encoding(model),
         sentences=len(kept),
         left_out=dict(left_out),
         confidence=confidence,

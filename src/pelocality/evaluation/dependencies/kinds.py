@@ -116,7 +116,7 @@ def compare_head_kinds(
         for name, kind in (("positional", positional), ("contextual", contextual)):
             head = int(np.where(kind, chosen, -1).argmax())
             answers.append(items.hits[scored, head])
-            layer, number = divmod(head, told.shape[1])
+            layer, number = accuracy.place_of(head)
             row |= accuracy.shares(name, answers[-1]) | {f"{name}_layer": layer, f"{name}_head": number}
         first, second = answers
         difference = accuracy.bootstrap(first.astype(float) - second, items.sentence[scored])

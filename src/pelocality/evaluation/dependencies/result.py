@@ -62,7 +62,8 @@ class DependencyAccuracy:
             sentence, -1 for the root), ``relation``, ``half`` (0 where heads are chosen, 1 where they are scored).
         attended: (words, layer, head), the word that each word attends to most, from 0 within the sentence; -1
             where there is none: the word has no tokens, or no other word is seen (the first one of a causal model).
-        model: name of the model.
+        layers: the layers of the model that the layer axis stands for; those without attention are not among them.
+        model: name of the model, and what was attached to it.
         sentences: number of sentences read.
         left_out: sentences left out, by reason.
         confidence: coverage of the intervals.
@@ -72,6 +73,7 @@ class DependencyAccuracy:
 
     words: pd.DataFrame
     attended: NDArray[np.int16]
+    layers: tuple[int, ...]
     model: str
     sentences: int
     left_out: Mapping[str, int]
@@ -163,7 +165,7 @@ class DependencyAccuracy:
         rows = []
         for relation, direction, items in self.enough(minimum):
             head = int(items.hits[items.half == CHOSEN].mean(0).argmax())
-            layer_head = (head // self.attended.shape[2], head % self.attended.shape[2])
+            layer_head = self.place_of(head)
             scored = items.half == SCORED
             hits, offset = items.hits[scored, head], items.best_offset()
             baseline = items.offset_hits(offset)[scored]
@@ -194,7 +196,7 @@ class DependencyAccuracy:
         Raises:
             ValueError: where no relation has enough questions.
         """
-        layers, heads = np.indices(self.attended.shape[1:]).reshape(2, -1)
+        layers, heads = zip(*map(self.place_of, range(self.attended[0].size)), strict=True)
         frames = []
         for relation, direction, items in self.enough(minimum):
             right = items.hits.sum(0)
@@ -221,6 +223,11 @@ class DependencyAccuracy:
             )
         frame = pd.concat(frames, ignore_index=True)
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
+
+    def place_of(self, index: int) -> tuple[int, int]:
+        """Return the layer of the model and the head that an index over all heads stands for."""
+        row, head = divmod(index, self.attended.shape[2])
+        return self.layers[row], head
 
     def enough(self, minimum: int) -> list[tuple[str, Direction, Items]]:
         """Return the relations and directions with enough questions in each half.
@@ -269,8 +276,7 @@ class DependencyAccuracy:
         for relation in (ALL, *self.relations[:9]):
             for direction in DIRECTIONS:
                 accuracy = self.accuracy(relation, direction)
-                layer, head = np.unravel_index(accuracy.argmax(), accuracy.shape)
-                rows.append((relation, direction, int(layer), int(head), float(accuracy.max())))
+                rows.append((relation, direction, *self.place_of(int(accuracy.argmax())), float(accuracy.max())))
         return pd.DataFrame(rows, columns=columns)
 
     def __repr__(self) -> str:
