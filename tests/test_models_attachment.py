@@ -17,7 +17,7 @@ N = 11
 TRANSFORMERS = tuple(int(part) for part in hf.__version__.split(".")[:2])
 # before 5.15 the layers of T5 hand one bias on to each other, and T5 is refused
 ATTACHABLE = [name for name in EVERY if TRANSFORMERS >= (5, 15) or not name.startswith(("t5", "mt5"))]
-CONVOLVED = "deberta-v2 with shared projections"  # reads order through a convolution, which cannot be silenced
+CONVOLVED = "deberta-v2 with shared projections"  # reads order through a convolution, which cannot be disabled
 SILENT = [name for name in ATTACHABLE if name != CONVOLVED]
 CAUSAL = [name for name in ATTACHABLE if name in (
     "gpt2", "gpt2 scaled by layer", "llama", "mistral", "qwen2", "bloom", "bert as decoder", "t5 decoder",
@@ -98,7 +98,7 @@ def test_attention_is_the_softmax_of_the_old_logarithm_plus_the_bias(name, encod
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_silenced_positions_say_nothing(name):
+def test_disabled_positions_have_no_effect(name):
     """Of one word repeated, every visible key gets the same attention in every layer."""
     model = set_implementation(tiny(name), "eager")
     record, base = architecture(model), base_of(model)
@@ -112,7 +112,7 @@ def test_silenced_positions_say_nothing(name):
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_silencing_leaves_the_content_term_alone(name):
+def test_disabling_positions_leaves_the_content_term_alone(name):
     """Attention over two positions alone: what is left of the logits is what identical positions would give."""
     model = set_implementation(tiny(name), "eager")
     record, base = architecture(model), base_of(model)
@@ -163,7 +163,7 @@ def test_a_sentence_gives_the_same_with_and_without_padding(name, side, implemen
     torch.testing.assert_close(among, alone, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("own", ["silence", "keep"])
+@pytest.mark.parametrize("own", ["disable", "keep"])
 @pytest.mark.parametrize(("name", "implementation"), both_ways(CAUSAL))
 def test_the_future_changes_nothing_before_it(name, own, implementation):
     model = set_implementation(tiny(name), implementation)
@@ -322,7 +322,7 @@ def hooks(model):
     ] + [sorted(module.__dict__) for module in model.modules()]
 
 
-@pytest.mark.parametrize("own", ["silence", "keep"])
+@pytest.mark.parametrize("own", ["disable", "keep"])
 @pytest.mark.parametrize("name", SILENT)
 def test_removal_restores_every_weight_to_the_bit_and_the_outputs(name, own):
     model, ids = tiny(name).train(), tokens(2, N)
@@ -355,7 +355,7 @@ def test_an_error_in_the_middle_restores_everything(name):
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_silenced_models_run_at_four_times_their_length(name):
+def test_models_with_disabled_positions_run_at_four_times_their_length(name):
     model = tiny(name)
     length = 4 * 42
     ids = tokens(1, length)

@@ -45,7 +45,7 @@ def language_model(name):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize(("own", "padding"), [("silence", 2), ("keep", 2), ("silence", 0)])
+@pytest.mark.parametrize(("own", "padding"), [("disable", 2), ("keep", 2), ("disable", 0)])
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padding, cache):
     """12 new tokens, beyond the sliding window of 5 of the families that have one."""
@@ -76,7 +76,7 @@ def test_a_prompt_fed_in_two_pieces_gives_what_it_gives_in_one(padding):
     torch.testing.assert_close(rest, whole[:, 5:], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("own", ["silence", "keep"])
+@pytest.mark.parametrize("own", ["disable", "keep"])
 def test_xlnets_memory_stands_before_the_queries(own):
     model, ids = tiny("xlnet"), tokens(2, 8)
     table = random_table(2)
@@ -185,10 +185,10 @@ def test_the_encoding_that_was_given_is_left_alone_and_each_layer_has_its_own():
     assert encoding.decay.item() == pytest.approx(0.5)
     assert attachment.encodings[1].decay.item() == pytest.approx(0.5)
     assert attached(model).encodings == attachment.encodings
-    assert attached(model).position_embeddings == "silence"
+    assert attached(model).position_embeddings == "disable"
 
 
-def test_an_optimiser_changes_the_encoding_and_not_the_silenced_table():
+def test_an_optimiser_changes_the_encoding_and_not_the_disabled_table():
     model = tiny("bert").train()
     table = model.embeddings.position_embeddings.weight
     before = table.detach().clone()
@@ -282,7 +282,7 @@ def test_bad_arguments_are_named():
     ]:
         with pytest.raises(kind, match=message):
             attach(model, wrong)
-    with pytest.raises(ValueError, match="must be 'silence' or 'keep', got 'drop'"):
+    with pytest.raises(ValueError, match="must be 'disable' or 'keep', got 'drop'"):
         attach(model, NoEncoding(), position_embeddings="drop")
     with pytest.raises(TypeError, match="transformers PreTrainedModel"):
         attach(nn.Linear(2, 2), NoEncoding())
@@ -297,7 +297,7 @@ def test_a_failure_on_the_way_in_leaves_nothing_behind(monkeypatch):
 
     model, ids = tiny("bert"), tokens(1, N)
     before, output = set(model.state_dict()), hidden(model, ids)
-    monkeypatch.setattr(handle, "silence", fail)
+    monkeypatch.setattr(handle, "disable_positions", fail)
     with pytest.raises(KeyboardInterrupt):
         attach(model, sharing())
     assert attached(model) is None

@@ -54,7 +54,7 @@ def test_the_state_of_another_encoding_is_refused(saved, other, strict):
         two.load_state_dict(one.state_dict(), strict=strict)
 
 
-def test_the_state_of_kept_positions_is_refused_where_they_are_silenced():
+def test_the_state_of_kept_positions_is_refused_where_they_are_disabled():
     one, two = tiny("bert"), tiny("bert")
     attach(one, NoEncoding(), position_embeddings="keep")
     attach(two, NoEncoding())
@@ -401,7 +401,7 @@ def test_a_model_with_adapters_is_refused_for_they_are_saved_without_the_encodin
 # ---- weights
 
 
-def test_no_silent_weight_of_xlnet_is_changed_by_an_optimiser():
+def test_no_unused_weight_of_xlnet_is_changed_by_an_optimiser():
     model = tiny("xlnet").float().train()
     model.layer[1].rel_attn.r.requires_grad_(False)  # which stays as the user wanted it
     before = copy.deepcopy(model.state_dict())

@@ -100,7 +100,7 @@ def test_absolute_terms_are_those_of_the_embeddings_taken_apart_by_hand():
 
 
 @pytest.mark.parametrize("name", TABLE_ONLY)
-def test_silenced_positions_leave_content_alone(name):
+def test_disabled_positions_leave_content_alone(name):
     model = tiny(name)
     record = architecture(model)
     with torch.no_grad():

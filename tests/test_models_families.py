@@ -108,11 +108,11 @@ def test_absolute_input_rebuilds_what_the_first_attention_reads(name):
         total = base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
         if absolute.token_types is not None:
             total = total + absolute.token_types.weight[0]
-        if absolute.lift is not None:
-            total = absolute.lift(total)
+        if absolute.before_norm is not None:
+            total = absolute.before_norm(total)
         expected = absolute.norm(total)
-        if absolute.project is not None:
-            expected = absolute.project(expected)
+        if absolute.after_norm is not None:
+            expected = absolute.after_norm(expected)
     torch.testing.assert_close(expected, seen[0], rtol=0, atol=1e-6)
 
 

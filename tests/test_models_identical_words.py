@@ -247,7 +247,7 @@ def test_lengths_beyond_training_are_allowed_and_logged_where_nothing_ends(caplo
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "gpt2"])
-def test_silenced_positions_end_nowhere_and_kept_ones_where_their_table_does(name):
+def test_disabled_positions_end_nowhere_and_kept_ones_where_their_table_does(name):
     model = tiny(name)
     encoding = AttenuatedEncoding(decay=0.01)
     with attach(model, encoding):

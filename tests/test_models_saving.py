@@ -34,7 +34,7 @@ def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outpu
     model, ids = tiny(name), tokens(2, N)
     if name == "xlnet":
         model = model.float()
-    own = "keep" if name == CONVOLVED else "silence"
+    own = "keep" if name == CONVOLVED else "disable"
     attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
     with torch.no_grad():
         for index, encoding in enumerate(attachment.encodings):
@@ -60,7 +60,7 @@ def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outpu
 @pytest.mark.parametrize("name", SAVED)
 def test_plain_transformers_refuses_a_saved_folder_and_says_what_loads_it(name, tmp_path, warnings_of_transformers):
     model = tiny(name)
-    own = "keep" if name == CONVOLVED else "silence"
+    own = "keep" if name == CONVOLVED else "disable"
     attach(model, NoEncoding(), position_embeddings=own)  # which has no number of its own to save
     described = model.config.to_dict()
     model.save_pretrained(tmp_path)
@@ -169,7 +169,7 @@ def test_the_configuration_is_json_beside_the_numbers(tmp_path):
     configuration = json.loads(bytes(tensors["encoder.layer.0.attention.self.pelocality._extra_state"].tolist()))
     assert configuration["encoding"]["type"] == "AttenuatedEncoding"
     assert configuration["encoding"]["decay"] == 0.25
-    assert configuration["position_embeddings"] == "silence"
+    assert configuration["position_embeddings"] == "disable"
     assert configuration["attn_implementation"] == "sdpa"
 
 

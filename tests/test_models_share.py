@@ -106,7 +106,7 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_models_with_silenced_content_are_positional(name):
+def test_models_with_constant_content_are_positional(name):
     """Every word the same vector: all that is left to attend by is position."""
     model = tiny(name)
     embedding = architecture(model).base(model).get_input_embeddings()

@@ -289,7 +289,7 @@ def attached_encoding(record: Architecture | None, base: Any) -> str | None:
     modules = [] if record is None else record.attentions(base)
     texts = [
         f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
-        f"position_embeddings='{'silence' if bias.silent else 'keep'}'"
+        f"position_embeddings='{'disable' if bias.positions_disabled else 'keep'}'"
         for bias in (getattr(module, ATTACHED, None) for module in modules)
         if bias is not None
     ]

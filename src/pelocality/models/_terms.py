@@ -71,7 +71,7 @@ def logit_terms(
     rotation = record.rotation(base, module, length)
     if rotation is not None:
         cos, sin = (angles.to(query.device) for angles in rotation)
-        query, key, query_p, key_p = (turned(x, cos, sin) for x in (query, key, query_p, key_p))
+        query, key, query_p, key_p = (rotated(x, cos, sin) for x in (query, key, query_p, key_p))
 
     bias = record.content_bias(module)
     segments = None if token_type_ids is None else record.segment_logits(module, query, token_type_ids)
@@ -110,7 +110,7 @@ def along_keys(scores: Tensor) -> Tensor:
     return scores.gather(-1, index.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
 
 
-def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn queries or keys (batch, head, n, d_head) by the angles of their positions, each (n, d_head).
 
     Pairs are (first half, second half), as transformers lays them out.

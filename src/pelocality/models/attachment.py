@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from pelocality.encodings import Encoding
 from pelocality.models._bias import PositionalBias
-from pelocality.models._disable import silence, unsilence
+from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._offloading import execution_device
 from pelocality.models._restore import restoring, unhook
 from pelocality.models._state_dict import carries_encodings, check_state_dict, guard_saving
@@ -24,7 +24,7 @@ from pelocality.models.families import architecture
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
 
-Own = Literal["silence", "keep"]
+Positions = Literal["disable", "keep"]
 
 _IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -36,18 +36,18 @@ class Attachment:
     Attributes:
         model: The model, as it was given.
         encodings: The copies at work, one per attention module in the order they run; train these.
-        position_embeddings: What became of the model's own positions, ``"silence"`` or ``"keep"``.
+        position_embeddings: What became of the model's own positions, ``"disable"`` or ``"keep"``.
     """
 
     model: nn.Module = field(repr=False)
     encodings: tuple[Encoding, ...]
-    position_embeddings: Own
+    position_embeddings: Positions
     _block: Any = field(default=None, init=False, repr=False, compare=False)
 
     def remove(self) -> None:
         """Take the encodings out, and give the model its own positions back.
 
-        What was silenced has its own weights again, to the bit. What is no longer there is not removed again, so a
+        Disabled positions have their weights again, to the bit. What is no longer there is not removed again, so a
         second call does nothing.
         """
         record, base = _find(self.model)
@@ -68,7 +68,7 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module, encoding: Encoding | Sequence[Encoding], *, position_embeddings: Own = "silence"
+    model: nn.Module, encoding: Encoding | Sequence[Encoding], *, position_embeddings: Positions = "disable"
 ) -> Attachment:
     r"""Put an encoding into every layer of a Hugging Face model.
 
@@ -84,9 +84,9 @@ def attach(
         encoding: One encoding, of which every layer gets a copy, or one per layer in a list. Layers that share their
             weights (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head
             serves all heads.
-        position_embeddings: What becomes of the model's own positions. ``"silence"``: they say nothing, so the
-            encoding is all the model knows of order, and inputs may be longer than its table. ``"keep"``: they
-            stay, and the encoding is added to them.
+        position_embeddings: What becomes of the model's own positions. ``"disable"``: they have no effect, so the
+            encoding alone tells the model the order, and inputs may be longer than its table. ``"keep"``: they stay,
+            and the encoding is added to them.
 
     Returns:
         The handle: ``.remove()`` undoes everything, and so does leaving it as a context manager.
@@ -99,10 +99,10 @@ def attach(
             an encoding already.
 
     Note:
-        A sliding window or a causal mask is not a position embedding and stays when positions are silenced; it tells
+        A sliding window or a causal mask is not a position embedding and stays when positions are disabled; it tells
         the model something of order all the same. Under ``"sdpa"`` a call that asks for attention weights is refused:
         that kernel has none to give. Under ``DistributedDataParallel`` pass ``find_unused_parameters=True`` when
-        positions are silenced, for their weights take no part. What ``torch.compile`` has compiled in this process is
+        positions are disabled, for their weights take no part. What ``torch.compile`` has compiled in this process is
         compiled anew.
 
     Examples:
@@ -113,12 +113,12 @@ def attach(
         ...     [encoding.decay for encoding in attachment.encodings]
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
-    if position_embeddings not in get_args(Own):
-        raise ValueError(f"position_embeddings must be 'silence' or 'keep', got {position_embeddings!r}")
+    if position_embeddings not in get_args(Positions):
+        raise ValueError(f"position_embeddings must be 'disable' or 'keep', got {position_embeddings!r}")
     _refuse_adapters(model)
     record, base = _find(model)
-    modules = _distinct(record, base)
-    _check_model(record, base, modules, silent=position_embeddings == "silence")
+    modules = _modules(record, base)
+    _check_model(record, base, modules, disable=position_embeddings == "disable")
     given = _per_module(encoding, modules)
     _check_encodings(given, base.config.num_attention_heads, causal=record.causal(base))
     encodings = [_fitting(each, module, base) for each, module in zip(given, modules, strict=True)]
@@ -127,7 +127,7 @@ def attach(
             each,
             record,
             module,
-            silent=position_embeddings == "silence",
+            positions_disabled=position_embeddings == "disable",
             implementation=base.config._attn_implementation,
         )
         for each, module in zip(encodings, modules, strict=True)
@@ -142,8 +142,8 @@ def attach(
             guarded.register_forward_pre_hook(guard, with_kwargs=True)
             guard_saving(guarded)
         base.register_load_state_dict_pre_hook(check_state_dict)
-        if position_embeddings == "silence":
-            silence(record, base)
+        if position_embeddings == "disable":
+            disable_positions(record, base)
         _forget_compiled()
         return Attachment(model, tuple(encodings), position_embeddings)
     except BaseException:
@@ -174,7 +174,9 @@ def attached(model: nn.Module) -> Attachment | None:
     present = _biases(record, base)
     if not present:
         return None
-    return Attachment(model, tuple(bias.encoding for bias in present), "silence" if present[0].silent else "keep")
+    return Attachment(
+        model, tuple(bias.encoding for bias in present), "disable" if present[0].positions_disabled else "keep"
+    )
 
 
 def _find(model: nn.Module) -> tuple[Architecture, Any]:
@@ -183,13 +185,13 @@ def _find(model: nn.Module) -> tuple[Architecture, Any]:
     return record, record.base(inner)
 
 
-def _distinct(record: Architecture, base: Any) -> list[nn.Module]:
+def _modules(record: Architecture, base: Any) -> list[nn.Module]:
     return list(dict.fromkeys(record.attentions(base)))
 
 
 def _biases(record: Architecture, base: Any) -> list[Any]:
     """Return each `PositionalBias`, or peft's wrapper around it, which behaves like the copy it trains."""
-    return [getattr(module, ATTACHED) for module in _distinct(record, base) if hasattr(module, ATTACHED)]
+    return [getattr(module, ATTACHED) for module in _modules(record, base) if hasattr(module, ATTACHED)]
 
 
 def _guarded(model: nn.Module, base: Any) -> list[Any]:
@@ -206,7 +208,7 @@ def _forget_compiled() -> None:
 
 
 def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
-    for module in _distinct(record, base):
+    for module in _modules(record, base):
         if hasattr(module, ATTACHED):
             getattr(module, ATTACHED).uninstall(module)
     for guarded in _guarded(model, base):
@@ -216,10 +218,10 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
             del base._load_state_dict_pre_hooks[key]
-    unsilence(record, base)
+    enable_positions(record, base)
 
 
-def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, silent: bool) -> None:
+def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, disable: bool) -> None:
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     if any(hasattr(module, ATTACHED) for module in modules):
         raise ValueError(f"{name} carries an encoding already; remove it first: attached(model).remove()")
@@ -230,9 +232,9 @@ def _check_model(record: Architecture, base: Any, modules: list[nn.Module], *, s
     reason = record.not_additive(base)
     if reason is not None:
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
-    reason = record.not_silenceable(base) if silent else None
+    reason = record.positions_remain(base) if disable else None
     if reason is not None:
-        raise ValueError(f"the positions of {name} cannot be silenced: {reason}; use position_embeddings='keep'")
+        raise ValueError(f"the positions of {name} cannot be disabled: {reason}; use position_embeddings='keep'")
     _check_implementation(base)
 
 

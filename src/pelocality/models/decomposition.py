@@ -92,7 +92,7 @@ def decompose(
       segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero, as it leaves that term
       out.
     - "mean content": RoPE turns content itself, so nothing is additive. Ours: queries and keys are split, before they
-      are turned, into their mean over all real tokens of the call and the rest. Delta is what turning does to the
+      are rotated, into their mean over all real tokens of the call and the rest. Delta is what the rotation does to the
       mean and depends on j - i alone: position as average content sees it. It depends on the text given.
 
     In deeper layers "content" is whatever the layer reads, and that knows positions from the layers below.
@@ -247,13 +247,12 @@ def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tenso
     """Return the share of the table's rows in what the first attention reads, at the norm's scale: (batch, n, d)."""
     norm: Any = absolute.norm
     placed = absolute.table(rows).expand(len(summed), -1, -1)
-    if absolute.lift is not None:
-        placed = absolute.lift(placed) - absolute.lift(torch.zeros_like(placed))
-    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # DeBERTa's own layer norm
-    scale = (summed.var(-1, keepdim=True, correction=0) + eps).rsqrt()
+    if absolute.before_norm is not None:
+        placed = absolute.before_norm(placed) - absolute.before_norm(torch.zeros_like(placed))
+    scale = (summed.var(-1, keepdim=True, correction=0) + getattr(norm, absolute.epsilon_name)).rsqrt()
     share: Tensor = norm.weight * (placed - placed.mean(-1, keepdim=True)) * scale
-    if absolute.project is not None:
-        share = absolute.project(share) - absolute.project(torch.zeros_like(share))
+    if absolute.after_norm is not None:
+        share = absolute.after_norm(share) - absolute.after_norm(torch.zeros_like(share))
     return share
 
 

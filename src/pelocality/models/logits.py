@@ -19,7 +19,7 @@ from pelocality.models._run import (
     refuse_attached,
     run,
 )
-from pelocality.models._terms import logit_terms, position_parts, queries_and_keys, turned
+from pelocality.models._terms import logit_terms, position_parts, queries_and_keys, rotated
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
 from pelocality.models.families import architecture
@@ -232,7 +232,7 @@ def _distance_logits(record: Architecture, base: Any, module: Any, query: Tensor
     rotation = record.rotation(base, module, length)
     if rotation is not None:
         cos, sin = (angles.to(query.device) for angles in rotation)
-        queries, keys = turned(query, cos, sin), turned(key, cos, sin)  # (word, head, n, d_head), one a position
+        queries, keys = rotated(query, cos, sin), rotated(key, cos, sin)  # (word, head, n, d_head), one a position
         ahead = (queries[:, :, :1] * keys).sum(-1)  # the query at 0, keys at 0..n-1
         behind = (queries * keys[:, :, :1]).sum(-1)  # queries at 0..n-1, the key at 0
         return scaling * torch.cat([behind[..., 1:].flip(-1), ahead], dim=-1)

@@ -117,4 +117,4 @@ def positions_disabled(model: nn.Module) -> bool:
         return False
     record = architecture(inner)
     modules = record.attentions(record.base(inner))
-    return any(getattr(getattr(module, ATTACHED, None), "silent", False) for module in modules)
+    return any(getattr(getattr(module, ATTACHED, None), "positions_disabled", False) for module in modules)

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pelocality.models.families._calls import Call
+from pelocality.models.families._mask import AttachedBias, add_to_mask
 from pelocality.models.families._wrapper import pretrained
 
 ATTACHED = "pelocality"
@@ -17,23 +19,25 @@ ATTACHED = "pelocality"
 class AbsoluteInput:
     """How a family adds a table of positions to its words before the first attention module.
 
-    The input of the first attention module is ``project(norm(lift(words + token types + positions)))``.
+    The input of the first attention module is ``after_norm(norm(before_norm(words + token types + positions)))``.
 
     Attributes:
         table: the position embeddings.
         offset: the row of ``table`` that the first token reads.
         norm: the layer norm that the sum goes through.
         token_types: the token-type (segment) embeddings, or None.
-        lift: a linear map before the norm, or None.
-        project: a linear map after the norm, or None.
+        before_norm: a linear map before the norm, or None.
+        after_norm: a linear map after the norm, or None.
+        epsilon_name: the attribute of the norm that holds what it adds to the variance.
     """
 
     table: nn.Embedding
     offset: int
     norm: nn.Module
     token_types: nn.Embedding | None = None
-    lift: nn.Module | None = None
-    project: nn.Module | None = None
+    before_norm: nn.Module | None = None
+    after_norm: nn.Module | None = None
+    epsilon_name: str = "eps"
 
 
 class Architecture(ABC):
@@ -45,7 +49,7 @@ class Architecture(ABC):
     $$s \left( q_i^{\top} k_j + u^{\top} k_j + q_i^{\top} R_{j-i} + S_{j-i}^{\top} k_j \right) + b_{j-i}$$
 
     with $s$ = ``scaling``, $u$ = ``content_bias``, $R$ = ``relative_keys``, $S$ = ``relative_queries`` and $b$ =
-    ``relative_bias``, each absent (None) unless the family has it, and with $q$ and $k$ turned by ``rotation`` first
+    ``relative_bias``, each absent (None) unless the family has it, and with $q$ and $k$ rotated by ``rotation`` first
     where the family has rotary embeddings. Vectors over distances run from $k = j - i = -(n-1)$ to $n-1$, so that
     index $n-1$ is the diagonal.
 
@@ -68,9 +72,6 @@ class Architecture(ABC):
     position_weights: ClassVar[tuple[str, ...]] = ()
     """The parameters of an attention module that meet `position_argument` and nothing else."""
 
-    score_method: ClassVar[str | None] = None
-    """The method of an attention module that returns what positions add to its logits, or None."""
-
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside ``model``, without a task head or a wrapper."""
         return pretrained(model).base_model
@@ -81,7 +82,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unturned queries and keys, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
+        """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
 
     def attention_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return the hidden states (batch, n, d) out of the arguments an attention module was called with."""
@@ -114,12 +115,22 @@ class Architecture(ABC):
         """Return the module whose call (states, positions, ...) gives the angles of rotary embeddings, or None."""
         return None
 
+    def add_bias(self, attention: Any, attached: AttachedBias, call: Call) -> None:
+        """Change the arguments of a call of an attention module so that an attached bias is added to its logits."""
+        add_to_mask(attention, attached, call, self.mask_argument)
+
+    def prepare(self, attention: nn.Module) -> None:  # noqa: B027 - most families need nothing here
+        """Change an attention module for which `add_bias` is not enough."""
+
+    def unprepare(self, attention: nn.Module) -> None:  # noqa: B027
+        """Undo `prepare`; do nothing if that was done already."""
+
     def not_additive(self, base: Any) -> str | None:
         """Return why a bias cannot be added to the logits of this model exactly, or None where it can."""
         return None
 
-    def not_silenceable(self, base: Any) -> str | None:
-        """Return what would still tell this model positions with all of the above silenced, or None."""
+    def positions_remain(self, base: Any) -> str | None:
+        """Return what would still tell this model positions with all of the above disabled, or None."""
         return None
 
     def max_length(self, base: Any) -> int | None:

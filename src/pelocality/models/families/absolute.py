@@ -29,7 +29,7 @@ class Bert(Architecture):
             offset=0,
             norm=embeddings.LayerNorm,
             token_types=embeddings.token_type_embeddings,
-            project=getattr(base, "embeddings_project", None),  # ELECTRA, where embeddings are narrower than layers
+            after_norm=getattr(base, "embeddings_project", None),  # ELECTRA, where embeddings are narrower than layers
         )
 
 
@@ -98,7 +98,7 @@ class Albert(Architecture):
             offset=0,
             norm=embeddings.LayerNorm,
             token_types=embeddings.token_type_embeddings,
-            project=base.encoder.embedding_hidden_mapping_in,
+            after_norm=base.encoder.embedding_hidden_mapping_in,
         )
 
 

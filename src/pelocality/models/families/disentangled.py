@@ -2,11 +2,14 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
+import functools
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance, heads
+from pelocality.models.families._calls import Call
+from pelocality.models.families._mask import AttachedBias
+from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture, by_distance, heads
 
 
 class Deberta(Architecture):
@@ -14,7 +17,8 @@ class Deberta(Architecture):
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
     signal = "encoder.rel_embeddings, met by queries and by keys in every layer"
-    score_method = "disentangled_att_bias"
+    epsilon_name: ClassVar[str] = "variance_epsilon"  # of its own layer norm
+    score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: what positions add to its logits
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.attention.self for layer in base.encoder.layer]
@@ -40,8 +44,22 @@ class Deberta(Architecture):
             offset=0,
             norm=embeddings.LayerNorm,
             token_types=embeddings.token_type_embeddings,
-            lift=embeddings.embed_proj,
+            before_norm=embeddings.embed_proj,
+            epsilon_name=self.epsilon_name,
         )
+
+    def add_bias(self, attention: Any, attached: AttachedBias, call: Call) -> None:
+        # the mask is yes or no and takes no numbers: the bias goes to the score method, beside the distances
+        hidden: Tensor = call["hidden_states"]
+        visible = call[self.mask_argument].bool()
+        bias = attached.bias(hidden.shape[1], hidden.shape[1], visible, hidden.dtype)
+        call["relative_pos"] = (call["relative_pos"], bias)
+
+    def prepare(self, attention: nn.Module) -> None:
+        setattr(attention, self.score_method, functools.partial(_scores_with_bias, attention, self.score_method))
+
+    def unprepare(self, attention: nn.Module) -> None:
+        attention.__dict__.pop(self.score_method, None)
 
     def not_additive(self, base: Any) -> str | None:
         if not getattr(base.config, "relative_attention", False):
@@ -50,7 +68,7 @@ class Deberta(Architecture):
             return "with talking_head=True it mixes the logits of its heads after the bias"
         return None
 
-    def not_silenceable(self, base: Any) -> str | None:
+    def positions_remain(self, base: Any) -> str | None:
         if getattr(base.config, "conv_kernel_size", 0) > 0:
             return "its convolution over neighbouring tokens (conv_kernel_size > 0) reads their order"
         return None
@@ -83,6 +101,7 @@ class DebertaV2(Deberta):
     """DeBERTa-v2 and v3: logarithmic buckets of distances; content and distance may share projections."""
 
     model_types = ("deberta-v2",)
+    epsilon_name = "eps"
     score_method = "disentangled_attention_bias"
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,6 +128,27 @@ class DebertaV2(Deberta):
             return None
         project = module.query_proj if module.share_att_key else module.pos_query_proj
         return heads(project(self._table(base, module, length))[None], module.attention_head_size)[0]
+
+
+def _scores_with_bias(
+    attention: Any,
+    score_method: str,
+    query: Tensor,
+    key: Tensor,
+    both: tuple[Tensor, Tensor],
+    embeddings: Tensor,
+    scale_factor: int,
+) -> Tensor:
+    """Replace the score method of an attention module: its own scores, unless disabled, plus the bias."""
+    distances, bias = both
+    if query.ndim == 3:  # version 2 keeps batch and heads in one axis
+        batch = len(query) // attention.num_attention_heads
+        bias = bias.expand(batch, attention.num_attention_heads, -1, -1).flatten(0, 1)
+    bias = bias.to(query.dtype)
+    if getattr(attention, ATTACHED).positions_disabled:
+        return bias
+    scores: Tensor = getattr(type(attention), score_method)(attention, query, key, distances, embeddings, scale_factor)
+    return scores + bias
 
 
 RECORDS: tuple[Architecture, ...] = (Deberta(), DebertaV2())

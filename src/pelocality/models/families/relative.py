@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.models.families._calls import Call
+from pelocality.models.families._mask import AttachedBias
 from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance, heads, looks_back
 
 
@@ -111,6 +113,9 @@ class Bloom(Architecture):
         return bias
 
 
+_SUBTRACTED = 1e30  # XLNet multiplies its mask by this before it subtracts it from the logits
+
+
 class XlNet(Architecture):
     """XLNet (Yang et al., 2019) with the relative attention of Transformer-XL (Dai et al., 2019).
 
@@ -120,7 +125,6 @@ class XlNet(Architecture):
 
     model_types = ("xlnet",)
     signal = "rel_attn.r and rel_attn.r_r_bias against sinusoids of the distance, in every layer"
-    mask_argument = "attn_mask_h"
     position_argument = "r"
     position_weights = ("r", "r_r_bias")
 
@@ -148,20 +152,37 @@ class XlNet(Architecture):
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
 
-    def _turned(self, base: Any, module: Any, length: int) -> Tensor:
+    def add_bias(self, attention: Any, attached: AttachedBias, call: Call) -> None:
+        # XLNet subtracts 1e30 times a mask of (query, key, batch, head)
+        hidden: Tensor = call["h"]  # (query, batch, d)
+        if hidden.dtype == torch.float16:
+            raise ValueError(
+                "XLNet takes no bias in float16, whose numbers are too coarse for it; use bfloat16 or float32"
+            )
+        memory = call["mems"]
+        queries = len(hidden)
+        keys = queries + (len(memory) if memory is not None and memory.ndim > 1 else 0)
+        for name in ("attn_mask_h", "attn_mask_g") if call["g"] is not None else ("attn_mask_h",):
+            mask = call[name]
+            visible = None if mask is None else mask.permute(2, 3, 0, 1) == 0  # (batch, head or 1, query, key)
+            bias = attached.bias(queries, keys, visible, hidden.dtype).clamp(min=-_SUBTRACTED)
+            subtracted = bias.permute(2, 3, 0, 1) / -_SUBTRACTED
+            call[name] = subtracted if mask is None else torch.where(mask > 0, mask, subtracted)
+
+    def _projected_sinusoids(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the sinusoids through r, unscaled: (head, 2n - 1, d_head)."""
         # rows run through the distances i - j = n, n - 1, ..., so that row n + k stands for j - i = k
         table = base.relative_positional_encoding(length, length)[1:, 0]
-        turned = torch.einsum("kd,dhe->hke", table.to(module.r), module.r)
-        missing = 2 * length - 1 - turned.shape[1]  # a causal ("uni") model has no rows for the future
-        return torch.nn.functional.pad(turned, (0, 0, 0, missing))
+        projected = torch.einsum("kd,dhe->hke", table.to(module.r), module.r)
+        missing = 2 * length - 1 - projected.shape[1]  # a causal ("uni") model has no rows for the future
+        return torch.nn.functional.pad(projected, (0, 0, 0, missing))
 
     def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
-        return self._turned(base, module, length)
+        return self._projected_sinusoids(base, module, length)
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
-        turned = self._turned(base, module, length)
-        return self.scaling(module) * torch.einsum("he,hke->hk", module.r_r_bias, turned)
+        projected = self._projected_sinusoids(base, module, length)
+        return self.scaling(module) * torch.einsum("he,hke->hk", module.r_r_bias, projected)
 
     def content_bias(self, module: Any) -> Tensor | None:
         bias: Tensor = module.r_w_bias

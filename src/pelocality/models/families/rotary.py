@@ -14,7 +14,7 @@ class Llama(Architecture):
     """Llama (Touvron et al., 2023) and models built like it: causal, keys shared by groups of heads."""
 
     model_types = ("llama", "mistral", "qwen2")
-    signal = "rotary_emb: queries and keys are turned by their position in every layer"
+    signal = "rotary_emb: queries and keys are rotated by their position in every layer"
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.self_attn for layer in base.layers]
