@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from pelocality.statistics import check_confidence, mcnemar, mean_over_groups, mean_over_runs, proportion, wilson
+from pelocality.statistics import (
+    check_confidence,
+    mcnemar,
+    mean_over_groups,
+    mean_over_runs,
+    proportion,
+    t_interval,
+    wilson,
+)
 
 
 @given(st.integers(1, 400), st.data())
@@ -42,6 +50,15 @@ def test_the_interval_over_runs_is_that_of_scipys_t_test(values, confidence):
     found = mean_over_runs(values, confidence)
     theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+def test_the_t_interval_is_elementwise_over_the_first_axis():
+    values = np.random.default_rng(0).normal(size=(5, 2, 3))
+    low, high = t_interval(values, 0.9)
+    theirs = stats.ttest_1samp(values, 0, axis=0).confidence_interval(0.9)
+    np.testing.assert_allclose([low, high], [theirs.low, theirs.high])
+    assert np.isnan(t_interval(values[:1])).all()
+    assert t_interval(values[:1])[0].shape == (2, 3)
 
 
 def test_a_single_run_has_no_interval():
@@ -83,7 +100,7 @@ def test_no_runs_have_no_mean():
 
 
 def test_senseless_settings_are_refused():
-    for interval in (lambda: wilson(1, 2, 95), lambda: mean_over_runs([1, 2], 95)):
+    for interval in (lambda: wilson(1, 2, 95), lambda: mean_over_runs([1, 2], 95), lambda: t_interval([1, 2], 95)):
         with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
             interval()
     for successes in (-1, 3):

@@ -141,12 +141,38 @@ def mean_over_groups(
     return Estimate(float(rows.mean()), float(low), float(high))
 
 
-def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    r"""Return the mean of independent runs with Student's interval, as for seeds of a training.
+def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
+    r"""Return Student's t interval of the mean over the first axis, elementwise.
 
     $$\bar x \pm t_{n - 1} \frac{s}{\sqrt n}$$
 
-    Three runs make a wide interval, 2.5 of their standard deviations to each side at 95 %; it says how the number
+    Args:
+        values: (n, ...) independent values.
+        confidence: coverage, in (0, 1).
+
+    Returns:
+        Lower and upper ends, (...); NaN for fewer than two values.
+
+    Raises:
+        ValueError: for a coverage outside (0, 1).
+
+    Examples:
+        >>> low, high = t_interval([0.70, 0.72, 0.74])
+        >>> round(float(low), 3), round(float(high), 3)
+        (0.67, 0.77)
+    """
+    check_confidence(confidence, 1)
+    x = np.asarray(values, float)
+    if len(x) < 2:
+        return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
+    mean, half = x.mean(0), stats.t.ppf(0.5 + confidence / 2, len(x) - 1) * stats.sem(x, 0)
+    return mean - half, mean + half
+
+
+def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Return the mean of independent runs with Student's t interval, such as runs of several seeds.
+
+    Three runs give a wide interval, 2.5 standard deviations to each side at 95 %. The interval describes how the mean
     would vary over further seeds, not over further data.
 
     Args:
@@ -161,11 +187,8 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         0.720 [0.670, 0.770]
     """
     runs = np.asarray(values, float)
-    check_confidence(confidence, 1)
-    if len(runs) < 2:
-        return Estimate(float(runs.mean()) if len(runs) else float("nan"), float("nan"), float("nan"))
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(runs) - 1) * stats.sem(runs))
-    return Estimate(float(runs.mean()), float(runs.mean()) - half, float(runs.mean()) + half)
+    low, high = t_interval(runs, confidence)
+    return Estimate(float(runs.mean()) if len(runs) else float("nan"), float(low), float(high))
 
 
 def mcnemar(lost: int, gained: int) -> float:

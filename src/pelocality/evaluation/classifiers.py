@@ -84,12 +84,12 @@ def evaluate(
         >>> rows = [{"premise": "two dogs run fast", "hypothesis": "animals move", "label": "entailment"}]
         >>> probe = random_shuffling(read_pairs(rows))
         >>> evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, probe)
-        Evaluation of lambda on random_shuffling: 1 edits
-          original     1.000 [0.207, 1.000]
-          edited       1.000 [0.207, 1.000]
-          difference   0.000 [nan, nan]
-          agreement    1.000 [0.207, 1.000]
-          McNemar's p  1
+        Evaluation of lambda on random_shuffling: 1 perturbed examples
+        original     1.000 [0.207, 1.000]
+        perturbed    1.000 [0.207, 1.000]
+        difference       0.000 [nan, nan]
+        agreement    1.000 [0.207, 1.000]
+        McNemar's p                     1
     """
     check_confidence(confidence, resamples)
     count("batch_size", batch_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from transformers.models.auto import modeling_auto
 
+from pelocality._display import DisplayMixin
 from pelocality.evaluation._groups import by_columns
 from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
 from pelocality.models._run import model_name
@@ -26,7 +26,7 @@ Score = Callable[[Any, Any, Sequence[str]], Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MinimalPairEvaluation:
+class MinimalPairEvaluation(DisplayMixin):
     """How often the original is likelier than its edit, with every pair.
 
     Attributes:
@@ -73,12 +73,6 @@ class MinimalPairEvaluation:
     def _headline(self) -> str:
         ties = f", {self.ties} ties" if self.ties else ""
         return f"{self.model} by {self.score}: accuracy {self.accuracy} on {len(self.examples)} pairs{ties}"
-
-    def __repr__(self) -> str:
-        return f"MinimalPairEvaluation of {self._headline()}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._headline())}</p>"
 
 
 def evaluate_minimal_pairs(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import html
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 
+from pelocality._display import DisplayMixin
 from pelocality.evaluation._groups import by_columns
 from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
 
@@ -16,7 +16,7 @@ NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation:
+class Evaluation(DisplayMixin):
     """A model's answers to the originals and to the edits of a probe.
 
     Attributes:
@@ -40,6 +40,7 @@ class Evaluation:
     confidence: float
     resamples: int
     seed: int
+    _layout: ClassVar[dict[str, Any]] = {"header": False}
 
     @functools.cached_property
     def labelled(self) -> bool:
@@ -57,7 +58,7 @@ class Evaluation:
         return self._share(self.examples, "original_correct")
 
     @functools.cached_property
-    def edited(self) -> Estimate:
+    def perturbed(self) -> Estimate:
         """Accuracy on the edits, in [0, 1], with Wilson's interval; NaN without labels."""
         return self._share(self.examples, "correct")
 
@@ -95,7 +96,7 @@ class Evaluation:
         """Return the numbers as one row.
 
         Returns:
-            ``model``, ``probe``, ``n``; ``original``, ``edited``, ``difference`` and ``agreement``, each with
+            ``model``, ``probe``, ``n``; ``original``, ``perturbed``, ``difference`` and ``agreement``, each with
             ``_low`` and ``_high``; ``p``.
         """
         return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers(self.examples)])
@@ -104,7 +105,7 @@ class Evaluation:
         numbers: dict[str, Any] = {"n": len(rows)}
         for name, estimate in (
             ("original", self._share(rows, "original_correct")),
-            ("edited", self._share(rows, "correct")),
+            ("perturbed", self._share(rows, "correct")),
             ("difference", self._difference(rows)),
             ("agreement", self._share(rows, "agrees")),
         ):
@@ -131,20 +132,11 @@ class Evaluation:
 
     def _headline(self) -> str:
         cut = f", {self.truncated} texts cut to the model's length" if self.truncated else ""
-        return f"{self.model} on {self.probe}: {len(self.examples)} edits{cut}"
+        return f"{self.model} on {self.probe}: {len(self.examples)} perturbed examples{cut}"
 
-    def _lines(self) -> dict[str, str]:
-        lines = {"agreement": str(self.agreement)}
+    def _table(self) -> pd.DataFrame:
+        names = ("original", "perturbed", "difference", "agreement") if self.labelled else ("agreement",)
+        table = pd.DataFrame({"estimate": {name: str(getattr(self, name)) for name in names}})
         if self.labelled:
-            first = {name: str(getattr(self, name)) for name in ("original", "edited", "difference")}
-            lines = first | lines | {"McNemar's p": f"{self.p_value:.2g}"}
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            [f"Evaluation of {self._headline()}", *(f"  {name:12} {text}" for name, text in self._lines().items())]
-        )
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in self._lines().items())
-        return f"<p>{html.escape(self._headline())}</p><table>{rows}</table>"
+            table.loc["McNemar's p"] = f"{self.p_value:.2g}"
+        return table

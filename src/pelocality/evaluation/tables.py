@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from pelocality._display import DisplayMixin
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import Estimate, mean_over_runs, proportion
 
@@ -20,7 +20,7 @@ Runs = Evaluation | Sequence[Evaluation]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PaperTable:
+class PaperTable(DisplayMixin):
     """Accuracies on originals and differences on edits, in percent.
 
     Attributes:
@@ -31,6 +31,7 @@ class PaperTable:
 
     values: pd.DataFrame
     columns: tuple[str, ...]
+    _layout: ClassVar[dict[str, Any]] = {}
 
     def to_frame(self, intervals: bool = True) -> pd.DataFrame:
         """Return the table as it is read: a row a model, a column a probe, cells as text.
@@ -71,19 +72,15 @@ class PaperTable:
         Returns:
             A ``tabular`` with one line for each model.
         """
-        frame = self.to_frame(intervals)
-        header = " & ".join(["model", *map(_latex, frame.columns)])
-        rows = [" & ".join([_latex(str(name)), *map(_latex, cells)]) for name, *cells in frame.itertuples()]
-        lines = [rf"\begin{{tabular}}{{l{'r' * len(frame.columns)}}}", r"\toprule", rf"{header} \\", r"\midrule"]
-        return "\n".join([*lines, *(rf"{row} \\" for row in rows), r"\bottomrule", r"\end{tabular}"])
+        frame = self.to_frame(intervals).reset_index()
+        text = frame.to_latex(index=False, escape=True, column_format="l" + "r" * len(self.columns))
+        return re.sub(r"(?<![\w)])-(?=\d)", "$-$", text).rstrip()
 
-    def __repr__(self) -> str:
-        return self.to_frame().to_string()
+    def _headline(self) -> str:
+        return f"{self.values['model'].nunique()} models, in percent"
 
-    def _repr_html_(self) -> str:
-        frame = self.to_frame()
-        frame.index = pd.Index([html.escape(str(name)) for name in frame.index], name="model")
-        return str(frame.to_html(border=0))
+    def _table(self) -> pd.DataFrame:
+        return self.to_frame()
 
 
 def paper_table(
@@ -210,10 +207,3 @@ def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
     sign = "" if row["column"] in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED) else "+"
     value = f"{row['value']:{sign}.1f}".replace("+0.0", "0.0").replace("-0.0", "0.0")
     return value if not intervals or np.isnan(row["low"]) else f"{value} [{row['low']:.1f}, {row['high']:.1f}]"
-
-
-def _latex(text: str) -> str:
-    """Return text with LaTeX's own characters escaped, and minus signs as such."""
-    named = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    escaped = re.sub(r"[&%$#_{}\\^~]", lambda found: named.get(found[0], "\\" + found[0]), text)
-    return re.sub(r"(?<![\w)])-(?=\d)", "$-$", escaped)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pelocality._checks import flag
+from pelocality._display import DisplayMixin
 from pelocality.corpora import Dependencies, Sentence
 
 ALL = "all"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DependencyDistances:
+class DependencyDistances(DisplayMixin):
     """How far dependencies reach, per language and relation.
 
     Attributes:
@@ -30,6 +31,7 @@ class DependencyDistances:
     counts: pd.DataFrame
     sentences: Mapping[str, int]
     punctuation: bool
+    _layout: ClassVar[dict[str, Any]] = {"index": False, "float_format": "{:.2f}".format}
 
     def to_frame(self) -> pd.DataFrame:
         """Return mean, median and spread of the distance per language and relation.
@@ -96,15 +98,8 @@ class DependencyDistances:
         return frame[frame["relation"] == ALL].drop(columns="relation")
 
     def _headline(self) -> str:
-        return f"{sum(self.sentences.values())} sentences, punctuation {'' if self.punctuation else 'not '}counted"
-
-    def __repr__(self) -> str:
-        table = self._table().to_string(index=False, float_format="{:.2f}".format)
-        return f"DependencyDistances of {self._headline()}\n{table}"
-
-    def _repr_html_(self) -> str:
-        table = self._table().to_html(index=False, float_format="{:.2f}".format, border=0)
-        return f"<p>Distance of dependents and heads, in words. {html.escape(self._headline())}</p>\n{table}"
+        punctuation = "counted" if self.punctuation else "not counted"
+        return f"{sum(self.sentences.values())} sentences, distances in words, punctuation {punctuation}"
 
 
 def dependency_distances(

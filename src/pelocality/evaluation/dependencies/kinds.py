@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies.result import ALL, CHOSEN, DIRECTIONS, SCORED, DependencyAccuracy
 from pelocality.statistics import mcnemar
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadKinds:
+class HeadKinds(DisplayMixin):
     """Which kind of head finds which relation.
 
     Attributes:
@@ -46,13 +46,8 @@ class HeadKinds:
         ranks = "; ".join(f"{name}: {rho:+.2f} (p = {p:.2g})" for name, (rho, p) in self.correlation.items())
         return f"{self.model}: {told}; rank correlation of difference and distance, {ranks}"
 
-    def __repr__(self) -> str:
-        shown = self.table[["relation", "direction", "distance", "n", "positional", "contextual", "difference", "q"]]
-        return f"HeadKinds of {self._headline()}\n{shown.to_string(index=False, float_format='{:.3f}'.format)}"
-
-    def _repr_html_(self) -> str:
-        table = self.table.to_html(index=False, float_format="{:.3f}".format, border=0)
-        return f"<p>{html.escape(self._headline())}</p>\n{table}"
+    def _table(self) -> pd.DataFrame:
+        return self.table[["relation", "direction", "distance", "n", "positional", "contextual", "difference", "q"]]
 
 
 def compare_head_kinds(

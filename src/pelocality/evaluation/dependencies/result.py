@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from pelocality._checks import count
+from pelocality._display import DisplayMixin
 from pelocality.statistics import Estimate, mean_over_groups, wilson
 
 Direction = Literal["dependent to head", "head to dependent"]
@@ -54,7 +54,7 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DependencyAccuracy:
+class DependencyAccuracy(DisplayMixin):
     """How often each head attends to the syntactic head or dependent of a word, with the evidence.
 
     Attributes:
@@ -261,7 +261,8 @@ class DependencyAccuracy:
     def _headline(self) -> str:
         layers, heads = self.attended.shape[1:]
         left_out = "".join(f", {count} left out ({reason})" for reason, count in self.left_out.items())
-        return f"{self.model}: {layers} layers x {heads} heads, {self.sentences} sentences{left_out}"
+        size = f"{layers} layers x {heads} heads, {self.sentences} sentences{left_out}"
+        return f"{self.model}: {size}; the most accurate heads:"
 
     def _table(self) -> pd.DataFrame:
         columns = ["relation", "direction", "layer", "head", "right"]
@@ -272,11 +273,3 @@ class DependencyAccuracy:
                 layer, head = np.unravel_index(accuracy.argmax(), accuracy.shape)
                 rows.append((relation, direction, int(layer), int(head), float(accuracy.max())))
         return pd.DataFrame(rows, columns=columns)
-
-    def __repr__(self) -> str:
-        table = self._table().to_string(index=False, float_format="{:.3f}".format)
-        return f"DependencyAccuracy of {self._headline()}; the most accurate heads:\n{table}"
-
-    def _repr_html_(self) -> str:
-        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
-        return f"<p>The most accurate heads. {html.escape(self._headline())}</p>\n{table}"
