@@ -1,4 +1,4 @@
-"""What ``evaluate`` returns: every answer before and after the edit, and the numbers made of them."""
+"""The result of ``evaluate``: all predictions before and after the perturbation, and the numbers computed from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from pelocality._display import DisplayMixin
-from pelocality.evaluation._groups import by_columns
+from pelocality.evaluation._examples import by_columns
 from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
@@ -17,17 +17,17 @@ NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(DisplayMixin):
-    """A model's answers to the originals and to the edits of a probe.
+    """A model's predictions for the original and for the perturbed texts of a probe.
 
     Attributes:
-        examples: one row for each row of the probe, in its order: the probe's own columns that are no texts
+        examples: one row for each row of the probe, in its order: the probe's columns that are not texts
             (``uid``, ``size``, ``category`` ...), ``label`` and ``original_label``, ``prediction`` and
             ``original_prediction``, ``correct`` and ``original_correct`` (None without labels), ``agrees`` (the
-            prediction did not move), ``probability`` and ``original_probability`` of the predicted class (NaN where
-            a callable gives none), ``original`` (a digest of the original's texts and label) and ``group``.
+            prediction did not change), ``probability`` and ``original_probability`` of the predicted class (NaN where
+            the model is a callable), ``original`` (a digest of the original's texts and label) and ``group``.
         model: name of the model.
         probe: name of the builder, or ``"dataset"``.
-        truncated: texts longer than the model, which were cut.
+        truncated: number of texts that were truncated to the model's length.
         confidence: coverage of the intervals.
         resamples: bootstrap resamples behind the interval of the difference.
         seed: seed of the bootstrap.
@@ -44,12 +44,12 @@ class Evaluation(DisplayMixin):
 
     @functools.cached_property
     def labelled(self) -> bool:
-        """Whether the probe has labels; without, only ``agreement`` is known."""
+        """Whether the probe has labels; without them only ``agreement`` is known."""
         return bool(self.examples["correct"].notna().all())
 
     @functools.cached_property
     def changes_labels(self) -> bool:
-        """Whether an edit changes a label, as a swap of roles does and a shuffle does not."""
+        """Whether the perturbation changes a label, as a swap of roles does and a shuffle does not."""
         return bool((self.examples["label"] != self.examples["original_label"]).any()) and self.labelled
 
     @functools.cached_property
@@ -59,36 +59,36 @@ class Evaluation(DisplayMixin):
 
     @functools.cached_property
     def perturbed(self) -> Estimate:
-        """Accuracy on the edits, in [0, 1], with Wilson's interval; NaN without labels."""
+        """Accuracy on the perturbed texts, in [0, 1], with Wilson's interval; NaN without labels."""
         return self._share(self.examples, "correct")
 
     @functools.cached_property
     def difference(self) -> Estimate:
-        """Accuracy on the edits minus accuracy on the originals, with a paired bootstrap interval over groups."""
+        """Accuracy on the perturbed texts minus accuracy on the originals, with a paired bootstrap over groups."""
         return self._difference(self.examples)
 
     @functools.cached_property
     def agreement(self) -> Estimate:
-        """How often the prediction did not move at all, in [0, 1], with Wilson's interval."""
+        """Share of predictions that did not change, in [0, 1], with Wilson's interval."""
         return self._share(self.examples, "agrees")
 
     @functools.cached_property
     def p_value(self) -> float:
-        """McNemar's exact p-value: are as many answers lost as gained? NaN without labels."""
+        """McNemar's exact two-sided p-value of the change in accuracy; NaN without labels."""
         return self._p_value(self.examples)
 
     def by(self, *columns: str) -> pd.DataFrame:
-        """Return the numbers for each size, label, category, or whatever the examples have.
+        """Return the numbers for each value of a column, such as a size, a label or a category.
 
         Args:
             columns: columns of ``examples``, such as ``"size"``, ``"original_label"``, ``"category"``.
 
         Returns:
-            One row for each value (or combination), with the columns of `to_frame`. No correction is made for
-            looking at many.
+            One row for each value (or combination), with the columns of `to_frame`, not corrected for
+            multiple comparisons.
 
         Raises:
-            ValueError: for no column, or one that the examples do not have.
+            ValueError: for no column, or an unknown one.
         """
         return by_columns(self.examples, columns, self._numbers)
 
@@ -131,8 +131,8 @@ class Evaluation(DisplayMixin):
         return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
 
     def _headline(self) -> str:
-        cut = f", {self.truncated} texts cut to the model's length" if self.truncated else ""
-        return f"{self.model} on {self.probe}: {len(self.examples)} perturbed examples{cut}"
+        truncated = f", {self.truncated} texts truncated to the model's length" if self.truncated else ""
+        return f"{self.model} on {self.probe}: {len(self.examples)} perturbed examples{truncated}"
 
     def _table(self) -> pd.DataFrame:
         names = ("original", "perturbed", "difference", "agreement") if self.labelled else ("agreement",)
