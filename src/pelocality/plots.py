@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pelocality.evaluation.dependencies import DependencyDistances, HeadKinds
+    from pelocality.evaluation.dependencies import DependencyDistances, HeadTypes
     from pelocality.metrics._inputs import Attention
 
 COLOURS = "Greys"
@@ -225,13 +225,13 @@ def comparison(
     return fig, ax
 
 
-def head_kinds(
-    kinds: HeadKinds, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
+def head_types(
+    kinds: HeadTypes, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
 ) -> tuple[Figure, Axes]:
     """Draw the best positional and the best contextual head for each relation, the shortest relations on top.
 
     Args:
-        kinds: From `compare_head_kinds`.
+        kinds: From `compare_head_types`.
         ax: Where to draw; a new figure if None.
         direction: ``"dependent to head"`` or ``"head to dependent"``.
         title: Above the picture.
@@ -250,7 +250,7 @@ def head_kinds(
         >>> row = {"relation": "det", "direction": "dependent to head", "distance": 1.5, "q": 0.01, "baseline": 0.5}
         >>> row |= {"positional": 0.8, "positional_low": 0.7, "positional_high": 0.9}
         >>> row |= {"contextual": 0.4, "contextual_low": 0.3, "contextual_high": 0.5}
-        >>> fig, ax = head_kinds(SimpleNamespace(table=pd.DataFrame([row])))
+        >>> fig, ax = head_types(SimpleNamespace(table=pd.DataFrame([row])))
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """

@@ -4,7 +4,7 @@
 - ``paper_table``: several evaluations in the layout of the paper, for Markdown or LaTeX.
 - ``evaluate_minimal_pairs``: how often the original is the likelier sentence.
 - ``pseudo_log_likelihood``, ``log_likelihood``: how likely a sentence is to a masked and to a causal model.
-- ``dependency_accuracy``, ``compare_head_kinds``: which heads follow which dependencies.
+- ``dependency_accuracy``, ``compare_head_types``: which heads follow which dependencies.
 - ``dependency_distances``: how many words apart dependents and heads stand, per relation and language.
 """
 
@@ -12,8 +12,8 @@ from pelocality.evaluation.classifiers import evaluate as evaluate
 from pelocality.evaluation.dependencies import (
     DependencyAccuracy as DependencyAccuracy,
     DependencyDistances as DependencyDistances,
-    HeadKinds as HeadKinds,
-    compare_head_kinds as compare_head_kinds,
+    HeadTypes as HeadTypes,
+    compare_head_types as compare_head_types,
     dependency_accuracy as dependency_accuracy,
     dependency_distances as dependency_distances,
 )

@@ -5,5 +5,5 @@ from pelocality.evaluation.dependencies.distances import (
     DependencyDistances as DependencyDistances,
     dependency_distances as dependency_distances,
 )
-from pelocality.evaluation.dependencies.kinds import HeadKinds as HeadKinds, compare_head_kinds as compare_head_kinds
+from pelocality.evaluation.dependencies.kinds import HeadTypes as HeadTypes, compare_head_types as compare_head_types
 from pelocality.evaluation.dependencies.result import DependencyAccuracy as DependencyAccuracy
