@@ -521,7 +521,7 @@ def test_invalid_arguments_of_the_paper_table_are_refused():
         paper_table({"m": {"Random": [found, found], "Sh-3": found}})
     with pytest.raises(ValueError, match="Sym is given for 'n'"):
         paper_table({"m": {"Random": found}}, symmetry={"n": 1})
-    with pytest.raises(ValueError, match="a column of its own"):
+    with pytest.raises(ValueError, match="calls a probe 'original', a reserved column"):
         paper_table({"m": {"original": found}})
 
 

@@ -1,4 +1,4 @@
-"""Evaluations in the layout of the paper's table: a row a model, a column a probe."""
+"""Evaluations in the layout of the paper's table: one row for each model, one column for each probe."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Runs = Evaluation | Sequence[Evaluation]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaperTable(DisplayMixin):
-    """Accuracies on originals and differences on edits, in percent.
+    """Accuracies on originals, and differences after perturbation, in percent.
 
     Attributes:
         values: one row for each cell: ``model``, ``column``, ``value``, ``low``, ``high`` (percent), ``runs``. The
-            interval of one run is over its examples, that of several is Student's over the runs.
+            interval of one run is over its examples, that of several runs is Student's t interval over the runs.
         columns: the columns, in order.
     """
 
@@ -34,10 +34,10 @@ class PaperTable(DisplayMixin):
     _layout: ClassVar[dict[str, Any]] = {}
 
     def to_frame(self, intervals: bool = True) -> pd.DataFrame:
-        """Return the table as it is read: a row a model, a column a probe, cells as text.
+        """Return the table as text: one row for each model, one column for each probe.
 
         Args:
-            intervals: add the intervals.
+            intervals: whether to add the intervals.
 
         Returns:
             Text such as ``"-0.4 [-0.9, 0.1]"``, in percent, indexed by model.
@@ -53,10 +53,10 @@ class PaperTable(DisplayMixin):
         """Return the table in Markdown.
 
         Args:
-            intervals: add the intervals.
+            intervals: whether to add the intervals.
 
         Returns:
-            Header, rule, and one line for each model.
+            A header and one line for each model.
         """
         frame = self.to_frame(intervals)
         rows = [["model", *frame.columns], ["---", *["---:"] * len(frame.columns)]]
@@ -67,7 +67,7 @@ class PaperTable(DisplayMixin):
         r"""Return the table in LaTeX, for the booktabs package.
 
         Args:
-            intervals: add the intervals.
+            intervals: whether to add the intervals.
 
         Returns:
             A ``tabular`` with one line for each model.
@@ -91,15 +91,15 @@ def paper_table(
 ) -> PaperTable:
     """Return evaluations in the layout of the paper: Sym, Loc, original, shuffles, original (SR), swaps.
 
-    The table of Chen et al. (2023, section 5.4). Probes that keep the labels (shuffles) stand after the accuracy on
-    their originals, probes that change labels (swaps of roles) after the accuracy on theirs, each as the difference
-    in percentage points from the accuracy on the very pairs it edits. As probes edit different pairs, ``original``
-    is the accuracy on all pairs that any of them edits.
+    The table of Chen et al. (2023, section 5.4). Probes that keep the labels (shuffles) follow ``original``, the
+    accuracy on their originals; probes that change labels (swaps of roles) follow ``original (SR)``. Each is the
+    difference in percentage points from the accuracy on the originals of that probe. As probes perturb different pairs,
+    ``original`` is the accuracy on all pairs that any of them perturbs.
 
     Args:
         models: by name of the model, by name of the probe, an `Evaluation`, or several of one probe from models
-            trained with different seeds: then the mean, and Student's interval over the runs, which says how the
-            mean would vary over seeds (with three runs it is wide).
+            trained with different seeds: then the mean, and Student's t interval over the runs, which describes how
+            the mean would vary over seeds (with three runs it is wide).
         symmetry: symmetry of each model in [0, 1], where known.
         locality: locality of each model in [0, 1], where known.
 
@@ -107,7 +107,7 @@ def paper_table(
         A `PaperTable`, in percent.
 
     Raises:
-        TypeError: for something that is no evaluation.
+        TypeError: for a value that is not an evaluation.
         ValueError: for no model, a model without evaluations or with more runs of one probe than of another, an
             evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
             model in ``symmetry`` or ``locality``.
@@ -141,17 +141,17 @@ def paper_table(
     for metric, given in zip(METRICS, (symmetry, locality), strict=True):
         for model, value in (given or {}).items():
             if model not in models:
-                raise ValueError(f"{metric} is given for {model!r}, which is none of {', '.join(models)}")
+                raise ValueError(f"{metric} is given for {model!r}, which is not among {', '.join(models)}")
             add(0, model, metric, (Estimate(float(value), float("nan"), float("nan")), 1))
     for model, probes in models.items():
         if not probes:
             raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
         runs = {name: _runs(model, name, found) for name, found in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
-            mine = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
-            if mine:
-                add(part, model, column, _originals(model, mine))
-            for name, found in mine.items():
+            chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
+            if chosen:
+                add(part, model, column, _originals(model, chosen))
+            for name, found in chosen.items():
                 add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
     both = parts[1].keys() & parts[2].keys()
     if both:
@@ -161,7 +161,7 @@ def paper_table(
 
 
 def _check_mappings(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are no dictionaries."""
+    """Refuse arguments that are not dictionaries."""
     for name, value in given.items():
         if not isinstance(value, Mapping):
             raise TypeError(
@@ -171,8 +171,9 @@ def _check_mappings(given: Mapping[str, Any]) -> None:
 
 
 def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
+    """Return the evaluations of one model on one probe, after refusing anything else."""
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
-        raise ValueError(f"models[{model!r}] calls a probe {name!r}, which is a column of its own; choose another name")
+        raise ValueError(f"models[{model!r}] calls a probe {name!r}, a reserved column; choose another name")
     runs = [*found] if isinstance(found, Iterable) else [found]
     if not runs or not all(isinstance(run, Evaluation) for run in runs):
         raise TypeError(f"models[{model!r}][{name!r}] must be an Evaluation or several, got {found!r}")
@@ -182,20 +183,20 @@ def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
 
 
 def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> tuple[Estimate, int]:
-    """Return the accuracy on every original that one of the probes edits, run by run."""
+    """Return the accuracy on all originals that any of the probes perturbs, over runs."""
     runs = {name: len(found) for name, found in probes.items()}
     if len(set(runs.values())) > 1:
         raise ValueError(f"models[{model!r}] has probes of different numbers of runs, {runs}; give as many of each")
     found = []
     for evaluations in zip(*probes.values(), strict=True):
         originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")
-        right = originals["original_correct"]
-        found.append(proportion(int(right.sum()), len(right), evaluations[0].confidence))
+        correct = originals["original_correct"]
+        found.append(proportion(int(correct.sum()), len(correct), evaluations[0].confidence))
     return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
 
 
 def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> tuple[Estimate, int]:
-    """Return one run as it is, of several the mean and Student's interval, within what is possible."""
+    """Return a single run unchanged; for several the mean and Student's t interval, clipped to the valid range."""
     if len(found) == 1:
         return found[0], 1
     over = mean_over_runs([estimate.value for estimate in found], confidence)

@@ -1,4 +1,4 @@
-"""Which heads follow which dependencies, and how far dependencies reach."""
+"""Which heads attend along which dependencies, and how long dependencies are."""
 
 from pelocality.evaluation.dependencies.accuracy import dependency_accuracy as dependency_accuracy
 from pelocality.evaluation.dependencies.distances import (
