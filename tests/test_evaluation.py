@@ -419,7 +419,7 @@ def test_invalid_arguments_are_refused():
             evaluate(model, tokenizer, shuffled(), labels=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
-    with pytest.raises(ValueError, match="max_length must be a number of tokens, at least"):
+    with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
         evaluate(model, tokenizer, shuffled(), max_length=0)
     with pytest.raises(TypeError, match="confidence must be a number"):
         evaluate(model, tokenizer, shuffled(), confidence="95")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pelocality._checks import check_tokenizer
+from pelocality._checks import check_tokenizer, count
 from pelocality.evaluation._labels import (
     ENTAILMENT,
     NOT_ENTAILMENT,
@@ -67,14 +67,8 @@ class Classifier:
                 "model.config.pad_token_id, or pass batch_size=1"
             )
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        least = tokenizer.num_special_tokens_to_add(pair=True) + 2
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < least
-        ):
-            raise ValueError(
-                f"max_length must be a number of tokens, at least {least} for two texts and the special tokens between "
-                f"them, got {max_length!r}"
-            )
+        if max_length is not None:
+            count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
         # the tokenizer's limit is that of the positions the model was trained with
         trained = None if positions_disabled(model) else tokenizer.model_max_length
         limits = [limit for limit in (max_length, trained, longest_input(model)) if limit]

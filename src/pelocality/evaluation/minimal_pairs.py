@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -24,7 +24,7 @@ _ADDED = ("good", "bad", "difference", "correct")
 Score = Callable[[Any, Any, Sequence[str]], Any]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MinimalPairEvaluation(DisplayMixin):
     """How often the original has the higher score, with the scores of every pair.
 
@@ -63,9 +63,8 @@ class MinimalPairEvaluation(DisplayMixin):
         """
 
         def numbers(group: pd.DataFrame) -> dict[str, Any]:
-            found = proportion(int(group["correct"].sum()), len(group), self.confidence)
-            interval = {"n": len(group), "accuracy": found.value, "low": found.low, "high": found.high}
-            return interval | {"difference": group["difference"].mean()}
+            accuracy = dataclasses.replace(self, examples=group).accuracy.columns("accuracy", ends="")
+            return {"n": len(group)} | accuracy | {"difference": group["difference"].mean()}
 
         return by_columns(self.examples, columns, numbers)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -13,9 +13,10 @@ from pelocality.evaluation._examples import by_columns
 from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
+_ESTIMATES = ("original", "perturbed", "difference", "agreement")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(DisplayMixin):
     """A model's predictions for the original and for the perturbed texts of a probe.
 
@@ -55,27 +56,34 @@ class Evaluation(DisplayMixin):
     @functools.cached_property
     def original(self) -> Estimate:
         """Accuracy on the originals, in [0, 1], with Wilson's interval; NaN without labels."""
-        return self._share(self.examples, "original_correct")
+        return self._share("original_correct")
 
     @functools.cached_property
     def perturbed(self) -> Estimate:
         """Accuracy on the perturbed texts, in [0, 1], with Wilson's interval; NaN without labels."""
-        return self._share(self.examples, "correct")
+        return self._share("correct")
 
     @functools.cached_property
     def difference(self) -> Estimate:
         """Accuracy on the perturbed texts minus accuracy on the originals, with a paired bootstrap over groups."""
-        return self._difference(self.examples)
+        if not self.labelled:
+            return NO_LABELS
+        change = self.examples["correct"].astype(float) - self.examples["original_correct"].astype(float)
+        groups = self.examples["group"].to_numpy()
+        return mean_over_groups(change.to_numpy(), groups, self.confidence, self.resamples, self.seed)
 
     @functools.cached_property
     def agreement(self) -> Estimate:
         """Share of predictions that did not change, in [0, 1], with Wilson's interval."""
-        return self._share(self.examples, "agrees")
+        return self._share("agrees")
 
     @functools.cached_property
     def p_value(self) -> float:
         """McNemar's exact two-sided p-value of the change in accuracy; NaN without labels."""
-        return self._p_value(self.examples)
+        if not self.labelled:
+            return float("nan")
+        before, after = (self.examples[name].astype(bool) for name in ("original_correct", "correct"))
+        return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
 
     def by(self, *columns: str) -> pd.DataFrame:
         """Return the numbers for each value of a column, such as a size, a label or a category.
@@ -90,7 +98,7 @@ class Evaluation(DisplayMixin):
         Raises:
             ValueError: for no column, or an unknown one.
         """
-        return by_columns(self.examples, columns, self._numbers)
+        return by_columns(self.examples, columns, lambda rows: dataclasses.replace(self, examples=rows)._numbers())
 
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers as one row.
@@ -99,43 +107,27 @@ class Evaluation(DisplayMixin):
             ``model``, ``probe``, ``n``; ``original``, ``perturbed``, ``difference`` and ``agreement``, each with
             ``_low`` and ``_high``; ``p``.
         """
-        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers(self.examples)])
+        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers()])
 
-    def _numbers(self, rows: pd.DataFrame) -> dict[str, Any]:
-        numbers: dict[str, Any] = {"n": len(rows)}
-        for name, estimate in (
-            ("original", self._share(rows, "original_correct")),
-            ("perturbed", self._share(rows, "correct")),
-            ("difference", self._difference(rows)),
-            ("agreement", self._share(rows, "agrees")),
-        ):
-            numbers |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        return numbers | {"p": self._p_value(rows)}
+    def _numbers(self) -> dict[str, Any]:
+        """Return the numbers of examples, estimates and p-value by column."""
+        numbers: dict[str, Any] = {"n": len(self.examples)}
+        for name in _ESTIMATES:
+            numbers |= getattr(self, name).columns(name)
+        return numbers | {"p": self.p_value}
 
-    def _share(self, rows: pd.DataFrame, column: str) -> Estimate:
+    def _share(self, column: str) -> Estimate:
+        """Return the share of rows with a true value in a column, with Wilson's interval."""
         if column != "agrees" and not self.labelled:
             return NO_LABELS
-        return proportion(int(rows[column].sum()), len(rows), self.confidence)
-
-    def _difference(self, rows: pd.DataFrame) -> Estimate:
-        if not self.labelled:
-            return NO_LABELS
-        change = rows["correct"].astype(float) - rows["original_correct"].astype(float)
-        groups = rows["group"].to_numpy()
-        return mean_over_groups(change.to_numpy(), groups, self.confidence, self.resamples, self.seed)
-
-    def _p_value(self, rows: pd.DataFrame) -> float:
-        if not self.labelled:
-            return float("nan")
-        before, after = rows["original_correct"].astype(bool), rows["correct"].astype(bool)
-        return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
+        return proportion(int(self.examples[column].sum()), len(self.examples), self.confidence)
 
     def _headline(self) -> str:
         truncated = f", {self.truncated} texts truncated to the model's length" if self.truncated else ""
         return f"{self.model} on {self.probe}: {len(self.examples)} perturbed examples{truncated}"
 
     def _table(self) -> pd.DataFrame:
-        names = ("original", "perturbed", "difference", "agreement") if self.labelled else ("agreement",)
+        names = _ESTIMATES if self.labelled else ("agreement",)
         table = pd.DataFrame({"estimate": {name: str(getattr(self, name)) for name in names}})
         if self.labelled:
             table.loc["McNemar's p"] = f"{self.p_value:.2g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -129,20 +130,13 @@ def paper_table(
     _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
     if not models:
         raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
-    rows: list[tuple[str, str, float, float, float, int]] = []
-    parts: list[dict[str, None]] = [{}, {}, {}]  # columns in order: metrics, shuffles, swaps
-
-    def add(part: int, model: str, column: str, found: tuple[Estimate, int]) -> None:
-        estimate, runs = found
-        parts[part][column] = None
-        value, low, high = (100 * number for number in (estimate.value, estimate.low, estimate.high))
-        rows.append((model, column, value, low, high, runs))
-
+    rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
     for metric, given in zip(METRICS, (symmetry, locality), strict=True):
         for model, value in (given or {}).items():
             if model not in models:
                 raise ValueError(f"{metric} is given for {model!r}, which is not among {', '.join(models)}")
-            add(0, model, metric, (Estimate(float(value), float("nan"), float("nan")), 1))
+            numbers = _over_runs([Estimate(float(value), float("nan"), float("nan"))])
+            rows.append({"part": 0, "model": model, "column": metric} | numbers)
     for model, probes in models.items():
         if not probes:
             raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
@@ -150,14 +144,16 @@ def paper_table(
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
             chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
             if chosen:
-                add(part, model, column, _originals(model, chosen))
+                rows.append({"part": part, "model": model, "column": column} | _originals(model, chosen))
             for name, found in chosen.items():
-                add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
-    both = parts[1].keys() & parts[2].keys()
+                numbers = _over_runs([run.difference for run in found], found[0].confidence, least=-1)
+                rows.append({"part": part, "model": model, "column": name} | numbers)
+    columns = sorted(dict.fromkeys((row["part"], row["column"]) for row in rows), key=itemgetter(0))
+    names = [name for _, name in columns]
+    both = {name for name in names if names.count(name) > 1}
     if both:
         raise ValueError(f"models have a probe {min(both)!r} that changes labels and one that keeps them; rename one")
-    columns = ("model", "column", "value", "low", "high", "runs")
-    return PaperTable(pd.DataFrame(rows, columns=columns), tuple(name for part in parts for name in part))
+    return PaperTable(pd.DataFrame(rows).drop(columns="part"), tuple(names))
 
 
 def _check_mappings(given: Mapping[str, Any]) -> None:
@@ -182,7 +178,7 @@ def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     return runs
 
 
-def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> tuple[Estimate, int]:
+def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> dict[str, float]:
     """Return the accuracy on all originals that any of the probes perturbs, over runs."""
     runs = {name: len(found) for name, found in probes.items()}
     if len(set(runs.values())) > 1:
@@ -195,12 +191,13 @@ def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> tuple[
     return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
 
 
-def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> tuple[Estimate, int]:
-    """Return a single run unchanged; for several the mean and Student's t interval, clipped to the valid range."""
-    if len(found) == 1:
-        return found[0], 1
-    over = mean_over_runs([estimate.value for estimate in found], confidence)
-    return Estimate(over.value, max(over.low, least), min(over.high, 1.0)), len(found)
+def _over_runs(found: Sequence[Estimate], confidence: float = 0.95, least: float = 0) -> dict[str, float]:
+    """Return a single run, or the mean and t interval of several, clipped to the valid range, in percent."""
+    over = found[0]
+    if len(found) > 1:
+        over = mean_over_runs([estimate.value for estimate in found], confidence)
+        over = Estimate(over.value, max(over.low, least), min(over.high, 1.0))
+    return {name: 100 * number for name, number in over.columns("value", ends="").items()} | {"runs": len(found)}
 
 
 def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
