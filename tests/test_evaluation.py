@@ -312,7 +312,7 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels():
         evaluate(scores, None, probe)
 
 
-@pytest.mark.parametrize(("answer", "error", "message"), [
+@pytest.mark.parametrize(("function", "error", "message"), [
     (lambda p, h: ["Entails"] * len(p), ValueError, r"predicted \['entails'\], not among"),
     (lambda p, h: ["neutral"], ValueError, "must return one prediction for each of 6 texts, got 1"),
     (lambda p, h: None, ValueError, "got NoneType"),
@@ -320,9 +320,9 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels():
     (3, TypeError, "model must be a transformers model or a callable, got int"),
     (torch.nn.Linear(1, 1), TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip
-def test_callables_that_return_something_else_are_refused(answer, error, message):
+def test_callables_that_return_something_else_are_refused(function, error, message):
     with pytest.raises(error, match=message):
-        evaluate(answer, None, shuffled(3))
+        evaluate(function, None, shuffled(3))
 
 
 ONE = {"premise": ["a b", "c d"], "hypothesis": ["x", "y"], "original_premise": ["b a", "d c"]}

@@ -20,8 +20,8 @@ from pelocality.statistics import (
 def test_wilsons_interval_agrees_with_scipy(n, data):
     k = data.draw(st.integers(0, n))
     confidence = data.draw(st.sampled_from([0.8, 0.95, 0.99]))
-    theirs = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
-    assert np.allclose(wilson(k, n, confidence), theirs, atol=1e-12)
+    expected = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
+    assert np.allclose(wilson(k, n, confidence), expected, atol=1e-12)
 
 
 def test_wilsons_interval_is_elementwise_and_nan_for_no_trials():
@@ -48,15 +48,15 @@ def test_the_bootstrap_agrees_with_a_loop_over_resamples():
 @given(st.lists(st.floats(-9, 9), min_size=2, max_size=9, unique=True), st.sampled_from([0.8, 0.95]))
 def test_the_interval_over_runs_agrees_with_scipys_t_test(values, confidence):
     found = mean_over_runs(values, confidence)
-    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_the_t_interval_is_elementwise_over_the_first_axis():
     values = np.random.default_rng(0).normal(size=(5, 2, 3))
     low, high = t_interval(values, 0.9)
-    theirs = stats.ttest_1samp(values, 0, axis=0).confidence_interval(0.9)
-    np.testing.assert_allclose([low, high], [theirs.low, theirs.high])
+    expected = stats.ttest_1samp(values, 0, axis=0).confidence_interval(0.9)
+    np.testing.assert_allclose([low, high], [expected.low, expected.high])
     assert np.isnan(t_interval(values[:1])).all()
     assert t_interval(values[:1])[0].shape == (2, 3)
 

@@ -41,7 +41,7 @@ def heatmap(
         attention: One matrix (n, n), or a result with one; rows sum to 1.
         ax: Where to draw; a new figure if None.
         scale: ``"log"`` shows small weights, over at most six decades below the largest weight; zero is white.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -94,7 +94,7 @@ def head_grid(
         values: (layer, head), any metric.
         ax: Where to draw; a new figure if None.
         label: Label of the colour bar.
-        title: Above the picture.
+        title: Title of the axes.
         limits: Smallest and largest value of the colour scale; those of the data if None.
 
     Returns:
@@ -142,7 +142,7 @@ def profiles(
         attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name.
         ax: Where to draw; a new figure if None.
         reach: Largest distance drawn, in tokens.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -189,7 +189,7 @@ def comparison(
         values: By name, each (layer, head) or (layer,).
         ax: Where to draw; a new figure if None.
         label: Label of the vertical axis.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -234,7 +234,7 @@ def head_types(
         types: From `compare_head_types`.
         ax: Where to draw; a new figure if None.
         direction: ``"dependent to head"`` or ``"head to dependent"``.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes. Horizontal bars are the intervals, the short vertical line is the best fixed offset. A
@@ -262,21 +262,15 @@ def head_types(
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
     place = np.arange(len(table))
-    styles = {"positional": ("o", "black", "black", -0.14), "contextual": ("s", "white", "0.45", 0.14)}
-    for name, (marker, fill, line, shift) in styles.items():
+    styles: dict[str, dict[str, Any]] = {
+        "positional": {"fmt": "o", "color": "black", "markerfacecolor": "black"},
+        "contextual": {"fmt": "s", "color": "0.45", "markerfacecolor": "white"},
+    }
+    for shift, (name, style) in zip((-0.14, 0.14), styles.items(), strict=True):
         value = table[name]
         ends = [value - table[f"{name}_low"], table[f"{name}_high"] - value]
-        ax.errorbar(
-            value,
-            place + shift,
-            xerr=ends,
-            fmt=marker,
-            color=line,
-            markerfacecolor=fill,
-            markersize=5,
-            elinewidth=1,
-            label=f"best {name} head",
-        )
+        style |= {"xerr": ends, "markersize": 5, "elinewidth": 1, "label": f"best {name} head"}
+        ax.errorbar(value, place + shift, **style)
     ax.scatter(table["baseline"], place, marker="|", s=110, color="0.3", label="best fixed offset", zorder=1)
     ax.set_yticks(place, labels)
     ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1))
@@ -297,7 +291,7 @@ def distances(
         ax: Where to draw; a new figure if None.
         relation: A relation, or ``"all"``.
         reach: Largest distance drawn, in words.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -339,7 +333,7 @@ def trajectory(
         table: One row per step and layer, such as ``LocalityCallback.table``; with a column ``seed``, also per seed.
         metric: The column to draw.
         ax: Where to draw; a new figure if None.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.

@@ -7,7 +7,7 @@ from typing import Any
 
 from pelocality.corpora import Sentence
 
-ALL = "all"  # stands for all relations together
+ALL = "all"  # denotes all relations together
 
 
 def checked(sentences: Any) -> Iterator[Sentence]:

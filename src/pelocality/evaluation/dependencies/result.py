@@ -192,8 +192,9 @@ class DependencyAccuracy(DisplayMixin):
 
         Returns:
             One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
-            sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``: whether the head beats
-            the best fixed offset on the scored half, adjusted over all rows (Benjamini and Hochberg, 1995).
+            sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``, the p-value
+            of the head against the best fixed offset on the scored half, adjusted over all rows (Benjamini and
+            Hochberg, 1995).
 
         Raises:
             ValueError: where no relation has enough items.
@@ -201,28 +202,17 @@ class DependencyAccuracy(DisplayMixin):
         layers, heads = np.indices(self.attended.shape[1:]).reshape(2, -1)
         frames = []
         for relation, direction, items in self.frequent(minimum):
-            right = items.hits.sum(0)
-            low, high = wilson(right, len(items.hits), self.confidence)
+            correct, n = items.hits.sum(0), len(items.hits)
             scored = items.half == SCORED
             baseline = items.offset_hits(items.best_offset())[scored, None]
             gained = (items.hits[scored] & ~baseline).sum(0)
             lost = (~items.hits[scored] & baseline).sum(0)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "relation": relation,
-                        "direction": direction,
-                        "layer": layers,
-                        "head": heads,
-                        "n": len(items.hits),
-                        "accuracy": right / len(items.hits),
-                        "low": low,
-                        "high": high,
-                        # exact and one-sided: by chance the head is correct on half of the items that differ
-                        "p": stats.binom.sf(gained - 1, gained + lost, 0.5),
-                    }
-                )
-            )
+            frame = pd.DataFrame({"relation": relation, "direction": direction, "layer": layers, "head": heads, "n": n})
+            frame["accuracy"] = correct / n
+            frame["low"], frame["high"] = wilson(correct, n, self.confidence)
+            # exact and one-sided: by chance the head is correct on half of the items that differ
+            frame["p"] = stats.binom.sf(gained - 1, gained + lost, 0.5)
+            frames.append(frame)
         frame = pd.concat(frames, ignore_index=True)
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
 
