@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer, logging
 
 from pelocality import plots, position_share
 from pelocality.corpora import read_conllu, read_frames
-from pelocality.evaluation.dependencies import compare_head_kinds, dependency_accuracy
+from pelocality.evaluation.dependencies import compare_head_types, dependency_accuracy
 from pelocality.evaluation.dependencies.result import DIRECTIONS
 
 
@@ -96,7 +96,7 @@ def main() -> None:
 
     accuracy = dependency_accuracy(model, tokenizer, sentences)
     share = position_share(model, batches(tokenizer, sentences))
-    kinds = compare_head_kinds(accuracy, share, heads=arguments.heads, minimum=arguments.minimum)
+    kinds = compare_head_types(accuracy, share, heads=arguments.heads, minimum=arguments.minimum)
     best = accuracy.best(arguments.minimum)
     frame = accuracy.to_frame(arguments.minimum)
     print(f"{accuracy}\n")
@@ -113,11 +113,11 @@ def main() -> None:
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     best.to_csv(arguments.output / "best_heads.csv", index=False)
-    kinds.table.to_csv(arguments.output / "head_kinds.csv", index=False)
+    kinds.table.to_csv(arguments.output / "head_types.csv", index=False)
     rows = max(len(group) for _, group in kinds.table.groupby("direction"))
     fig, axes = plt.subplots(1, 2, figsize=(12, 1.4 + 0.24 * rows), layout="constrained")
     for ax, direction in zip(axes, DIRECTIONS, strict=True):
-        plots.head_kinds(kinds, ax=ax, direction=direction)
+        plots.head_types(kinds, ax=ax, direction=direction)
     figure = arguments.output / "dependency_heads.png"
     fig.savefig(figure, dpi=130)
     print(f"figure: {figure}")

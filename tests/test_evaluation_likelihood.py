@@ -1,4 +1,4 @@
-"""Language models scored one token at a time, and minimal pairs whose winner is known."""
+"""Scores of language models against a loop over tokens, and minimal pairs with known results."""
 
 import functools
 
@@ -99,31 +99,31 @@ def test_log_likelihood_agrees_with_the_models_own_loss():
         assert without == pytest.approx(-float(model(ids, labels=ids).loss) * (ids.shape[1] - 1))
 
 
-def test_the_beginning_stands_once_also_where_the_tokenizer_puts_it_itself():
+def test_the_beginning_token_is_added_once_also_where_the_tokenizer_adds_it():
     tokenizer = wordpiece()
-    tokenizer.bos_token = "[CLS]"  # which it puts first by itself, with [SEP] at the end
+    tokenizer.bos_token = "[CLS]"  # the tokenizer adds it first, and [SEP] last
     model = causal_model(tokenizer)
     [found] = log_likelihood(model, tokenizer, ["a cat dog"])
     ids = torch.tensor([tokenizer.convert_tokens_to_ids(["[CLS]", "a", "cat", "dog"])])
     assert found == pytest.approx(-3 * float(model(ids, labels=ids).loss))
 
 
-def test_a_model_without_positions_finds_every_order_equally_likely():
+def test_a_model_without_positions_gives_every_order_the_same_score():
     model, tokenizer = masked_model(), masking()
     with torch.no_grad():
         model.bert.embeddings.position_embeddings.weight.zero_()
     probe = random_shuffling(read_pairs(rows(9)))
     found = evaluate_minimal_pairs(model, tokenizer, minimal_pairs(probe))
     assert found.examples["difference"].abs().max() < 1e-9
-    seen = evaluate_minimal_pairs(masked_model(), tokenizer, minimal_pairs(probe))
-    assert seen.examples["difference"].abs().min() > 1e-6
+    with_positions = evaluate_minimal_pairs(masked_model(), tokenizer, minimal_pairs(probe))
+    assert with_positions.examples["difference"].abs().min() > 1e-6
 
 
 def pairs_of(good, bad, **columns):
     return datasets.Dataset.from_dict({"sentence_good": good, "sentence_bad": bad, **columns})
 
 
-def test_minimal_pairs_count_strict_wins_and_report_ties():
+def test_only_a_strictly_larger_score_is_correct_and_ties_are_counted():
     pairs = pairs_of(["aaa", "a", "aa", "a"], ["a", "aaa", "aa", ""], size=[3, 3, 4, 4])
     found = evaluate_minimal_pairs(lambda texts: [len(text) for text in texts], None, pairs)
     assert found.examples["correct"].tolist() == [True, False, False, True]
@@ -139,7 +139,7 @@ def test_minimal_pairs_count_strict_wins_and_report_ties():
         found.by("colour")
 
 
-def test_the_score_follows_from_the_head_and_can_be_chosen():
+def test_the_score_is_determined_by_the_head_or_given():
     tokenizer = masking()
     tokenizer.bos_token = "[CLS]"
     pairs = pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
@@ -147,11 +147,11 @@ def test_the_score_follows_from_the_head_and_can_be_chosen():
     assert evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs).score == "log_likelihood"
     chosen = evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs, score=pseudo_log_likelihood)
     assert chosen.score == "pseudo_log_likelihood"
-    with pytest.raises(ValueError, match="does not tell whether it is a masked or a causal"):
+    with pytest.raises(ValueError, match="is not known as either a masked or a causal"):
         evaluate_minimal_pairs(classifier(), tokenizer, pairs)
 
 
-def test_bad_input_to_the_scores_is_refused():
+def test_invalid_arguments_of_the_scores_are_refused():
     model, tokenizer = masked_model(), masking()
     with pytest.raises(TypeError, match="got one text; put it in a list"):
         pseudo_log_likelihood(model, tokenizer, "a cat")
@@ -178,7 +178,7 @@ def test_bad_input_to_the_scores_is_refused():
     assert pseudo_log_likelihood(model, tokenizer, ["", "a"]).isnan().tolist() == [True, False]
 
 
-def test_both_ways_out_for_a_tokenizer_without_a_beginning_work():
+def test_both_remedies_for_a_tokenizer_without_a_beginning_token_work():
     tokenizer = wordpiece()
     model, pairs = causal_model(tokenizer), pairs_of(["a cat"], ["cat a"])
     with pytest.raises(ValueError, match=r"functools\.partial\(log_likelihood, beginning=False\)") as raised:
@@ -193,12 +193,12 @@ def test_both_ways_out_for_a_tokenizer_without_a_beginning_work():
     assert evaluate_minimal_pairs(model, tokenizer, pairs).score == "log_likelihood"
 
 
-def test_two_impossible_texts_are_a_tie():
+def test_two_texts_of_probability_zero_are_a_tie():
     found = evaluate_minimal_pairs(lambda texts: [float("-inf")] * len(texts), None, pairs_of(["a"], ["b"]))
     assert (found.ties, found.accuracy.value, found.examples["difference"].item()) == (1, 0, 0)
 
 
-def test_bad_input_to_minimal_pairs_is_refused():
+def test_invalid_arguments_of_minimal_pairs_are_refused():
     pairs = pairs_of(["a"], ["b"])
     with pytest.raises(TypeError, match=r"pairs must be a datasets\.Dataset"):
         evaluate_minimal_pairs(len, None, [("a", "b")])
@@ -210,17 +210,17 @@ def test_bad_input_to_minimal_pairs_is_refused():
         evaluate_minimal_pairs(lambda texts: [float("nan")] * 2, None, pairs)
     with pytest.raises(ValueError, match=r"one number for each of 2 texts, got shape \(2,\), <U1"):
         evaluate_minimal_pairs(lambda texts: ["a"] * len(texts), None, pairs_of(["a"], ["b"]))
-    with pytest.raises(ValueError, match="a column 'correct', a name that evaluate_minimal_pairs gives itself"):
+    with pytest.raises(ValueError, match="a column 'correct', a name that the result uses"):
         evaluate_minimal_pairs(len, None, pairs_of(["a"], ["b"], correct=["yes"]))
     with pytest.raises(TypeError, match="score must be a function of model, tokenizer and texts, got 'log_likelihood'"):
         evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a"], ["b"]), score="log_likelihood")
-    with pytest.raises(ValueError, match="got NaN for ''; leave such pairs out"):
+    with pytest.raises(ValueError, match="got NaN for ''; remove such pairs"):
         evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a", ""], ["cat", "dog"]))
     with pytest.raises(TypeError, match="a callable without score="):
         evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
 
 
-def test_a_model_without_its_own_positions_scores_texts_of_any_length():
+def test_a_model_whose_positions_are_replaced_scores_texts_of_any_length():
     tokenizer = masking()
     tokenizer.bos_token = "[CLS]"
     for model, score in ((masked_model(), pseudo_log_likelihood), (causal_model(tokenizer), log_likelihood)):
@@ -230,13 +230,13 @@ def test_a_model_without_its_own_positions_scores_texts_of_any_length():
             assert (score(model, tokenizer, ["a cat " * 20]) < 0).all()
 
 
-def test_offloaded_and_wrapped_models_score_as_the_plain_one_does():
+def test_offloaded_and_wrapped_models_give_the_same_scores():
     plain = pseudo_log_likelihood(masked_model(), masking(), SENTENCES)
     for model in (offloaded(masked_model()), torch.nn.DataParallel(masked_model())):
         torch.testing.assert_close(pseudo_log_likelihood(model, masking(), SENTENCES), plain)
 
 
-def test_the_tokenizer_of_another_model_is_named():
+def test_the_tokenizer_of_another_model_is_refused():
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"mask_token": "<mask>", "bos_token": "<bos>"})
     for score in (pseudo_log_likelihood, log_likelihood):

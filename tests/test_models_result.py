@@ -171,7 +171,7 @@ def test_what_produced_it_is_told(result):
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda r: r.interval("entropy"), "metric must be one of locality, symmetry, relative_asymmetry"),
-    (lambda r: r.interval(confidence=95), "confidence must lie between 0 and 1, got 95"),
+    (lambda r: r.interval(confidence=95), "confidence must be between 0 and 1, such as 0.95, got 95"),
     (lambda r: r.to_frame(by="word"), "by must be 'head' or 'layer'"),
 ])  # fmt: skip
 def test_bad_questions_are_refused(result, call, message):

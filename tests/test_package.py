@@ -14,13 +14,14 @@ SOURCE = Path(pelocality.__file__).parent
 # what each room imports of the others, exactly; a new room or arrow is entered here
 ARROWS = {
     "_checks": set(),
+    "_display": set(),
     "metrics": set(),
     "encodings": {"_checks", "metrics"},
-    "models": {"_checks", "encodings", "metrics"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": set(),
-    "evaluation": {"_checks", "corpora", "models", "statistics"},
+    "models": {"_checks", "_display", "encodings", "metrics", "statistics"},
+    "evaluation": {"_checks", "_display", "corpora", "models", "statistics"},
     "plots": {"_checks", "evaluation", "metrics", "statistics"},
 }
 

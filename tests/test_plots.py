@@ -1,4 +1,4 @@
-"""Pictures hold the numbers they were given, on the axes they were given."""
+"""Plots show the numbers given to them, on the axes given to them."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def closed_figures():
 
 
 @pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
-def test_every_picture_draws_where_it_is_told_and_labels_its_axes(draw):
+def test_every_plot_uses_the_given_axes_and_labels_them(draw):
     fig, (left, right) = plt.subplots(1, 2)
     returned, ax = draw(ax=right, title="named")
     assert (returned, ax) == (fig, right)
@@ -56,7 +56,7 @@ def test_every_picture_draws_where_it_is_told_and_labels_its_axes(draw):
 
 
 @pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
-def test_every_picture_makes_its_own_figure_when_not_told(draw):
+def test_every_plot_creates_a_figure_without_axes(draw):
     fig, ax = draw()
     assert ax.get_figure() is fig
     fig.canvas.draw()
@@ -69,7 +69,7 @@ def test_a_heatmap_shows_the_weights():
 
 
 def shades(ax):
-    """How dark each cell of a heat map is, from 0 to 1."""
+    """Return the darkness of each cell of a heat map, from 0 to 1."""
     return np.ma.getdata(ax.images[0].norm(ax.images[0].get_array()))
 
 
@@ -83,14 +83,14 @@ def test_zero_is_white_and_the_largest_weight_black(scale):
     np.testing.assert_allclose(shades(ax), 0, atol=1e-6)
 
 
-def test_the_smallest_weight_of_a_causal_matrix_differs_from_what_is_hidden():
+def test_the_smallest_weight_of_a_causal_matrix_is_darker_than_hidden_keys():
     _, ax = plots.heatmap(torch.tensor([[1.0, 0.0], [0.999, 0.001]]), scale="log")
     assert shades(ax)[0, 1] == pytest.approx(0, abs=1e-6)
     assert shades(ax)[1, 1] > 0.1
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_nan_is_hatched_and_leaves_the_colour_bar_to_the_numbers(scale):
+def test_nan_is_hatched_and_does_not_affect_the_colour_scale(scale):
     attention = random_attention(8, 8)
     top = attention[:4].max().item()
     attention[4:] = torch.nan
@@ -109,7 +109,7 @@ def test_nan_is_hatched_and_leaves_the_colour_bar_to_the_numbers(scale):
     fig.canvas.draw()
 
 
-def test_large_numbers_are_written_out():
+def test_large_numbers_are_written_without_decimals():
     _, ax = plots.head_grid([[0.999, 1.0, 9.96, 99.6], [1500.0, 4096.0, -0.004, -1500.0]])
     assert [text.get_text() for text in ax.texts] == ["1.00", "1", "10", "100", "1500", "4096", ".00", "-1500"]
 
@@ -161,7 +161,7 @@ MANY = {
 
 @pytest.mark.parametrize("number", [14, 48])
 @pytest.mark.parametrize("draw", MANY.values(), ids=MANY)
-def test_many_lines_differ_in_dash_or_marker_and_are_named_beside_the_axes(draw, number):
+def test_many_lines_differ_in_dash_or_marker_with_the_legend_beside_the_axes(draw, number):
     fig, ax = draw([f"name {i}" for i in range(number)])
     fig.canvas.draw()
     lines = [line for line in ax.lines if line.get_label()[0] != "_"]
@@ -173,7 +173,7 @@ def test_many_lines_differ_in_dash_or_marker_and_are_named_beside_the_axes(draw,
 
 
 @pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"]])
-def test_long_names_are_broken_and_leave_the_axes_their_room(draw):
+def test_long_names_are_wrapped_and_leave_room_for_the_axes(draw):
     fig, ax = draw([f"an organisation/with-a-very-long-model-name-of-2026 after training, seed {i}" for i in range(3)])
     fig.canvas.draw()
     assert_within(fig, ax)
@@ -198,14 +198,14 @@ def test_nothing_is_cut_off(draw):
 
 
 def assert_within(fig, ax):
-    """Every label, number and name lies inside the figure, by a pixel."""
+    """Every label, number and name is inside the figure, within one pixel."""
     box = ax.get_tightbbox()
     assert (box.x0 > -1, box.y0 > -1) == (True, True)
     assert (box.x1 < fig.bbox.width + 1, box.y1 < fig.bbox.height + 1) == (True, True)
 
 
 @pytest.mark.parametrize("draw", [plots.head_grid, lambda grid, ax: plots.comparison({"a": grid}, label="x", ax=ax)])
-def test_the_labels_of_many_layers_and_heads_stand_apart(draw):
+def test_the_labels_of_many_layers_and_heads_do_not_overlap(draw):
     fig, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     _, ax = draw(torch.rand(48, 32), ax=axes[0])
     fig.canvas.draw()
@@ -243,6 +243,6 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])), "must be finite"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(draw, words):
+def test_values_that_cannot_be_drawn_are_refused(draw, words):
     with pytest.raises(ValueError, match=words):
         draw()

@@ -1,29 +1,37 @@
-"""Intervals and tests against scipy's own, and against slow witnesses."""
+"""Intervals and tests against scipy and against slow references."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from pelocality.statistics import check_confidence, mcnemar, mean_over_groups, mean_over_runs, proportion, wilson
+from pelocality.statistics import (
+    check_confidence,
+    mcnemar,
+    mean_over_groups,
+    mean_over_runs,
+    proportion,
+    t_interval,
+    wilson,
+)
 
 
 @given(st.integers(1, 400), st.data())
-def test_wilson_agrees_with_scipy(n, data):
+def test_wilsons_interval_agrees_with_scipy(n, data):
     k = data.draw(st.integers(0, n))
     confidence = data.draw(st.sampled_from([0.8, 0.95, 0.99]))
-    theirs = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
-    assert np.allclose(wilson(k, n, confidence), theirs, atol=1e-12)
+    expected = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
+    assert np.allclose(wilson(k, n, confidence), expected, atol=1e-12)
 
 
-def test_wilson_is_elementwise_and_nan_of_nothing():
+def test_wilsons_interval_is_elementwise_and_nan_for_no_trials():
     low, high = wilson([1, 5, 0], [10, 10, 0])
     assert np.allclose([low[:2], high[:2]], np.transpose([wilson(1, 10), wilson(5, 10)]))
     assert np.isnan(low[2])
     assert np.isnan(proportion(0, 0).value)
 
 
-def test_the_bootstrap_agrees_with_one_written_out():
+def test_the_bootstrap_agrees_with_a_loop_over_resamples():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(30), rng.integers(1, 5, 30))
     values = rng.normal(size=len(groups)) + groups / 20
@@ -38,10 +46,19 @@ def test_the_bootstrap_agrees_with_one_written_out():
 
 
 @given(st.lists(st.floats(-9, 9), min_size=2, max_size=9, unique=True), st.sampled_from([0.8, 0.95]))
-def test_the_interval_over_runs_is_that_of_scipys_t_test(values, confidence):
+def test_the_interval_over_runs_agrees_with_scipys_t_test(values, confidence):
     found = mean_over_runs(values, confidence)
-    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_the_t_interval_is_elementwise_over_the_first_axis():
+    values = np.random.default_rng(0).normal(size=(5, 2, 3))
+    low, high = t_interval(values, 0.9)
+    expected = stats.ttest_1samp(values, 0, axis=0).confidence_interval(0.9)
+    np.testing.assert_allclose([low, high], [expected.low, expected.high])
+    assert np.isnan(t_interval(values[:1])).all()
+    assert t_interval(values[:1])[0].shape == (2, 3)
 
 
 def test_a_single_run_has_no_interval():
@@ -50,7 +67,7 @@ def test_a_single_run_has_no_interval():
     assert np.isnan([found.low, found.high]).all()
 
 
-def test_rows_of_one_group_make_the_interval_wider_than_rows_on_their_own():
+def test_rows_of_one_group_give_a_wider_interval_than_independent_rows():
     values = np.repeat(np.random.default_rng(0).normal(size=40), 10)
     together = mean_over_groups(values, np.repeat(np.arange(40), 10), 0.95, 1000, 0)
     alone = mean_over_groups(values, np.arange(400), 0.95, 1000, 0)
@@ -64,14 +81,14 @@ def test_the_same_seed_gives_the_same_interval():
     assert one != other
 
 
-def test_one_group_has_no_interval_and_no_rows_no_mean():
+def test_one_group_has_no_interval_and_no_rows_have_no_mean():
     assert np.isnan(mean_over_groups([1.0, 0.0], ["a", "a"], 0.95, 99, 0).low)
     assert np.isnan(mean_over_groups([], [], 0.95, 99, 0).value)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_is_the_binomial_sum(lost, gained):
+def test_mcnemars_p_value_is_a_sum_of_binomial_probabilities(lost, gained):
     n = lost + gained
     tail = sum(stats.binom.pmf(k, n, 0.5) for k in range(min(lost, gained) + 1))
     assert mcnemar(lost, gained) == pytest.approx(min(1, 2 * tail) if lost != gained else 1)
@@ -82,8 +99,8 @@ def test_no_runs_have_no_mean():
     assert np.isnan([found.value, found.low, found.high]).all()
 
 
-def test_senseless_settings_are_refused():
-    for interval in (lambda: wilson(1, 2, 95), lambda: mean_over_runs([1, 2], 95)):
+def test_invalid_arguments_are_refused():
+    for interval in (lambda: wilson(1, 2, 95), lambda: mean_over_runs([1, 2], 95), lambda: t_interval([1, 2], 95)):
         with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
             interval()
     for successes in (-1, 3):

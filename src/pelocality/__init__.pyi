@@ -28,7 +28,7 @@ from .encodings import (
     biased_attention as biased_attention,
 )
 from .evaluation import (
-    compare_head_kinds as compare_head_kinds,
+    compare_head_types as compare_head_types,
     dependency_accuracy as dependency_accuracy,
     dependency_distances as dependency_distances,
     evaluate as evaluate,

@@ -1,8 +1,8 @@
-"""Pictures of matrices, heads, profiles, comparisons and dependencies; each takes ``ax=`` and returns ``(fig, ax)``.
+"""Plots of attention matrices, metrics, distance profiles and dependencies; all take ``ax=`` and return ``(fig, ax)``.
 
-Weights are greys and up to 52 lines differ in dash and marker, so that a black and white print says the same; NaN is
-hatched. More than six lines are named beside the axes: a figure of your own keeps room for them with
-``layout="constrained"``. Nothing is shown or saved: that is the caller's. Needs matplotlib (the ``plot`` extra).
+Plots are readable in black and white: weights are greys, NaN is hatched, and up to 52 lines differ in dash and marker.
+A legend of more than six rows is placed beside the axes; create your own figures with ``layout="constrained"`` to leave
+room for it. Nothing is shown or saved. Needs matplotlib (the ``plot`` extra).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pelocality.evaluation.dependencies import DependencyDistances, HeadKinds
+    from pelocality.evaluation.dependencies import DependencyDistances, HeadTypes
     from pelocality.metrics._inputs import Attention
 
 COLOURS = "Greys"
@@ -35,13 +35,13 @@ _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no 
 def heatmap(
     attention: Attention, *, ax: Axes | None = None, scale: Literal["linear", "log"] = "linear", title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw one positional matrix: query down, key across, the darker, the more weight.
+    """Draw one attention matrix: queries as rows, keys as columns, larger weights darker.
 
     Args:
         attention: One matrix (n, n), or a result with one; rows sum to 1.
         ax: Where to draw; a new figure if None.
-        scale: ``"log"`` shows the tails, over at most six decades below the largest weight; zero is white.
-        title: Above the picture.
+        scale: ``"log"`` shows small weights, over at most six decades below the largest weight; zero is white.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -75,7 +75,7 @@ def heatmap(
 
         least = float(positive.min(initial=top))
         if least == top or (matrix == 0).any():
-            least /= 10  # white is zero then, and no weight
+            least /= 10  # so that only zero is white
         floor = max(least, top * 1e-6)
         _image(ax, np.maximum(matrix, floor), "attention weight", norm=LogNorm(floor, top))
     else:
@@ -94,15 +94,15 @@ def head_grid(
     title: str = "",
     limits: tuple[float, float] | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw one number per layer and head, such as a metric, as a grid with the numbers in it where they have room.
+    """Draw one number per layer and head as a grid, with the numbers in the cells where they fit.
 
     Args:
         values: (layer, head), any metric.
         layers: The numbers of these layers in the model, as a result's ``.layers`` holds them; from 0 if None.
         ax: Where to draw; a new figure if None.
-        label: What the numbers are, beside the colour bar.
-        title: Above the picture.
-        limits: Smallest and largest value of the colours; those of the data if None.
+        label: Label of the colour bar.
+        title: Title of the axes.
+        limits: Smallest and largest value of the colour scale; those of the data if None.
 
     Returns:
         Figure and axes.
@@ -130,8 +130,8 @@ def head_grid(
     longest = max(1, *map(len, numbers.values()))
     size = min(7.0, 72 * height / depth * 0.7, 72 * width / heads / longest * 1.4)
     for (layer, head), text in numbers.items() if size >= 4 else ():
-        ink = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
-        ax.text(head, layer, text, ha="center", va="center", color=ink, fontsize=size)
+        colour = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
+        ax.text(head, layer, text, ha="center", va="center", color=colour, fontsize=size)
     ax.set(xlabel="head", ylabel="layer", xticks=_ticks(heads, width))
     ax.set_yticks(*_layer_ticks(depth, height, layers))
     return fig, ax
@@ -144,21 +144,21 @@ def profiles(
     reach: int = 16,
     title: str = "",
 ) -> tuple[Figure, Axes]:
-    """Draw the mean attention at every signed distance, several models or encodings overlaid.
+    """Draw the mean attention at each signed distance, with one line per model or encoding.
 
     Args:
-        attention: Matrices (..., n, n), averaged over the leading axes; or several by name.
+        attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name.
         ax: Where to draw; a new figure if None.
         reach: Largest distance drawn, in tokens.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: ``reach`` is no integer.
-        ValueError: As for `distance_profile`; nothing to draw, or ``reach`` below 1.
+        TypeError: ``reach`` is not an integer.
+        ValueError: Matrices that `distance_profile` refuses, nothing to draw, or ``reach`` below 1.
 
     Examples:
         >>> import torch
@@ -170,7 +170,7 @@ def profiles(
     if not named:
         raise ValueError("attention is empty; give at least one matrix by name")
     count("reach", reach)
-    own = ax is None
+    new = ax is None
     fig, ax = _figure(ax, (6.0, 3.4), title)
     for (name, matrices), style in zip(named.items(), _styles(), strict=False):
         profile = _array(distance_profile(matrices))
@@ -184,7 +184,7 @@ def profiles(
     ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
     if any(named):
-        _legend(fig, ax, own)
+        _legend(fig, ax, new)
     return fig, ax
 
 
@@ -196,14 +196,14 @@ def comparison(
     label: str = "",
     title: str = "",
 ) -> tuple[Figure, Axes]:
-    """Draw a metric per layer before and after, or for several models: heads as dots, their mean as a line.
+    """Draw a metric per layer for several models or states of training: heads as dots, their mean as a line.
 
     Args:
         values: By name, each (layer, head) or (layer,).
         layers: The numbers of these layers in the model, as a result's ``.layers`` holds them; from 0 if None.
         ax: Where to draw; a new figure if None.
-        label: What the numbers are, on the vertical axis.
-        title: Above the picture.
+        label: Label of the vertical axis.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -220,7 +220,7 @@ def comparison(
     """
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
-    own = ax is None
+    new = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
     spread, depth = 0.5 / len(values), 0
     for index, ((name, given), style) in enumerate(zip(values.items(), _styles(), strict=False)):
@@ -236,24 +236,24 @@ def comparison(
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label, xlim=(-0.6, depth - 0.4))
     ax.set_xticks(*_layer_ticks(depth, _inches(ax)[0], layers))
-    _legend(fig, ax, own)
+    _legend(fig, ax, new)
     return fig, ax
 
 
-def head_kinds(
-    kinds: HeadKinds, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
+def head_types(
+    types: HeadTypes, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
 ) -> tuple[Figure, Axes]:
     """Draw the best positional and the best contextual head for each relation, the shortest relations on top.
 
     Args:
-        kinds: From `compare_head_kinds`.
+        types: From `compare_head_types`.
         ax: Where to draw; a new figure if None.
         direction: ``"dependent to head"`` or ``"head to dependent"``.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
-        Figure and axes. Bars are the intervals, the short line is the best fixed offset; a relation is starred
-        where the two kinds differ with q < 0.05, and its mean distance in words stands in brackets.
+        Figure and axes. Horizontal bars are the intervals, the short vertical line is the best fixed offset. A
+        star marks relations where the two types differ with q < 0.05; the mean distance in words is in brackets.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -265,33 +265,27 @@ def head_kinds(
         >>> row = {"relation": "det", "direction": "dependent to head", "distance": 1.5, "q": 0.01, "baseline": 0.5}
         >>> row |= {"positional": 0.8, "positional_low": 0.7, "positional_high": 0.9}
         >>> row |= {"contextual": 0.4, "contextual_low": 0.3, "contextual_high": 0.5}
-        >>> fig, ax = head_kinds(SimpleNamespace(table=pd.DataFrame([row])))
+        >>> fig, ax = head_types(SimpleNamespace(table=pd.DataFrame([row])))
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """
-    table = kinds.table[kinds.table["direction"] == direction]
+    table = types.table[types.table["direction"] == direction]
     if table.empty:
-        known = ", ".join(map(repr, kinds.table["direction"].unique()))
+        known = ", ".join(map(repr, types.table["direction"].unique()))
         raise ValueError(f"direction must be one of {known}, got {direction!r}")
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
     place = np.arange(len(table))
-    styles = {"positional": ("o", "black", "black", -0.14), "contextual": ("s", "white", "0.45", 0.14)}
-    for name, (marker, fill, line, shift) in styles.items():
+    styles: dict[str, dict[str, Any]] = {
+        "positional": {"fmt": "o", "color": "black", "markerfacecolor": "black"},
+        "contextual": {"fmt": "s", "color": "0.45", "markerfacecolor": "white"},
+    }
+    for shift, (name, style) in zip((-0.14, 0.14), styles.items(), strict=True):
         value = table[name]
         ends = [value - table[f"{name}_low"], table[f"{name}_high"] - value]
-        ax.errorbar(
-            value,
-            place + shift,
-            xerr=ends,
-            fmt=marker,
-            color=line,
-            markerfacecolor=fill,
-            markersize=5,
-            elinewidth=1,
-            label=f"best {name} head",
-        )
+        style |= {"xerr": ends, "markersize": 5, "elinewidth": 1, "label": f"best {name} head"}
+        ax.errorbar(value, place + shift, **style)
     ax.scatter(table["baseline"], place, marker="|", s=110, color="0.3", label="best fixed offset", zorder=1)
     ax.set_yticks(place, labels)
     ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1))
@@ -305,21 +299,21 @@ def head_kinds(
 def distances(
     found: DependencyDistances, *, ax: Axes | None = None, relation: str = "all", reach: int = 12, title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw how often dependents and heads stand how many words apart, one line per language.
+    """Draw the share of dependencies at each distance, with one line per language.
 
     Args:
         found: From `dependency_distances`.
         ax: Where to draw; a new figure if None.
         relation: A relation, or ``"all"``.
         reach: Largest distance drawn, in words.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: ``reach`` is no integer.
+        TypeError: ``reach`` is not an integer.
         ValueError: No language has the relation, or ``reach`` is below 1.
 
     Examples:
@@ -332,16 +326,16 @@ def distances(
         ['en']
     """
     shares = found.histogram(relation).head(count("reach", reach))
-    own = ax is None
+    new = ax is None
     fig, ax = _figure(ax, (6.0, 3.4), title)
     for number, (language, style) in enumerate(zip(found.sentences, _styles(), strict=False)):
-        if language in shares:  # one without the relation still keeps its line's look for itself
+        if language in shares:  # a language keeps its style in every figure, also where another has no such relation
             share = shares[language]
             ax.plot(share.index, share, markersize=3.5, color=f"C{number}", label=language, **style)
     ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies")
     ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
-    _legend(fig, ax, own)
+    _legend(fig, ax, new)
     return fig, ax
 
 
@@ -351,10 +345,10 @@ def trajectory(
     """Draw a metric per layer over training; over several seeds, their mean and its 95 % interval.
 
     Args:
-        table: A row per step and layer, as ``LocalityCallback.table`` gives; with a column ``seed``, per seed too.
+        table: One row per step and layer, such as ``LocalityCallback.table``; with a column ``seed``, also per seed.
         metric: The column to draw.
         ax: Where to draw; a new figure if None.
-        title: Above the picture.
+        title: Title of the axes.
 
     Returns:
         Figure and axes.
@@ -375,7 +369,7 @@ def trajectory(
         raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
     if table.empty:
         raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
-    own = ax is None
+    new = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
     layers = table.groupby("layer")
     for (layer, rows), style in zip(layers, _styles(), strict=False):
@@ -385,12 +379,12 @@ def trajectory(
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
-    _legend(fig, ax, own)
+    _legend(fig, ax, new)
     return fig, ax
 
 
 def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
-    """Return the axes to draw into and their figure, the title set."""
+    """Return the given or new axes with their title set, and their figure."""
     if ax is None:
         try:
             import matplotlib.pyplot as plt
@@ -404,7 +398,7 @@ def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Fig
 
 
 def _image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
-    """Draw values as greys beside their colour bar, NaN as hatching."""
+    """Draw values in greys with a colour bar, and NaN as hatching."""
     if np.isnan(values).any():
         ax.patch.set(hatch="////", edgecolor="0.6")
     image = ax.imshow(values, cmap=COLOURS, **options)
@@ -412,12 +406,12 @@ def _image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
 
 
 def _styles() -> Iterator[dict[str, Any]]:
-    """Yield a dash and a marker for each line."""
+    """Yield the dash and the marker of each line."""
     return ({"linestyle": dash, "marker": mark} for dash, mark in zip(cycle(_DASHES), cycle(_MARKERS), strict=False))
 
 
-def _legend(fig: Figure, ax: Axes, own: bool) -> None:
-    """Name the lines: in the axes where that takes six rows at most, else beside them, in a wider figure of our own."""
+def _legend(fig: Figure, ax: Axes, resizable: bool) -> None:
+    """Add a legend: inside the axes for at most six rows, else beside them, in a wider figure if it is resizable."""
     handles, labels = ax.get_legend_handles_labels()
     labels = [textwrap.fill(label, 32) for label in labels]
     rows = sum(label.count("\n") + 1 for label in labels)
@@ -428,18 +422,18 @@ def _legend(fig: Figure, ax: Axes, own: bool) -> None:
     legend = ax.legend(
         handles, labels, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns, fontsize="small", frameon=False
     )
-    if own:
+    if resizable:
         fig.set_figwidth(fig.get_figwidth() + legend.get_window_extent().width / fig.dpi)
 
 
 def _inches(ax: Axes) -> tuple[float, float]:
-    """Return about how wide and high the axes are."""
+    """Return the approximate width and height of the axes, in inches."""
     box = ax.get_window_extent()
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
 
 def _ticks(number: int, inches: float) -> range:
-    """Return which layers or heads are labelled: all, or every so many where there is no room."""
+    """Return the layers or heads to label: all, or every k-th where there is not enough room."""
     return range(0, number, math.ceil(0.22 * number / inches))
 
 
@@ -453,11 +447,12 @@ def _layer_ticks(depth: int, inches: float, layers: Sequence[int] | None) -> tup
 
 
 def _array(values: Any) -> np.ndarray:
+    """Return a tensor or nested lists as an array."""
     return values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
 
 
 def _short(value: float) -> str:
-    """Return a number in few characters: two decimals below 1, two digits below 100, and whole ones above."""
+    """Return a number as a short text: two decimals below 1, two digits below 100, no decimals above."""
     if not np.isfinite(value):
         return "" if np.isnan(value) else f"{value:+.0f}".replace("+", "").replace("inf", "∞")
     size = abs(value)

@@ -1,4 +1,4 @@
-"""Estimates with intervals, and the two tests for paired answers: what evaluation and dependencies have in common."""
+"""Estimates with intervals, and McNemar's test for paired predictions."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ class Estimate:
     def __float__(self) -> float:
         return self.value
 
+    def columns(self, name: str, ends: str | None = None) -> dict[str, float]:
+        """Return the value and the ends of the interval as columns of a table.
+
+        Args:
+            name: name of the column of the value.
+            ends: prefix of ``low`` and ``high``; None for the name and an underscore.
+
+        Returns:
+            Three numbers by column.
+        """
+        prefix = f"{name}_" if ends is None else ends
+        return {name: self.value, f"{prefix}low": self.low, f"{prefix}high": self.high}
+
 
 def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
     r"""Return Wilson's score interval of proportions, elementwise.
@@ -46,18 +59,18 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     $$\frac{1}{1 + z^2 / n} \left(\hat p + \frac{z^2}{2n} \pm z \sqrt{\frac{\hat p (1 - \hat p)}{n} +
     \frac{z^2}{4n^2}}\right)$$
 
-    It keeps a width where all answers are right, unlike a bootstrap. The answers are taken to be independent.
+    Its width is not zero where all trials succeed, unlike that of a bootstrap. The trials are taken to be independent.
 
     Args:
-        successes: how many of the trials succeeded, any shape.
-        trials: how many there were; 0 gives NaN.
+        successes: number of successes, any shape.
+        trials: number of trials; 0 gives NaN.
         confidence: coverage, in (0, 1).
 
     Returns:
         Lower and upper ends, in [0, 1].
 
     Raises:
-        ValueError: for fewer than 0 successes, more of them than trials, or a coverage outside (0, 1).
+        ValueError: for fewer than 0 successes, more successes than trials, or a coverage outside (0, 1).
 
     Examples:
         >>> low, high = wilson(9, 10)
@@ -78,15 +91,15 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
 
 
 def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimate:
-    """Return a proportion with Wilson's interval; NaN of no trials.
+    """Return a proportion with Wilson's interval; NaN for no trials.
 
     Args:
-        successes: how many succeeded.
-        trials: of how many.
+        successes: number of successes.
+        trials: number of trials.
         confidence: coverage, in (0, 1).
 
     Returns:
-        The share in [0, 1] with its interval.
+        The proportion in [0, 1] with its interval.
 
     Examples:
         >>> print(proportion(9, 10))
@@ -101,8 +114,8 @@ def mean_over_groups(
 ) -> Estimate:
     """Return a mean with the percentile bootstrap interval over groups of rows (a cluster bootstrap).
 
-    Rows of one group (the edits of one sentence, the words of one sentence) are drawn together, as they are not
-    independent. Give differences of paired answers, and the bootstrap is the paired one.
+    Rows of one group (the perturbations or the words of one sentence) are resampled together, as they are not
+    independent. For differences of paired values this is the paired bootstrap.
 
     Args:
         values: (rows,) numbers.
@@ -141,44 +154,67 @@ def mean_over_groups(
     return Estimate(float(rows.mean()), float(low), float(high))
 
 
-def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    r"""Return the mean of independent runs with Student's interval, as for seeds of a training.
+def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
+    r"""Return Student's t interval of the mean over the first axis, elementwise.
 
     $$\bar x \pm t_{n - 1} \frac{s}{\sqrt n}$$
 
-    Three runs make a wide interval, 2.5 of their standard deviations to each side at 95 %; it says how the number
-    would vary over further seeds, not over further data.
-
     Args:
-        values: one number a run.
+        values: (n, ...) independent values.
         confidence: coverage, in (0, 1).
 
     Returns:
-        The mean and its interval; the interval is NaN for a single run, the mean too for none.
+        Lower and upper ends, (...); NaN for fewer than two values.
+
+    Raises:
+        ValueError: for a coverage outside (0, 1).
+
+    Examples:
+        >>> low, high = t_interval([0.70, 0.72, 0.74])
+        >>> round(float(low), 3), round(float(high), 3)
+        (0.67, 0.77)
+    """
+    check_confidence(confidence, 1)
+    x = np.asarray(values, float)
+    if len(x) < 2:
+        return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
+    mean, half = x.mean(0), stats.t.ppf(0.5 + confidence / 2, len(x) - 1) * stats.sem(x, 0)
+    return mean - half, mean + half
+
+
+def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Return the mean of independent runs with Student's t interval, such as runs of several seeds.
+
+    Three runs give a wide interval, 2.5 standard deviations to each side at 95 %. The interval describes how the mean
+    would vary over further seeds, not over further data.
+
+    Args:
+        values: one number for each run.
+        confidence: coverage, in (0, 1).
+
+    Returns:
+        The mean and its interval; the interval is NaN for a single run, the mean too for no runs.
 
     Examples:
         >>> print(mean_over_runs([0.70, 0.72, 0.74]))
         0.720 [0.670, 0.770]
     """
     runs = np.asarray(values, float)
-    check_confidence(confidence, 1)
-    if len(runs) < 2:
-        return Estimate(float(runs.mean()) if len(runs) else float("nan"), float("nan"), float("nan"))
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(runs) - 1) * stats.sem(runs))
-    return Estimate(float(runs.mean()), float(runs.mean()) - half, float(runs.mean()) + half)
+    low, high = t_interval(runs, confidence)
+    return Estimate(float(runs.mean()) if len(runs) else float("nan"), float(low), float(high))
 
 
 def mcnemar(lost: int, gained: int) -> float:
     """Return the exact two-sided p-value of McNemar's test.
 
-    Of the pairs whose answers differ, as many should have lost as gained if nothing changed (McNemar, 1947).
+    Under the null hypothesis, a pair that changed was as likely lost as gained (McNemar, 1947).
 
     Args:
-        lost: pairs right before and wrong after.
-        gained: pairs wrong before and right after.
+        lost: number of pairs correct before and wrong after.
+        gained: number of pairs wrong before and correct after.
 
     Returns:
-        The p-value, in [0, 1]; 1 where no pair differs.
+        The p-value, in [0, 1]; 1 where no pair changed.
 
     Examples:
         >>> mcnemar(5, 0)
@@ -188,14 +224,14 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def check_confidence(confidence: float, resamples: int) -> None:
-    """Refuse a coverage or a number of resamples that makes no sense.
+    """Refuse an invalid coverage or number of resamples.
 
     Args:
         confidence: coverage.
         resamples: number of resamples.
 
     Raises:
-        TypeError: for what is no number.
+        TypeError: for a value that is not a number.
         ValueError: for a coverage outside (0, 1), or fewer than 1 resample.
     """
     for name, given in (("confidence", confidence), ("resamples", resamples)):

@@ -1,19 +1,19 @@
-"""From a model and a probe to numbers with intervals.
+"""Evaluation of models on probes and treebanks, with confidence intervals.
 
 - ``evaluate``: a classifier's accuracy before and after a change of word order, and the difference.
-- ``paper_table``: several evaluations in the layout of the paper, for Markdown or LaTeX.
-- ``evaluate_minimal_pairs``: how often the original is the likelier sentence.
-- ``pseudo_log_likelihood``, ``log_likelihood``: how likely a sentence is to a masked and to a causal model.
-- ``dependency_accuracy``, ``compare_head_kinds``: which heads follow which dependencies.
-- ``dependency_distances``: how many words apart dependents and heads stand, per relation and language.
+- ``paper_table``: several evaluations in the layout of the paper, as Markdown or LaTeX.
+- ``evaluate_minimal_pairs``: how often the original has the higher score.
+- ``pseudo_log_likelihood``, ``log_likelihood``: the score of a sentence from a masked and from a causal model.
+- ``dependency_accuracy``, ``compare_head_types``: which heads attend along which dependencies.
+- ``dependency_distances``: the distances between dependents and heads, per relation and language.
 """
 
 from pelocality.evaluation.classifiers import evaluate as evaluate
 from pelocality.evaluation.dependencies import (
     DependencyAccuracy as DependencyAccuracy,
     DependencyDistances as DependencyDistances,
-    HeadKinds as HeadKinds,
-    compare_head_kinds as compare_head_kinds,
+    HeadTypes as HeadTypes,
+    compare_head_types as compare_head_types,
     dependency_accuracy as dependency_accuracy,
     dependency_distances as dependency_distances,
 )

@@ -1,4 +1,4 @@
-"""Answers of a classifier: a transformers model, or any callable."""
+"""Predictions of a classifier: a transformers model, or any callable."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from pelocality._checks import check_tokenizer
+from pelocality._checks import check_tokenizer, count
 from pelocality.evaluation._labels import (
     ENTAILMENT,
     NOT_ENTAILMENT,
     OTHERS,
-    check_labels,
     check_match,
     class_names,
-    distinct,
-    normal,
+    given_names,
+    normalised,
 )
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
@@ -30,24 +29,24 @@ from pelocality.models.families import longest_input, positions_disabled, pretra
 logger = logging.getLogger(__name__)
 
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
-Answer = tuple[str, float]  # the class, and its probability where known
+Prediction = tuple[str, float]  # the class, and its probability where known
 
 
 class Classifier:
-    """A sequence-classification model and its tokenizer, from texts to names of classes."""
+    """A sequence-classification model with its tokenizer, which predicts the names of classes."""
 
     def __init__(
         self,
         model: nn.Module,
         tokenizer: Any,
         labels: Sequence[str] | None,
-        wanted: set[str],
+        probe_labels: set[str],
         batch_size: int,
         max_length: int | None,
     ) -> None:
         config = pretrained(model).config
-        self.classes = class_names(config, labels, wanted)
-        check_match(self.classes, wanted)
+        self.classes = class_names(config, labels, probe_labels)
+        check_match(self.classes, probe_labels)
         check_tokenizer(tokenizer)
         if batch_size > 1 and tokenizer.pad_token is None:
             raise ValueError(
@@ -55,34 +54,29 @@ class Classifier:
                 "model.config.pad_token_id, or pass batch_size=1"
             )
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        least = tokenizer.num_special_tokens_to_add(pair=True) + 2
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < least
-        ):
-            raise ValueError(
-                f"max_length must be a number of tokens, at least {least} for two texts and the special tokens between "
-                f"them, got {max_length!r}"
-            )
+        if max_length is not None:
+            count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
         # the tokenizer's limit is that of the positions the model was trained with
         trained = None if positions_disabled(model) else tokenizer.model_max_length
         limits = [limit for limit in (max_length, trained, longest_input(model)) if limit]
         self.limit = min(limits, default=sys.maxsize)
         self.truncated: set[Texts] = set()
 
-    def __call__(self, texts: Sequence[Texts]) -> list[Answer]:
-        """Return class and probability of each text, in order."""
+    def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
+        """Return the class of each text and its probability, in order."""
         order = sorted(range(len(texts)), key=lambda i: sum(map(len, texts[i])))  # little padding
-        answers: list[Answer] = [("", 0.0)] * len(texts)
+        predictions: list[Prediction] = [("", 0.0)] * len(texts)
         with inference(self.model):
             for start in range(0, len(order), self.batch_size):
                 chosen = order[start : start + self.batch_size]
                 probabilities = self._logits([texts[i] for i in chosen]).double().softmax(-1)  # (batch, classes)
                 best = probabilities.max(-1)
                 for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
-                    answers[i] = self.classes[index], value
-        return answers
+                    predictions[i] = self.classes[index], value
+        return predictions
 
     def _logits(self, batch: Sequence[Texts]) -> torch.Tensor:
+        """Return the logits (batch, classes) on the CPU, after truncating texts that are too long."""
         columns = [list(column) for column in zip(*batch, strict=True)]
         settings = {"padding": len(batch) > 1, "return_tensors": "pt"}
         inputs = self.tokenizer(*columns, **settings)
@@ -98,40 +92,40 @@ class Classifier:
             got = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
             raise ValueError(
                 f"model must classify sequences, with logits ({len(batch)}, {len(self.classes)}); "
-                f"{type(self.model).__name__} gave {got}; load it with AutoModelForSequenceClassification"
+                f"{type(self.model).__name__} returned {got}; load it with AutoModelForSequenceClassification"
             )
         if logits.isnan().any():
-            raise ValueError(f"{type(self.model).__name__} gave logits that are NaN; look at its weights and precision")
+            raise ValueError(f"{type(self.model).__name__} returned NaN logits; check its weights and precision")
         return logits.cpu()
 
 
-class Answering:
-    """A callable as a classifier, from columns of texts to names of classes or to scores of them."""
+class CallableClassifier:
+    """A callable that returns the names of classes, or their scores, for columns of texts."""
 
-    def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, wanted: set[str]) -> None:
+    def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, probe_labels: set[str]) -> None:
         self.function = function
-        self.classes = None if labels is None else distinct(check_labels(labels))
-        if self.classes is not None:
-            check_match(self.classes, wanted)
-        self.known = set(self.classes) if self.classes is not None else set(wanted)
+        self.classes = None if labels is None else given_names(labels)
         inference_names = {ENTAILMENT, NOT_ENTAILMENT, *OTHERS}
-        if self.classes is None and wanted and wanted <= inference_names:
-            self.known = inference_names
+        if self.classes is not None:
+            check_match(self.classes, probe_labels)
+            self.known = set(self.classes)
+        else:  # no known names without labels: then every name is accepted
+            self.known = inference_names if probe_labels and probe_labels <= inference_names else probe_labels
         self.truncated: set[Texts] = set()
 
-    def __call__(self, texts: Sequence[Texts]) -> list[Answer]:
-        """Return the class of each text, in order, and its probability where scores came."""
+    def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
+        """Return the class of each text, in order; the probability is unknown."""
         found = self.function(*(list(column) for column in zip(*texts, strict=True)))
         if not hasattr(found, "__len__") or len(found) != len(texts):
             size = len(found) if hasattr(found, "__len__") else type(found).__name__
-            raise ValueError(f"model must answer each of {len(texts)} texts, got {size}")
+            raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {size}")
         if all(isinstance(name, str) for name in found):
-            names = [normal(name) for name in found]
+            names = [normalised(name) for name in found]
             unknown = set(names) - self.known if self.known else set()
             if unknown:
                 raise ValueError(
-                    f"model answered {sorted(unknown)}, which is none of {sorted(self.known)}; answer with the probe's "
-                    "labels, or pass labels= with all the names it may give"
+                    f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; return the probe's "
+                    "labels, or pass labels= with all names that it may return"
                 )
             return [(name, float("nan")) for name in names]
         scores = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)

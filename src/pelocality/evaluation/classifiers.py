@@ -1,4 +1,4 @@
-"""Accuracy before and after an edit."""
+"""Accuracy of a classifier before and after a perturbation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality.evaluation._labels import normal, right
-from pelocality.evaluation._predict import Answering, Classifier, Texts
+from pelocality.evaluation._examples import name_of, scalar_columns
+from pelocality.evaluation._labels import is_correct, normalised
+from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction, Texts
 from pelocality.evaluation.result import Evaluation
-from pelocality.models._run import name_with_encoding
 from pelocality.statistics import check_confidence
 
 logger = logging.getLogger(__name__)
 _CHUNK = 2048  # rows in memory at a time; texts are sorted by length within
 _TEXTS = (("premise", "hypothesis"), ("sentence",))
-_ANSWERS = tuple(f"{side}{name}" for side in ("", "original_") for name in ("prediction", "probability", "correct"))
-_OURS = ("original", "group", "agrees", *_ANSWERS)
+_SIDES = ("original_", "")  # prefixes of columns
+_NOT_COPIED = {f"{side}{name}" for side in _SIDES for name in ("premise", "hypothesis", "sentence", "provenance")}
+_PREDICTED = [f"{side}{name}" for side in _SIDES for name in ("prediction", "probability", "correct")]
+_ADDED = ("original", "group", "agrees", *_PREDICTED)
 
 
 def evaluate(
@@ -40,30 +42,30 @@ def evaluate(
     seed: int = 0,
     progress: bool = True,
 ) -> Evaluation:
-    """Return a classifier's accuracy on the originals and on the edits of a probe, and the difference.
+    """Return a classifier's accuracy on the original and on the perturbed texts of a probe, and the difference.
 
-    The experiment of Chen et al. (2023, section 5.4). Originals are judged by ``original_label``, edits by
-    ``label``: for a shuffle the two are the same, for a swap of roles they differ.
+    The experiment of Chen et al. (2023, section 5.4). The correct class of an original is ``original_label``, that of
+    a perturbed text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
 
-    Classes are matched by name, never by number. A model's names come from ``config.id2label``; case, hyphens and
-    underscores do not matter; where they say nothing (``LABEL_0``), the model is refused until ``labels`` names them.
-    Where one side knows only "not entailment", the other's *neutral* and *contradiction* both count as it; a model
-    of three classes is judged by its single best class (as in HANS), not by the sum of the two.
+    Classes are matched by name, never by number. The names come from ``config.id2label``; case, hyphens and
+    underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``labels`` names the classes.
+    Where one side has only "not entailment", *neutral* and *contradiction* of the other side both count as it; the
+    prediction of a model with three classes is its most probable class (as in HANS), not the sum of the two.
 
     Args:
-        model: a sequence-classification model of transformers, or a callable. A callable is given one list for
+        model: a sequence-classification model of transformers, or a callable. A callable receives one list for
             each side (premises, hypotheses), and returns a label name for each pair, or scores (pairs, classes)
             whose classes ``labels`` names.
         tokenizer: the model's tokenizer; not used for a callable.
         probe: a dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
-            ``sentence``) and the same under ``original_``. Without labels only the agreement is known.
-        labels: names of the model's classes in the order of its logits, where its configuration does not say.
-        groups: column whose equal values are drawn together by the bootstrap: rows that share a sentence are not
-            independent. None draws the edits of one original together. In SNLI three pairs share a premise:
+            ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
+        labels: names of the model's classes in the order of its logits, where its configuration has none.
+        groups: column whose equal values the bootstrap resamples together: rows that share a sentence are not
+            independent. None resamples the rows of one original together. In SNLI three pairs share a premise:
             ``groups="original_premise"``.
         batch_size: texts per forward pass.
-        max_length: tokens a text is cut to, special tokens included; None takes what the model can read. Cut texts
-            are counted and logged.
+        max_length: number of tokens to truncate texts to, special tokens included; None uses the model's limit.
+            Truncated texts are counted and logged.
         confidence: coverage of the intervals.
         resamples: bootstrap resamples.
         seed: seeds the bootstrap.
@@ -74,7 +76,7 @@ def evaluate(
         every example.
 
     Raises:
-        TypeError: for a probe that is no ``datasets.Dataset``, or a model that answers something else.
+        TypeError: for a probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
         ValueError: for labels that cannot be matched, scores that are NaN, an empty probe, or one without the
             columns.
 
@@ -84,51 +86,38 @@ def evaluate(
         >>> rows = [{"premise": "two dogs run fast", "hypothesis": "animals move", "label": "entailment"}]
         >>> probe = random_shuffling(read_pairs(rows))
         >>> evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, probe)
-        Evaluation of lambda on random_shuffling: 1 edits
-          original     1.000 [0.207, 1.000]
-          edited       1.000 [0.207, 1.000]
-          difference   0.000 [nan, nan]
-          agreement    1.000 [0.207, 1.000]
-          McNemar's p  1
+        Evaluation of lambda on random_shuffling: 1 perturbed examples
+        original     1.000 [0.207, 1.000]
+        perturbed    1.000 [0.207, 1.000]
+        difference       0.000 [nan, nan]
+        agreement    1.000 [0.207, 1.000]
+        McNemar's p                     1
     """
     check_confidence(confidence, resamples)
     count("batch_size", batch_size)
     texts = _text_columns(probe)
-    frame = _evidence(probe, texts, groups)
-    wanted = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
-    classifier: Classifier | Answering
+    frame = _examples(probe, texts, groups)
+    probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
+    classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(model, tokenizer, labels, wanted, batch_size, max_length)
-        name = name_with_encoding(model)
+        classifier = Classifier(model, tokenizer, labels, probe_labels, batch_size, max_length)
     elif callable(model):
-        classifier, name = (
-            Answering(model, labels, wanted),
-            getattr(model, "__name__", type(model).__name__).strip("<>"),
-        )
+        classifier = CallableClassifier(model, labels, probe_labels)
     else:
         raise TypeError(f"model must be a transformers model or a callable, got {type(model).__name__}")
-    answers = _answers(classifier, probe, texts, progress)
-    for prefix, side in (("original_", 0), ("", 1)):
-        frame[f"{prefix}prediction"] = [pair[side][0] for pair in answers]
-        frame[f"{prefix}probability"] = [pair[side][1] for pair in answers]
-        gold = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)
-        frame[f"{prefix}correct"] = [right(label, given) if label is not None else None for label, given in gold]
+    for prefix, predictions in zip(_SIDES, _predictions(classifier, probe, texts, progress), strict=True):
+        frame[f"{prefix}prediction"] = [name for name, _ in predictions]
+        frame[f"{prefix}probability"] = [probability for _, probability in predictions]
+        both = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)
+        frame[f"{prefix}correct"] = [None if label is None else is_correct(label, found) for label, found in both]
     frame["agrees"] = frame["prediction"] == frame["original_prediction"]
     if classifier.truncated:
-        logger.warning("%d texts were cut to the model's length", len(classifier.truncated))
-    return Evaluation(
-        frame,
-        name,
-        _builder(probe),
-        len(classifier.truncated),
-        confidence,
-        resamples,
-        seed,
-    )
+        logger.warning("%d texts were truncated to the model's length", len(classifier.truncated))
+    return Evaluation(frame, name_of(model), _builder(probe), len(classifier.truncated), confidence, resamples, seed)
 
 
 def _text_columns(probe: Any) -> tuple[str, ...]:
-    """Return the columns of the edited texts, after checking that they and their originals are there."""
+    """Return the columns of the perturbed texts, after checking that these and the originals exist."""
     if not isinstance(probe, datasets.Dataset):
         raise TypeError(
             f"probe must be a datasets.Dataset, such as pelocality.probes builds, got {type(probe).__name__}"
@@ -139,7 +128,7 @@ def _text_columns(probe: Any) -> tuple[str, ...]:
         if {*texts, *(f"original_{name}" for name in texts)} <= set(probe.column_names):
             if not len(probe):
                 raise ValueError(
-                    "probe is empty; of a probe that pelocality.probes built, probe_info(probe).dropped says why"
+                    "probe is empty; for a probe built by pelocality.probes, probe_info(probe).dropped has the reasons"
                 )
             return texts
     raise ValueError(
@@ -148,28 +137,20 @@ def _text_columns(probe: Any) -> tuple[str, ...]:
     )
 
 
-def _evidence(probe: datasets.Dataset, texts: Sequence[str], groups: str | None) -> pd.DataFrame:
-    """Return the columns of a probe that are no texts, its labels by normal name, its originals and the groups."""
-    taken = [name for name in _OURS if name in probe.column_names and name != groups]
-    if taken:
-        raise ValueError(f"probe has a column {taken[0]!r}, a name that evaluate gives itself; rename the column")
+def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None) -> pd.DataFrame:
+    """Return the columns of a probe that are not texts, with normalised labels, digests of originals and groups."""
+    frame = scalar_columns(probe, "probe", _NOT_COPIED, [name for name in _ADDED if name != groups])
     for one, other in (("label", "original_label"), ("original_label", "label")):
         if one in probe.column_names and other not in probe.column_names:
             raise ValueError(
                 f"probe has {one} and no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])"
             )
-    plain = [
-        name
-        for name, feature in probe.features.items()
-        if isinstance(feature, datasets.Value | datasets.ClassLabel) and not _is_text(name)
-    ]
-    frame = pd.DataFrame(probe.select_columns(plain).with_format(None)[:], index=range(len(probe)))
     for name in ("label", "original_label"):
         frame[name] = pd.Series(_labels(probe, name), index=frame.index, dtype=object)
     missing = frame[["label", "original_label"]].isna()
     if missing.any(axis=None) and not missing.all(axis=None):
         raise ValueError(
-            f"probe has {int(missing.any(axis=1).sum())} rows without a label and others with one; leave them out: "
+            f"probe has {int(missing.any(axis=1).sum())} rows without a label and others with one; remove them: "
             "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
         )
     if groups is not None and groups not in probe.column_names:
@@ -179,24 +160,20 @@ def _evidence(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
     labelled = zip(originals, frame["original_label"], strict=True)
     frame["original"] = [_digest(*sides, label or "") for sides, label in labelled]
-    drawn_together = list(frame["original"] if groups is None else probe.with_format(None)[groups])
-    if any(value is None or not isinstance(value, Hashable) for value in drawn_together):
-        raise ValueError(f"groups must be a column with one value in each row; {groups!r} has rows without, or lists")
-    frame["group"] = drawn_together
+    values = list(frame["original"] if groups is None else probe.with_format(None)[groups])
+    if any(value is None or not isinstance(value, Hashable) for value in values):
+        raise ValueError(f"groups must be a column with one value in each row; {groups!r} has empty rows, or lists")
+    frame["group"] = values
     return frame
 
 
 def _digest(*texts: str) -> str:
-    """Return a name for an original, the same in every probe; a uid may stand for another text in another corpus."""
+    """Return a digest of an original, equal in every probe; the same uid may denote another text in another corpus."""
     return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
 
 
-def _is_text(name: str) -> bool:
-    return name.removeprefix("original_") in ("premise", "hypothesis", "sentence", "provenance")
-
-
 def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
-    """Return the labels of a probe by normal name, None where there is none."""
+    """Return the normalised labels of a probe, None for rows without a label."""
     if column not in probe.column_names:
         return [None] * len(probe)
     feature, values = probe.features[column], list(probe.with_format(None)[column])
@@ -208,17 +185,17 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
             f"labels of the probe must be names, got {sorted(numbers)[:3]} in {column!r}; cast the column: "
             f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
         )
-    return [None if value is None else normal(value) for value in values]
+    return [None if value is None else normalised(value) for value in values]
 
 
-def _answers(
-    classifier: Classifier | Answering, probe: datasets.Dataset, texts: Sequence[str], progress: bool
-) -> list[tuple[tuple[str, float], tuple[str, float]]]:
-    """Return the answers to original and edit of each row; a text that stands in several rows is asked once."""
-    both = ([f"original_{name}" for name in texts], list(texts))
+def _predictions(
+    classifier: Classifier | CallableClassifier, probe: datasets.Dataset, texts: Sequence[str], progress: bool
+) -> tuple[list[Prediction], list[Prediction]]:
+    """Return the predictions for the originals and for the perturbed texts; repeated texts are predicted once."""
+    both = [[f"{side}{name}" for name in texts] for side in _SIDES]
     rows = probe.select_columns([name for names in both for name in names]).with_format(None)
-    found = []
-    bar = tqdm(total=len(rows), desc="evaluate", unit="edit", delay=3, disable=not progress)
+    found: tuple[list[Prediction], list[Prediction]] = ([], [])
+    bar = tqdm(total=len(rows), desc="evaluate", unit="example", delay=3, disable=not progress)
     with bar:
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
@@ -226,14 +203,15 @@ def _answers(
             unique = list(dict.fromkeys([*sides[0], *sides[1]]))
             wrong = next((text for pair in unique for text in pair if not isinstance(text, str)), "")
             if wrong != "":
-                raise TypeError(f"the texts of the probe must be strings, got {wrong!r}; leave such rows out")
-            answers = dict(zip(unique, classifier(unique), strict=True))
-            found += [(answers[before], answers[after]) for before, after in zip(*sides, strict=True)]
+                raise TypeError(f"the texts of the probe must be strings, got {wrong!r}; remove such rows")
+            predictions = dict(zip(unique, classifier(unique), strict=True))
+            for side, chosen in zip(found, sides, strict=True):
+                side.extend(predictions[text] for text in chosen)
             bar.update(len(sides[0]))
     return found
 
 
 def _builder(probe: datasets.Dataset) -> str:
-    """Return the name of the builder, of several joined probes all names, where the dataset has the column."""
+    """Return the names of the builders of a probe, or "dataset" without that column."""
     names = probe.unique("builder") if "builder" in probe.column_names else []
     return ", ".join(names) or "dataset"

@@ -1,4 +1,4 @@
-"""How likely a sentence is to a language model: masked models by pseudo-log-likelihood, causal ones as they are."""
+"""Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Reduction = Literal["sum", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """One forward pass of one sentence: its tokens, and which of them are scored where."""
+    """The tokens of one row of a forward pass, and which positions are scored on which tokens."""
 
     sentence: int
     ids: list[int]
-    places: list[int]  # whose logits are read
-    targets: list[int]  # the tokens they should have predicted
+    places: list[int]  # positions whose logits are used
+    targets: list[int]  # the tokens to predict there
 
 
 def pseudo_log_likelihood(
@@ -48,15 +48,16 @@ def pseudo_log_likelihood(
 
     $$\mathrm{PLL}(w) = \sum_t \log P\left(w_t \mid w_{\setminus t}\right)$$
 
-    Special tokens are seen, not scored. It is no probability of the sentence: a word of several tokens is given away
-    by its own pieces. ``within_word="following"`` masks the rest of the word as well (Kauf and Ivanova, 2023).
+    Special tokens are visible, but not scored. The score is not a probability of the sentence: the other tokens of a
+    word make its tokens easy to predict. ``within_word="following"`` masks the rest of the word as well (Kauf and
+    Ivanova, 2023).
 
     Args:
         model: a model with a masked-language-modelling head.
         tokenizer: its tokenizer, with a mask token.
         sentences: texts.
-        within_word: what else is masked with a token: ``"one"``, nothing; ``"following"``, the tokens of its word
-            that come after it (needs a fast tokenizer).
+        within_word: ``"one"`` masks one token at a time; ``"following"`` also masks the later tokens of its word
+            (needs a fast tokenizer).
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
         batch_size: masked copies per forward pass; a sentence of n tokens takes n copies.
         progress: show a progress bar on runs that take longer than a few seconds.
@@ -65,7 +66,7 @@ def pseudo_log_likelihood(
         (sentences,), float64, at most 0, in nats; NaN for a text without tokens.
 
     Raises:
-        TypeError: for no transformers model, or one text instead of several.
+        TypeError: for a model that is not from transformers, or one text instead of several.
         ValueError: for a tokenizer without a mask token, a text longer than the model, or a model that does not
             predict tokens.
 
@@ -83,7 +84,7 @@ def pseudo_log_likelihood(
     if within_word not in ("one", "following"):
         raise ValueError(f"within_word must be 'one' or 'following', got {within_word!r}")
     if within_word == "following" and not tokenizer.is_fast:
-        raise ValueError("within_word='following' needs a fast tokenizer, which knows the words")
+        raise ValueError("within_word='following' needs a fast tokenizer, which has word_ids()")
 
     def copies(texts: Sequence[str]) -> Iterator[_Scored]:
         for number, text in enumerate(texts):
@@ -114,17 +115,16 @@ def log_likelihood(
 
     $$\log P(w) = \sum_t \log P\left(w_t \mid w_{<t}\right)$$
 
-    A causal model says nothing of its first token. With ``beginning`` the tokenizer's beginning-of-sentence token
-    stands before the text (once, also where the tokenizer puts it there itself), is seen and not scored, so that
-    every token of the text is scored. Without, the first token of the text is seen and not scored: two orders of
-    the same words then leave out different words, and their scores do not compare. No end-of-sentence token is
-    scored, and one the tokenizer adds is left out.
+    A causal model gives no probability to its first token. With ``beginning`` this is the tokenizer's
+    beginning-of-sentence token (once, also where the tokenizer adds it), so that every token of the text is scored.
+    Without it the first token of the text is not scored: two orders of the same words then leave out different words,
+    and their scores are not comparable. An end-of-sentence token is neither fed nor scored.
 
     Args:
         model: a model with a causal-language-modelling head.
         tokenizer: its tokenizer.
         sentences: texts.
-        beginning: put the beginning-of-sentence token first.
+        beginning: add the beginning-of-sentence token before the text.
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
         batch_size: sentences per forward pass.
         progress: show a progress bar on runs that take longer than a few seconds.
@@ -133,7 +133,7 @@ def log_likelihood(
         (sentences,), float64, at most 0, in nats; NaN for a text with nothing to score.
 
     Raises:
-        TypeError: for no transformers model, or one text instead of several.
+        TypeError: for a model that is not from transformers, or one text instead of several.
         ValueError: for a tokenizer without a beginning-of-sentence token, a text longer than the model, or a model
             that does not predict tokens.
 
@@ -169,7 +169,7 @@ def log_likelihood(
 def _log_likelihood(
     model: Any, tokenizer: Any, texts: Sequence[str], passes: Any, reduction: str, batch_size: int, progress: bool
 ) -> Tensor:
-    """Sum the log-probabilities of the scored tokens, batch by batch."""
+    """Return the sum or mean of the log-probabilities of the scored tokens: (sentences,)."""
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     longest = longest_input(model)
     bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
@@ -178,7 +178,7 @@ def _log_likelihood(
     with bar, inference(model):
         while batch := list(islice(stream, batch_size)):
             if longest and max(len(one.ids) for one in batch) > longest:
-                raise ValueError(f"a text has more tokens than the {longest} the model can read; leave long texts out")
+                raise ValueError(f"a text has more tokens than the {longest} the model can read; remove long texts")
             logits = _logits(model, tokenizer, [one.ids for one in batch])  # (batch, n, vocabulary)
             for row, one in enumerate(batch):
                 scores = logits[row, one.places].double().log_softmax(-1)  # (scored, vocabulary)
@@ -192,7 +192,8 @@ def _log_likelihood(
 
 
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
-    padding = tokenizer.pad_token_id or 0  # padding is masked, and comes last
+    """Return the logits (batch, n, vocabulary) of rows of token ids, padded on the right."""
+    padding = tokenizer.pad_token_id or 0  # hidden by the mask, so that any id will do
     columns = [torch.tensor(row, dtype=torch.long) for row in ids]
     inner = pretrained(model)
     device = device_of(inner)
@@ -203,7 +204,7 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     logits: Tensor | None = getattr(model(input_ids=padded, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
         raise ValueError(
-            f"model must predict the tokenizer's {len(tokenizer)} tokens, {type(model).__name__} gave "
+            f"model must predict the tokenizer's {len(tokenizer)} tokens, {type(model).__name__} returned "
             f"{'no logits' if logits is None else f'logits of shape {tuple(logits.shape)}'}; load it with "
             "AutoModelForMaskedLM or AutoModelForCausalLM"
         )
@@ -211,25 +212,26 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _texts(sentences: Iterable[str]) -> list[str]:
+    """Return a list of texts, after refusing anything else."""
     if isinstance(sentences, str):
         raise TypeError("sentences must be a list of texts, got one text; put it in a list")
     if not isinstance(sentences, Iterable):
         raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}")
     texts = list(sentences)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError(
-            f"sentences must be texts, got {next(type(t).__name__ for t in texts if not isinstance(t, str))}"
-        )
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"sentences must be texts, got {type(text).__name__}")
     return texts
 
 
 def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
+    """Refuse invalid arguments of both scores."""
     inner = pretrained(model)
     two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
     if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
         raise ValueError(
-            f"{type(inner).__name__} has an encoder and a decoder, and predicts a second text from the first: neither "
-            "score is defined; load a model with AutoModelForMaskedLM or AutoModelForCausalLM"
+            f"{type(inner).__name__} has an encoder and a decoder, and predicts a second text from the first; neither "
+            "score is defined for it, load a model with AutoModelForMaskedLM or AutoModelForCausalLM"
         )
     check_tokenizer(tokenizer)
     if reduction not in ("sum", "mean"):

@@ -1,11 +1,10 @@
-"""Minimal pairs: how often a language model finds the original likelier than its edit."""
+"""Minimal pairs: how often a language model gives the original a higher score than the perturbed text."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -15,27 +14,27 @@ import torch
 from torch import nn
 from transformers.models.auto import modeling_auto
 
-from pelocality.evaluation._groups import by_columns
+from pelocality._display import DisplayMixin
+from pelocality.evaluation._examples import by_columns, name_of, scalar_columns
 from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
-from pelocality.models._run import name_with_encoding
 from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, check_confidence, proportion
 
-_OURS = ("good", "bad", "difference", "correct")
+_ADDED = ("good", "bad", "difference", "correct")
 Score = Callable[[Any, Any, Sequence[str]], Any]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class MinimalPairEvaluation:
-    """How often the original is likelier than its edit, with every pair.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MinimalPairEvaluation(DisplayMixin):
+    """How often the original has the higher score, with the scores of every pair.
 
     Attributes:
-        examples: one row for each pair, in order: the dataset's own columns that are no sentences, ``good`` and
+        examples: one row for each pair, in order: the dataset's columns that are not sentences, ``good`` and
             ``bad`` (scores), ``difference`` (good minus bad) and ``correct`` (good is larger).
         model: name of the model, and what was attached to it.
         score: name of the score.
         ties: pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
-            tiny differences, mean a model that does not see the edit, as one without positions does not.
+            tiny differences, suggest a model that is blind to word order, such as one without positions.
         confidence: coverage of the intervals.
     """
 
@@ -47,11 +46,11 @@ class MinimalPairEvaluation:
 
     @functools.cached_property
     def accuracy(self) -> Estimate:
-        """Share of pairs whose original is likelier, in [0, 1], with Wilson's interval; 0.5 is chance."""
+        """Share of pairs whose original has the higher score, in [0, 1], with Wilson's interval; 0.5 is chance."""
         return proportion(int(self.examples["correct"].sum()), len(self.examples), self.confidence)
 
     def by(self, *columns: str) -> pd.DataFrame:
-        """Return the accuracy for each size, category, paradigm, or whatever the examples have.
+        """Return the accuracy for each value of a column, such as a size, a category or a paradigm.
 
         Args:
             columns: columns of ``examples``, such as ``"size"`` or ``"UID"``.
@@ -60,25 +59,18 @@ class MinimalPairEvaluation:
             One row for each value (or combination): ``n``, ``accuracy``, ``low``, ``high``, ``difference`` (mean).
 
         Raises:
-            ValueError: for no column, or one that the examples do not have.
+            ValueError: for no column, or an unknown one.
         """
 
         def numbers(group: pd.DataFrame) -> dict[str, Any]:
-            found = proportion(int(group["correct"].sum()), len(group), self.confidence)
-            interval = {"n": len(group), "accuracy": found.value, "low": found.low, "high": found.high}
-            return interval | {"difference": group["difference"].mean()}
+            accuracy = dataclasses.replace(self, examples=group).accuracy.columns("accuracy", ends="")
+            return {"n": len(group)} | accuracy | {"difference": group["difference"].mean()}
 
         return by_columns(self.examples, columns, numbers)
 
     def _headline(self) -> str:
         ties = f", {self.ties} ties" if self.ties else ""
         return f"{self.model} by {self.score}: accuracy {self.accuracy} on {len(self.examples)} pairs{ties}"
-
-    def __repr__(self) -> str:
-        return f"MinimalPairEvaluation of {self._headline()}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._headline())}</p>"
 
 
 def evaluate_minimal_pairs(
@@ -95,7 +87,7 @@ def evaluate_minimal_pairs(
         model: a masked or causal language model of transformers, or a callable from a list of texts to a number for
             each.
         tokenizer: the model's tokenizer; not used for a callable.
-        pairs: a dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` gives, or BLiMP.
+        pairs: a dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` builds, or BLiMP.
         score: `pseudo_log_likelihood`, `log_likelihood`, or any function of model, tokenizer and texts (with
             ``functools.partial`` for their settings). None takes the one that fits the model's head.
         confidence: coverage of the intervals.
@@ -104,9 +96,9 @@ def evaluate_minimal_pairs(
         A `MinimalPairEvaluation`, with ``accuracy`` in [0, 1]; 0.5 is chance.
 
     Raises:
-        TypeError: for a dataset of another kind, or a model that is neither.
-        ValueError: for a dataset without pairs, or with columns that this function adds itself; scores of another
-            number or NaN; or a model whose head does not tell which score fits.
+        TypeError: for pairs that are not a ``datasets.Dataset``, or a model that is neither.
+        ValueError: for a dataset without pairs, or with a column whose name the result uses; scores that are NaN or
+            of another number than the texts; or a model whose head determines no score.
 
     Examples:
         >>> rows = {"sentence_good": ["a b", "c d"], "sentence_bad": ["b a", "d c"]}
@@ -116,40 +108,24 @@ def evaluate_minimal_pairs(
     """
     check_confidence(confidence, 1)
     if not isinstance(pairs, datasets.Dataset):
-        raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs gives, got {type(pairs).__name__}")
+        raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs builds, got {type(pairs).__name__}")
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
         raise ValueError(
             f"pairs must have sentence_good and sentence_bad, got {', '.join(pairs.column_names)}; see minimal_pairs"
         )
     if not len(pairs):
         raise ValueError("pairs is empty")
-    taken = [name for name in _OURS if name in pairs.column_names]
-    if taken:
-        raise ValueError(
-            f"pairs has a column {taken[0]!r}, a name that evaluate_minimal_pairs gives itself; rename the column"
-        )
+    frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
     label, values = _scores(model, tokenizer, unique, score)
     scores = dict(zip(unique, values, strict=True))
-    plain = [
-        column
-        for column, feature in pairs.features.items()
-        if isinstance(feature, datasets.Value | datasets.ClassLabel)
-        and column not in ("sentence_good", "sentence_bad", "provenance")
-    ]
-    frame = pd.DataFrame(columns.select_columns(plain)[:], index=range(len(pairs)))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
     tied = frame["good"] == frame["bad"]
-    frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # also of two texts that are impossible
+    frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # not NaN for two texts of probability 0
     frame["correct"] = frame["good"] > frame["bad"]
-    ties = int(tied.sum())
-    if isinstance(model, nn.Module):
-        shown = name_with_encoding(model)
-    else:
-        shown = getattr(model, "__name__", "callable").strip("<>")
-    return MinimalPairEvaluation(frame, shown, label, ties, confidence)
+    return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()), confidence)
 
 
 def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None) -> tuple[str, list[float]]:
@@ -157,11 +133,11 @@ def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | Non
     if score is not None and not callable(score):
         raise TypeError(f"score must be a function of model, tokenizer and texts, got {score!r}")
     if isinstance(model, nn.Module):
-        function = score or _fitting(model)
-        name = getattr(getattr(function, "func", function), "__name__", "score")
+        function = score or _score_of_head(model)
+        name = name_of(getattr(function, "func", function))
         found = function(model, tokenizer, texts)
     elif callable(model) and score is None:
-        name, found = getattr(model, "__name__", "score").strip("<>"), model(texts)
+        name, found = name_of(model), model(texts)
     else:
         raise TypeError(f"model must be a transformers model, or a callable without score=, got {type(model).__name__}")
     values = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
@@ -171,20 +147,20 @@ def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | Non
     if np.isnan(values).any():
         raise ValueError(
             f"the score must give one number for each of {len(texts)} texts, got NaN for "
-            f"{texts[int(np.isnan(values).argmax())]!r}; leave such pairs out"
+            f"{texts[int(np.isnan(values).argmax())]!r}; remove such pairs"
         )
     return name, values.tolist()
 
 
-def _fitting(model: nn.Module) -> Score:
-    """Return the score that fits the head of a model."""
+def _score_of_head(model: nn.Module) -> Score:
+    """Return the score that fits the language-modelling head of a model."""
     inner = pretrained(model)
     classes = {base.__name__ for base in type(inner).__mro__}
     masked = bool(classes & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()))
     causal = bool(classes & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
     if masked == causal:
         raise ValueError(
-            f"{type(inner).__name__} does not tell whether it is a masked or a causal language model; pass "
+            f"{type(inner).__name__} is not known as either a masked or a causal language model; pass "
             "score=pseudo_log_likelihood or score=log_likelihood"
         )
     return pseudo_log_likelihood if masked else log_likelihood

@@ -1,33 +1,34 @@
-"""What ``evaluate`` returns: every answer before and after the edit, and the numbers made of them."""
+"""The result of ``evaluate``: all predictions before and after the perturbation, and the numbers computed from them."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import html
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 
-from pelocality.evaluation._groups import by_columns
+from pelocality._display import DisplayMixin
+from pelocality.evaluation._examples import by_columns
 from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
+_ESTIMATES = ("original", "perturbed", "difference", "agreement")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Evaluation:
-    """A model's answers to the originals and to the edits of a probe.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(DisplayMixin):
+    """A model's predictions for the original and for the perturbed texts of a probe.
 
     Attributes:
-        examples: one row for each row of the probe, in its order: the probe's own columns that are no texts
+        examples: one row for each row of the probe, in its order: the probe's columns that are not texts
             (``uid``, ``size``, ``category`` ...), ``label`` and ``original_label``, ``prediction`` and
             ``original_prediction``, ``correct`` and ``original_correct`` (None without labels), ``agrees`` (the
-            prediction did not move), ``probability`` and ``original_probability`` of the predicted class (NaN where
-            a callable gives none), ``original`` (a digest of the original's texts and label) and ``group``.
+            prediction did not change), ``probability`` and ``original_probability`` of the predicted class (NaN where
+            the model is a callable), ``original`` (a digest of the original's texts and label) and ``group``.
         model: name of the model, and what was attached to it.
         probe: name of the builder, or ``"dataset"``.
-        truncated: texts longer than the model, which were cut.
+        truncated: number of texts that were truncated to the model's length.
         confidence: coverage of the intervals.
         resamples: bootstrap resamples behind the interval of the difference.
         seed: seed of the bootstrap.
@@ -40,111 +41,94 @@ class Evaluation:
     confidence: float
     resamples: int
     seed: int
+    _layout: ClassVar[dict[str, Any]] = {"header": False}
 
     @functools.cached_property
     def labelled(self) -> bool:
-        """Whether the probe has labels; without, only ``agreement`` is known."""
+        """Whether the probe has labels; without them only ``agreement`` is known."""
         return bool(self.examples["correct"].notna().all())
 
     @functools.cached_property
     def changes_labels(self) -> bool:
-        """Whether an edit changes a label, as a swap of roles does and a shuffle does not."""
+        """Whether the perturbation changes a label, as a swap of roles does and a shuffle does not."""
         return bool((self.examples["label"] != self.examples["original_label"]).any()) and self.labelled
 
     @functools.cached_property
     def original(self) -> Estimate:
         """Accuracy on the originals, in [0, 1], with Wilson's interval; NaN without labels."""
-        return self._share(self.examples, "original_correct")
+        return self._share("original_correct")
 
     @functools.cached_property
-    def edited(self) -> Estimate:
-        """Accuracy on the edits, in [0, 1], with Wilson's interval; NaN without labels."""
-        return self._share(self.examples, "correct")
+    def perturbed(self) -> Estimate:
+        """Accuracy on the perturbed texts, in [0, 1], with Wilson's interval; NaN without labels."""
+        return self._share("correct")
 
     @functools.cached_property
     def difference(self) -> Estimate:
-        """Accuracy on the edits minus accuracy on the originals, with a paired bootstrap interval over groups."""
-        return self._difference(self.examples)
+        """Accuracy on the perturbed texts minus accuracy on the originals, with a paired bootstrap over groups."""
+        if not self.labelled:
+            return NO_LABELS
+        change = self.examples["correct"].astype(float) - self.examples["original_correct"].astype(float)
+        groups = self.examples["group"].to_numpy()
+        return mean_over_groups(change.to_numpy(), groups, self.confidence, self.resamples, self.seed)
 
     @functools.cached_property
     def agreement(self) -> Estimate:
-        """How often the prediction did not move at all, in [0, 1], with Wilson's interval."""
-        return self._share(self.examples, "agrees")
+        """Share of predictions that did not change, in [0, 1], with Wilson's interval."""
+        return self._share("agrees")
 
     @functools.cached_property
     def p_value(self) -> float:
-        """McNemar's exact p-value: are as many answers lost as gained? NaN without labels."""
-        return self._p_value(self.examples)
+        """McNemar's exact two-sided p-value of the change in accuracy; NaN without labels."""
+        if not self.labelled:
+            return float("nan")
+        before, after = (self.examples[name].astype(bool) for name in ("original_correct", "correct"))
+        return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
 
     def by(self, *columns: str) -> pd.DataFrame:
-        """Return the numbers for each size, label, category, or whatever the examples have.
+        """Return the numbers for each value of a column, such as a size, a label or a category.
 
         Args:
             columns: columns of ``examples``, such as ``"size"``, ``"original_label"``, ``"category"``.
 
         Returns:
-            One row for each value (or combination), with the columns of `to_frame`. No correction is made for
-            looking at many.
+            One row for each value (or combination), with the columns of `to_frame`, not corrected for
+            multiple comparisons.
 
         Raises:
-            ValueError: for no column, or one that the examples do not have.
+            ValueError: for no column, or an unknown one.
         """
-        return by_columns(self.examples, columns, self._numbers)
+        return by_columns(self.examples, columns, lambda rows: dataclasses.replace(self, examples=rows)._numbers())
 
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers as one row.
 
         Returns:
-            ``model``, ``probe``, ``n``; ``original``, ``edited``, ``difference`` and ``agreement``, each with
+            ``model``, ``probe``, ``n``; ``original``, ``perturbed``, ``difference`` and ``agreement``, each with
             ``_low`` and ``_high``; ``p``.
         """
-        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers(self.examples)])
+        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers()])
 
-    def _numbers(self, rows: pd.DataFrame) -> dict[str, Any]:
-        numbers: dict[str, Any] = {"n": len(rows)}
-        for name, estimate in (
-            ("original", self._share(rows, "original_correct")),
-            ("edited", self._share(rows, "correct")),
-            ("difference", self._difference(rows)),
-            ("agreement", self._share(rows, "agrees")),
-        ):
-            numbers |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        return numbers | {"p": self._p_value(rows)}
+    def _numbers(self) -> dict[str, Any]:
+        """Return the numbers of examples, estimates and p-value by column."""
+        numbers: dict[str, Any] = {"n": len(self.examples)}
+        for name in _ESTIMATES:
+            numbers |= getattr(self, name).columns(name)
+        return numbers | {"p": self.p_value}
 
-    def _share(self, rows: pd.DataFrame, column: str) -> Estimate:
+    def _share(self, column: str) -> Estimate:
+        """Return the share of rows with a true value in a column, with Wilson's interval."""
         if column != "agrees" and not self.labelled:
             return NO_LABELS
-        return proportion(int(rows[column].sum()), len(rows), self.confidence)
-
-    def _difference(self, rows: pd.DataFrame) -> Estimate:
-        if not self.labelled:
-            return NO_LABELS
-        change = rows["correct"].astype(float) - rows["original_correct"].astype(float)
-        groups = rows["group"].to_numpy()
-        return mean_over_groups(change.to_numpy(), groups, self.confidence, self.resamples, self.seed)
-
-    def _p_value(self, rows: pd.DataFrame) -> float:
-        if not self.labelled:
-            return float("nan")
-        before, after = rows["original_correct"].astype(bool), rows["correct"].astype(bool)
-        return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
+        return proportion(int(self.examples[column].sum()), len(self.examples), self.confidence)
 
     def _headline(self) -> str:
-        cut = f", {self.truncated} texts cut to the model's length" if self.truncated else ""
-        return f"{self.model} on {self.probe}: {len(self.examples)} edits{cut}"
+        truncated = f", {self.truncated} texts truncated to the model's length" if self.truncated else ""
+        return f"{self.model} on {self.probe}: {len(self.examples)} perturbed examples{truncated}"
 
-    def _lines(self) -> dict[str, str]:
-        lines = {"agreement": str(self.agreement)}
+    def _table(self) -> pd.DataFrame:
+        names = _ESTIMATES if self.labelled else ("agreement",)
+        table = pd.DataFrame({"estimate": {name: str(getattr(self, name)) for name in names}})
         if self.labelled:
-            first = {name: str(getattr(self, name)) for name in ("original", "edited", "difference")}
-            lines = first | lines | {"McNemar's p": f"{self.p_value:.2g}"}
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            [f"Evaluation of {self._headline()}", *(f"  {name:12} {text}" for name, text in self._lines().items())]
-        )
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in self._lines().items())
-        return f"<p>{html.escape(self._headline())}</p><table>{rows}</table>"
+            table.loc["McNemar's p"] = f"{self.p_value:.2g}"
+        return table

@@ -1,16 +1,17 @@
-"""Evaluations in the layout of the paper's table: a row a model, a column a probe."""
+"""Evaluations in the layout of the paper's table: one row for each model, one column for each probe."""
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from pelocality._display import DisplayMixin
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import Estimate, mean_over_runs, proportion
 
@@ -20,23 +21,24 @@ Runs = Evaluation | Sequence[Evaluation]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PaperTable:
-    """Accuracies on originals and differences on edits, in percent.
+class PaperTable(DisplayMixin):
+    """Accuracies on originals, and differences after perturbation, in percent.
 
     Attributes:
         values: one row for each cell: ``model``, ``column``, ``value``, ``low``, ``high`` (percent), ``runs``. The
-            interval of one run is over its examples, that of several is Student's over the runs.
+            interval of one run is over its examples, that of several runs is Student's t interval over the runs.
         columns: the columns, in order.
     """
 
     values: pd.DataFrame
     columns: tuple[str, ...]
+    _layout: ClassVar[dict[str, Any]] = {}
 
     def to_frame(self, intervals: bool = True) -> pd.DataFrame:
-        """Return the table as it is read: a row a model, a column a probe, cells as text.
+        """Return the table as text: one row for each model, one column for each probe.
 
         Args:
-            intervals: add the intervals.
+            intervals: whether to add the intervals.
 
         Returns:
             Text such as ``"-0.4 [-0.9, 0.1]"``, in percent, indexed by model.
@@ -52,10 +54,10 @@ class PaperTable:
         """Return the table in Markdown.
 
         Args:
-            intervals: add the intervals.
+            intervals: whether to add the intervals.
 
         Returns:
-            Header, rule, and one line for each model.
+            A header and one line for each model.
         """
         frame = self.to_frame(intervals)
         rows = [["model", *frame.columns], ["---", *["---:"] * len(frame.columns)]]
@@ -66,24 +68,20 @@ class PaperTable:
         r"""Return the table in LaTeX, for the booktabs package.
 
         Args:
-            intervals: add the intervals.
+            intervals: whether to add the intervals.
 
         Returns:
             A ``tabular`` with one line for each model.
         """
-        frame = self.to_frame(intervals)
-        header = " & ".join(["model", *map(_latex, frame.columns)])
-        rows = [" & ".join([_latex(str(name)), *map(_latex, cells)]) for name, *cells in frame.itertuples()]
-        lines = [rf"\begin{{tabular}}{{l{'r' * len(frame.columns)}}}", r"\toprule", rf"{header} \\", r"\midrule"]
-        return "\n".join([*lines, *(rf"{row} \\" for row in rows), r"\bottomrule", r"\end{tabular}"])
+        frame = self.to_frame(intervals).reset_index()
+        text = frame.to_latex(index=False, escape=True, column_format="l" + "r" * len(self.columns))
+        return re.sub(r"(?<![\w)])-(?=\d)", "$-$", text).rstrip()
 
-    def __repr__(self) -> str:
-        return self.to_frame().to_string()
+    def _headline(self) -> str:
+        return f"{self.values['model'].nunique()} models, in percent"
 
-    def _repr_html_(self) -> str:
-        frame = self.to_frame()
-        frame.index = pd.Index([html.escape(str(name)) for name in frame.index], name="model")
-        return str(frame.to_html(border=0))
+    def _table(self) -> pd.DataFrame:
+        return self.to_frame()
 
 
 def paper_table(
@@ -94,15 +92,15 @@ def paper_table(
 ) -> PaperTable:
     """Return evaluations in the layout of the paper: Sym, Loc, original, shuffles, original (SR), swaps.
 
-    The table of Chen et al. (2023, section 5.4). Probes that keep the labels (shuffles) stand after the accuracy on
-    their originals, probes that change labels (swaps of roles) after the accuracy on theirs, each as the difference
-    in percentage points from the accuracy on the very pairs it edits. As probes edit different pairs, ``original``
-    is the accuracy on all pairs that any of them edits.
+    The table of Chen et al. (2023, section 5.4). Probes that keep the labels (shuffles) follow ``original``, the
+    accuracy on their originals; probes that change labels (swaps of roles) follow ``original (SR)``. Each is the
+    difference in percentage points from the accuracy on the originals of that probe. As probes perturb different pairs,
+    ``original`` is the accuracy on all pairs that any of them perturbs.
 
     Args:
         models: by name of the model, by name of the probe, an `Evaluation`, or several of one probe from models
-            trained with different seeds: then the mean, and Student's interval over the runs, which says how the
-            mean would vary over seeds (with three runs it is wide).
+            trained with different seeds: then the mean, and Student's t interval over the runs, which describes how
+            the mean would vary over seeds (with three runs it is wide).
         symmetry: symmetry of each model in [0, 1], where known.
         locality: locality of each model in [0, 1], where known.
 
@@ -110,7 +108,7 @@ def paper_table(
         A `PaperTable`, in percent.
 
     Raises:
-        TypeError: for something that is no evaluation.
+        TypeError: for a value that is not an evaluation.
         ValueError: for no model, a model without evaluations or with more runs of one probe than of another, an
             evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
             model in ``symmetry`` or ``locality``.
@@ -132,39 +130,34 @@ def paper_table(
     _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
     if not models:
         raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
-    rows: list[tuple[str, str, float, float, float, int]] = []
-    parts: list[dict[str, None]] = [{}, {}, {}]  # columns in order: metrics, shuffles, swaps
-
-    def add(part: int, model: str, column: str, found: tuple[Estimate, int]) -> None:
-        estimate, runs = found
-        parts[part][column] = None
-        value, low, high = (100 * number for number in (estimate.value, estimate.low, estimate.high))
-        rows.append((model, column, value, low, high, runs))
-
+    rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
     for metric, given in zip(METRICS, (symmetry, locality), strict=True):
         for model, value in (given or {}).items():
             if model not in models:
-                raise ValueError(f"{metric} is given for {model!r}, which is none of {', '.join(models)}")
-            add(0, model, metric, (Estimate(float(value), float("nan"), float("nan")), 1))
+                raise ValueError(f"{metric} is given for {model!r}, which is not among {', '.join(models)}")
+            numbers = _over_runs([Estimate(float(value), float("nan"), float("nan"))])
+            rows.append({"part": 0, "model": model, "column": metric} | numbers)
     for model, probes in models.items():
         if not probes:
             raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
         runs = {name: _runs(model, name, found) for name, found in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
-            mine = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
-            if mine:
-                add(part, model, column, _originals(model, mine))
-            for name, found in mine.items():
-                add(part, model, name, _over_runs([run.difference for run in found], found[0].confidence, least=-1))
-    both = parts[1].keys() & parts[2].keys()
+            chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
+            if chosen:
+                rows.append({"part": part, "model": model, "column": column} | _originals(model, chosen))
+            for name, found in chosen.items():
+                numbers = _over_runs([run.difference for run in found], found[0].confidence, least=-1)
+                rows.append({"part": part, "model": model, "column": name} | numbers)
+    columns = sorted(dict.fromkeys((row["part"], row["column"]) for row in rows), key=itemgetter(0))
+    names = [name for _, name in columns]
+    both = {name for name in names if names.count(name) > 1}
     if both:
         raise ValueError(f"models have a probe {min(both)!r} that changes labels and one that keeps them; rename one")
-    columns = ("model", "column", "value", "low", "high", "runs")
-    return PaperTable(pd.DataFrame(rows, columns=columns), tuple(name for part in parts for name in part))
+    return PaperTable(pd.DataFrame(rows).drop(columns="part"), tuple(names))
 
 
 def _check_mappings(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are no dictionaries."""
+    """Refuse arguments that are not dictionaries."""
     for name, value in given.items():
         if not isinstance(value, Mapping):
             raise TypeError(
@@ -174,8 +167,9 @@ def _check_mappings(given: Mapping[str, Any]) -> None:
 
 
 def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
+    """Return the evaluations of one model on one probe, after refusing anything else."""
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
-        raise ValueError(f"models[{model!r}] calls a probe {name!r}, which is a column of its own; choose another name")
+        raise ValueError(f"models[{model!r}] calls a probe {name!r}, a reserved column; choose another name")
     runs = [*found] if isinstance(found, Iterable) else [found]
     if not runs or not all(isinstance(run, Evaluation) for run in runs):
         raise TypeError(f"models[{model!r}][{name!r}] must be an Evaluation or several, got {found!r}")
@@ -184,25 +178,26 @@ def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     return runs
 
 
-def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> tuple[Estimate, int]:
-    """Return the accuracy on every original that one of the probes edits, run by run."""
+def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> dict[str, float]:
+    """Return the accuracy on all originals that any of the probes perturbs, over runs."""
     runs = {name: len(found) for name, found in probes.items()}
     if len(set(runs.values())) > 1:
         raise ValueError(f"models[{model!r}] has probes of different numbers of runs, {runs}; give as many of each")
     found = []
     for evaluations in zip(*probes.values(), strict=True):
         originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")
-        right = originals["original_correct"]
-        found.append(proportion(int(right.sum()), len(right), evaluations[0].confidence))
+        correct = originals["original_correct"]
+        found.append(proportion(int(correct.sum()), len(correct), evaluations[0].confidence))
     return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
 
 
-def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> tuple[Estimate, int]:
-    """Return one run as it is, of several the mean and Student's interval, within what is possible."""
-    if len(found) == 1:
-        return found[0], 1
-    over = mean_over_runs([estimate.value for estimate in found], confidence)
-    return Estimate(over.value, max(over.low, least), min(over.high, 1.0)), len(found)
+def _over_runs(found: Sequence[Estimate], confidence: float = 0.95, least: float = 0) -> dict[str, float]:
+    """Return a single run, or the mean and t interval of several, clipped to the valid range, in percent."""
+    over = found[0]
+    if len(found) > 1:
+        over = mean_over_runs([estimate.value for estimate in found], confidence)
+        over = Estimate(over.value, max(over.low, least), min(over.high, 1.0))
+    return {name: 100 * number for name, number in over.columns("value", ends="").items()} | {"runs": len(found)}
 
 
 def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
@@ -210,10 +205,3 @@ def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
     sign = "" if row["column"] in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED) else "+"
     value = f"{row['value']:{sign}.1f}".replace("+0.0", "0.0").replace("-0.0", "0.0")
     return value if not intervals or np.isnan(row["low"]) else f"{value} [{row['low']:.1f}, {row['high']:.1f}]"
-
-
-def _latex(text: str) -> str:
-    """Return text with LaTeX's own characters escaped, and minus signs as such."""
-    named = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    escaped = re.sub(r"[&%$#_{}\\^~]", lambda found: named.get(found[0], "\\" + found[0]), text)
-    return re.sub(r"(?<![\w)])-(?=\d)", "$-$", escaped)

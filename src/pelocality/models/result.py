@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -14,11 +13,12 @@ import pandas as pd
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from scipy import stats
 from torch import Tensor
 
+from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import named
+from pelocality.statistics import t_interval
 
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 Metric = Literal["locality", "symmetry", "relative_asymmetry"]
@@ -60,7 +60,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionalAttention:
+class PositionalAttention(DisplayMixin):
     """Attention that position alone explains, as identical-word probing sees it.
 
     Two averaging orders are in use. ``metric_of_mean`` measures the matrix averaged over words (Wang et al., 2021,
@@ -143,8 +143,6 @@ class PositionalAttention:
         """
         if metric not in METRICS:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
-        if not 0 < confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
         return _interval(getattr(self.per_word, metric), confidence)
 
     def to_frame(self, by: Literal["head", "layer"] = "head", confidence: float = 0.95) -> pd.DataFrame:
@@ -239,23 +237,11 @@ class PositionalAttention:
         table = pd.concat([frame.astype(object), mean], ignore_index=True)
         return table.rename(columns=lambda name: name.replace("_", " "))
 
-    def __repr__(self) -> str:
-        table = self._table().to_string(index=False, float_format="{:.3f}".format)
-        return "\n".join([f"PositionalAttention of {self._headline()}", table, *self.notes])
-
-    def _repr_html_(self) -> str:
-        # pandas escapes the cells; the headline holds a model's name, which may be a path
-        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
-        lines = [f"<p>{html.escape(line)}</p>" for line in (self._headline(), *self.notes)]
-        return "\n".join([lines[0], table, *lines[1:]])
+    def _notes(self) -> tuple[str, ...]:
+        return self.notes
 
 
 def _interval(per_word: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
     """Return the ends of the t interval of the mean over the first axis."""
-    values = per_word.double().cpu()
-    words = values.shape[0]
-    mean = values.mean(0)
-    if words < 2:
-        return torch.full_like(mean, float("nan")), torch.full_like(mean, float("nan"))
-    half = float(stats.t.ppf((1 + confidence) / 2, words - 1)) * values.std(0) / words**0.5
-    return mean - half, mean + half
+    low, high = t_interval(per_word.double().cpu().numpy(), confidence)
+    return torch.from_numpy(low), torch.from_numpy(high)

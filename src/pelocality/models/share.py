@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer, count
+from pelocality._display import DisplayMixin
 from pelocality.models._observe import observe
 from pelocality.models._run import (
     attached_encoding,
@@ -29,7 +29,7 @@ _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float6
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionShare:
+class PositionShare(DisplayMixin):
     """How much of each head's attention on a text position explains, and what it was measured on.
 
     Attributes:
@@ -67,14 +67,6 @@ class PositionShare:
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame().groupby("layer")["share"].agg(["mean", "min", "max"]).reset_index()
-
-    def __repr__(self) -> str:
-        table = self._table().to_string(index=False, float_format="{:.3f}".format)
-        return f"PositionShare of {self._headline()}\n{table}"
-
-    def _repr_html_(self) -> str:
-        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
-        return f"<p>Share of attention that position explains. {html.escape(self._headline())}</p>\n{table}"
 
 
 def position_share(

@@ -1,4 +1,4 @@
-"""For each word of a sentence, the other word that each head attends to most."""
+"""The most attended other word of each word of a sentence, for each head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOO_LONG = "more tokens than the model has positions"
 def most_attended(
     model: nn.Module, tokenizer: Any, sentences: Sequence[Sequence[str]], batch_size: int, progress: bool
 ) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...], Counter[str]]:
-    """Return the most attended word of each word, sentence by sentence, without keeping an attention map.
+    """Return the most attended word of each word, by sentence, without keeping attention maps.
 
     Args:
         model: a transformers model.
@@ -39,7 +39,7 @@ def most_attended(
         model that the layer axis stands for, and the count of those sentences.
 
     Raises:
-        TypeError: for something that is no transformers model.
+        TypeError: for a model that is not from transformers.
         ValueError: for a tokenizer without alignment, or a model that cannot be probed.
     """
     base, record = find_base(model)
@@ -71,17 +71,17 @@ def most_attended(
 
 
 def word_attention(weights: Tensor, membership: Tensor) -> Tensor:
-    """Turn attention between tokens into attention between words.
+    """Return attention between words from attention between tokens.
 
     Attention to a word is the sum over its tokens, attention from a word the mean over its tokens (Clark et al.,
-    2019, section 4.1); what goes to special tokens is left out.
+    2019, section 4.1); attention to special tokens is excluded.
 
     Args:
         weights: (batch, head, n, n).
         membership: (batch, n, words), 1 where a token belongs to a word.
 
     Returns:
-        (batch, head, words, words), rows of sum at most 1; a word without tokens has a row of zeros.
+        (batch, head, words, words), rows sum to at most 1; a word without tokens has a row of zeros.
 
     Examples:
         >>> of_word = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])  # two tokens, then one
@@ -90,7 +90,7 @@ def word_attention(weights: Tensor, membership: Tensor) -> Tensor:
         tensor([[[[0.3000, 0.7000],
                   [0.8000, 0.2000]]]])
     """
-    dtype = torch.promote_types(weights.dtype, torch.float32)  # half precision would tie
+    dtype = torch.promote_types(weights.dtype, torch.float32)  # half precision would give ties
     membership = membership.to(weights.device, dtype)
     to_words = weights.to(dtype) @ membership[:, None]  # (batch, head, n, words)
     sizes = membership.sum(1).clamp(min=1)[:, None, :, None]
@@ -98,26 +98,18 @@ def word_attention(weights: Tensor, membership: Tensor) -> Tensor:
 
 
 def check_alignment(tokenizer: Any) -> None:
-    """Refuse tokenizers that cannot align tokens with given words.
-
-    Args:
-        tokenizer: a tokenizer.
-
-    Raises:
-        TypeError: where it is no tokenizer.
-        ValueError: where it is slow, or glues given words together.
-    """
+    """Refuse a tokenizer that cannot align tokens with given words: a slow one, or one that joins the words."""
     check_tokenizer(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"tokenizer must be a fast one, whose word_ids() align words, got {type(tokenizer).__name__}")
     try:
         split = tokenizer(["the", "cat"], is_split_into_words=True, add_special_tokens=False)["input_ids"]
-    except AssertionError:  # how some tokenizers say it
+    except AssertionError:  # raised by tokenizers without add_prefix_space
         split = None
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
         raise ValueError(
-            f"tokenizer {type(tokenizer).__name__} loses the space before words it is given one by one; load it with "
+            f"tokenizer {type(tokenizer).__name__} loses the space between words given one by one; load it with "
             "AutoTokenizer.from_pretrained(..., add_prefix_space=True)"
         )
 
@@ -135,7 +127,7 @@ def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dic
 
 
 def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: int) -> Tensor:
-    """Return which word each token belongs to: (batch, n, words); special tokens and padding to none."""
+    """Return (batch, n, words), 1 where a token belongs to a word; special tokens and padding belong to none."""
     membership = torch.zeros(len(word_ids), tokens, words)
     for row, ids in enumerate(word_ids):
         for token, word in enumerate(ids):
@@ -147,6 +139,6 @@ def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: in
 def _argmax(weights: Tensor, membership: Tensor) -> Tensor:
     """Return the most attended other word of each word, -1 for none: (batch, words, head)."""
     attention = word_attention(weights, membership)
-    attention.diagonal(dim1=-2, dim2=-1).zero_()  # a word is not its own head (Clark et al. leave it out too)
+    attention.diagonal(dim1=-2, dim2=-1).zero_()  # as Clark et al. do: a word is not its own head
     most, word = attention.max(-1)  # (batch, head, words)
     return torch.where(most > 0, word, -1).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Which heads attend along which syntactic relations."""
+"""Accuracy of attention heads on syntactic relations."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 from pelocality._checks import count, flag
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._attended import most_attended
+from pelocality.evaluation.dependencies._sentences import checked, without_subtype
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
 from pelocality.models._run import name_with_encoding
 from pelocality.statistics import check_confidence
@@ -34,25 +35,25 @@ def dependency_accuracy(
     r"""Return how often the word that a head attends to most is the true syntactic head or dependent.
 
     The protocol of Clark et al. (2019, section 4). Attention to a word is summed over its sub-words, attention from
-    a word averaged over them, special tokens are left out, and so is the word itself. With $w(i)$ the most attended
+    a word averaged over them; special tokens and the word itself are excluded. With $w(i)$ the most attended
     word of word $i$, over the arcs $h \to d$ of one relation:
 
     - ``"dependent to head"``: how often $w(d) = h$, over dependents;
     - ``"head to dependent"``: how often $w(h)$ is a dependent of $h$ by this relation, over heads that have one.
 
-    Clark et al. state the second direction in these words; their released code takes, for each dependent, the word
-    that attends *to it* most, which is another number.
+    Clark et al. define the second direction in this way; their released code uses, for each dependent, the word
+    that attends *to it* most, which is a different number.
 
-    A head is compared with the best fixed offset ("the word before"). To be fair to both, sentences are split into
-    two halves by a hash of their words: head and offset are chosen on one half and scored on the other. See
-    `DependencyAccuracy` for what is computed; only the index of the most attended word is kept, two bytes for each
-    word, layer and head, never an attention map.
+    A head is compared with the best fixed offset ("the word before"). Sentences are split into two halves by a hash
+    of their words, so that the choice is not scored on its own data: head and offset are chosen on one half and scored
+    on the other. Only the index of the most attended word is kept, two bytes for each word, layer and head, not the
+    attention maps.
 
     Args:
         model: a transformers model that returns attention.
-        tokenizer: its fast tokenizer; words are given to it one by one, and its ``word_ids()`` aligns them.
+        tokenizer: its fast tokenizer; it receives words one by one, and its ``word_ids()`` aligns the tokens.
             Byte-level tokenizers need ``add_prefix_space=True``.
-        sentences: sentences with dependencies, as ``read_conllu`` and ``read_frames`` give.
+        sentences: sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return.
         subtypes: keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
         batch_size: sentences per forward pass.
         confidence: coverage of the intervals.
@@ -64,7 +65,7 @@ def dependency_accuracy(
         A `DependencyAccuracy`. Its accuracies are in [0, 1].
 
     Raises:
-        TypeError: for something that is no transformers model, or items that are no sentences.
+        TypeError: for a model that is not from transformers, or items that are not sentences.
         ValueError: for sentences without dependencies, a tokenizer that cannot align, or a model that cannot be
             probed.
 
@@ -108,17 +109,8 @@ def dependency_accuracy(
 
 def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], Counter[str]]:
     """Return the sentences that have words and dependencies, and count the others."""
-    if isinstance(sentences, Sentence):
-        raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
-    if not isinstance(sentences, Iterable):
-        raise TypeError(f"sentences must be a corpus or a list, got {type(sentences).__name__}; see read_conllu")
     chosen, left_out = [], Counter[str]()
-    for item in sentences:
-        if not isinstance(item, Sentence):
-            raise TypeError(
-                f"sentences must hold pelocality.corpora.Sentence, got {type(item).__name__}; "
-                "read_conllu and read_frames give them"
-            )
+    for item in checked(sentences):
         if item.dependencies is None:
             left_out["no dependencies"] += 1
         elif len(item.words) < 2:
@@ -134,10 +126,10 @@ def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], C
 
 
 def _words_of(sentence: Sentence, number: int, subtypes: bool, seed: int) -> pd.DataFrame:
-    """Return the words of a sentence with their heads, from 0, -1 for the root."""
+    """Return the words of a sentence with the indices of their heads, -1 for the root."""
     layer = sentence.dependencies
     assert layer is not None
-    relations = layer.relations if subtypes else tuple(name.split(":")[0] for name in layer.relations)
+    relations = layer.relations if subtypes else tuple(map(without_subtype, layer.relations))
     return pd.DataFrame(
         {
             "sentence": number,
@@ -151,17 +143,5 @@ def _words_of(sentence: Sentence, number: int, subtypes: bool, seed: int) -> pd.
 
 
 def half_of(words: Sequence[str], seed: int) -> int:
-    """Return which half a sentence falls into; the same words always fall into the same.
-
-    Args:
-        words: the words of the sentence.
-        seed: another seed, another split.
-
-    Returns:
-        0 or 1.
-
-    Examples:
-        >>> half_of(("Thanks", "!"), 0) == half_of(("Thanks", "!"), 0)
-        True
-    """
+    """Return the half of the split, 0 or 1, that a sentence belongs to; equal sentences belong to the same half."""
     return hashlib.blake2b("\0".join((str(seed), *words)).encode(), digest_size=1).digest()[0] % 2

@@ -1,35 +1,36 @@
-"""How many words apart a dependent and its head stand."""
+"""Distances between dependents and their heads, in words."""
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from pelocality._checks import flag
+from pelocality._display import DisplayMixin
 from pelocality.corpora import Dependencies, Sentence
-
-ALL = "all"
+from pelocality.evaluation.dependencies._sentences import ALL, checked, without_subtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DependencyDistances:
-    """How far dependencies reach, per language and relation.
+class DependencyDistances(DisplayMixin):
+    """Distances between dependents and their heads, per language and relation.
 
     Attributes:
         counts: one row for each ``language``, ``relation`` and signed ``offset`` (position of the head minus
             position of the dependent, in words: positive where the head comes later), with its ``count``.
-        sentences: sentences read, by language.
+        sentences: number of sentences, by language.
         punctuation: whether punctuation counts as words.
     """
 
     counts: pd.DataFrame
     sentences: Mapping[str, int]
     punctuation: bool
+    _layout: ClassVar[dict[str, Any]] = {"index": False, "float_format": "{:.2f}".format}
 
     def to_frame(self) -> pd.DataFrame:
         """Return mean, median and spread of the distance per language and relation.
@@ -40,29 +41,16 @@ class DependencyDistances:
             ``adjacent`` (share at distance 1) and ``head_later`` (share whose head comes later), the most frequent
             relations first.
         """
-        every = self.counts.assign(relation=ALL)
-        rows = []
-        for frame in (every, self.counts):
-            for (language, relation), group in frame.groupby(["language", "relation"], sort=False):
-                offsets = np.repeat(group["offset"].to_numpy(), group["count"].to_numpy())
-                distance = np.abs(offsets)
-                lower, median, upper = np.percentile(distance, [25, 50, 75])
-                rows.append(
-                    {
-                        "language": language,
-                        "relation": relation,
-                        "n": len(distance),
-                        "mean": float(distance.mean()),
-                        "median": float(median),
-                        "sd": float(distance.std(ddof=1)) if len(distance) > 1 else float("nan"),
-                        "lower_quartile": float(lower),
-                        "upper_quartile": float(upper),
-                        "adjacent": float((distance == 1).mean()),
-                        "head_later": float((offsets > 0).mean()),
-                    }
-                )
+        counts = pd.concat([self.counts.assign(relation=ALL), self.counts], ignore_index=True)
+        arcs = counts.loc[counts.index.repeat(counts["count"])]
+        arcs = arcs.assign(distance=arcs["offset"].abs(), head_later=arcs["offset"] > 0)
+        groups = arcs.assign(adjacent=arcs["distance"] == 1).groupby(["language", "relation"], sort=False)
+        summary = groups["distance"].agg(n="size", mean="mean", median="median", sd="std")
+        summary["lower_quartile"] = groups["distance"].quantile(0.25)
+        summary["upper_quartile"] = groups["distance"].quantile(0.75)
+        frame: pd.DataFrame = summary.join(groups[["adjacent", "head_later"]].mean()).reset_index()
         languages = {language: place for place, language in enumerate(self.sentences)}
-        return pd.DataFrame(rows).sort_values(
+        return frame.sort_values(
             ["language", "n"],
             key=lambda column: column.map(languages) if column.name == "language" else -column,
             kind="stable",
@@ -70,7 +58,7 @@ class DependencyDistances:
         )
 
     def histogram(self, relation: str = ALL) -> pd.DataFrame:
-        """Return how often each distance occurs, per language.
+        """Return the share of each distance, per language.
 
         Args:
             relation: a relation, or ``"all"``.
@@ -96,15 +84,8 @@ class DependencyDistances:
         return frame[frame["relation"] == ALL].drop(columns="relation")
 
     def _headline(self) -> str:
-        return f"{sum(self.sentences.values())} sentences, punctuation {'' if self.punctuation else 'not '}counted"
-
-    def __repr__(self) -> str:
-        table = self._table().to_string(index=False, float_format="{:.2f}".format)
-        return f"DependencyDistances of {self._headline()}\n{table}"
-
-    def _repr_html_(self) -> str:
-        table = self._table().to_html(index=False, float_format="{:.2f}".format, border=0)
-        return f"<p>Distance of dependents and heads, in words. {html.escape(self._headline())}</p>\n{table}"
+        punctuation = "counted" if self.punctuation else "not counted"
+        return f"{sum(self.sentences.values())} sentences, distances in words, punctuation {punctuation}"
 
 
 def dependency_distances(
@@ -113,13 +94,13 @@ def dependency_distances(
     subtypes: bool = True,
     punctuation: bool = True,
 ) -> DependencyDistances:
-    """Return how many words apart dependents and their heads stand, per relation and language.
+    """Return the distances between dependents and their heads, per relation and language.
 
     The distance is the absolute difference of the two positions, 1 for neighbours. The root has no head and does
-    not count. Read in one pass, whatever the size of the corpus.
+    not count. The corpus is read in one pass.
 
     Args:
-        sentences: sentences with dependencies; or several corpora by name, which then stands for the language.
+        sentences: sentences with dependencies; or several corpora by name, which replaces the language.
         subtypes: keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
         punctuation: count punctuation as words, as a model sees them. False leaves out the relation ``punct`` and
             counts only other words between dependent and head, as the literature on dependency length does.
@@ -128,8 +109,8 @@ def dependency_distances(
         A `DependencyDistances`.
 
     Raises:
-        TypeError: for items that are no sentences.
-        ValueError: for a sentence without dependencies, or none at all.
+        TypeError: for items that are not sentences.
+        ValueError: for a sentence without dependencies, or a corpus without any.
 
     Examples:
         >>> tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
@@ -145,23 +126,15 @@ def dependency_distances(
     flag("punctuation", punctuation)
     counts: Counter[tuple[str, str, int]] = Counter()
     read: Counter[str] = Counter()
-    if isinstance(sentences, Sentence):
-        raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
     named = sentences.items() if isinstance(sentences, Mapping) else [(None, sentences)]
     for name, corpus in named:
-        if not isinstance(corpus, Iterable) or isinstance(corpus, Sentence):
-            raise TypeError(f"sentences must be a corpus or a list, got {type(corpus).__name__}; see read_conllu")
-        for sentence in corpus:
-            if not isinstance(sentence, Sentence):
-                raise TypeError(
-                    f"sentences must hold pelocality.corpora.Sentence, got {type(sentence).__name__}; see read_conllu"
-                )
+        for sentence in checked(corpus):
             if sentence.dependencies is None:
                 raise ValueError(f"sentences must have dependencies, {sentence.uid!r} has none; see read_conllu")
             language = sentence.language if name is None else name
             read[language] += 1
             for relation, offset in _offsets(sentence.dependencies, punctuation):
-                counts[language, relation if subtypes else relation.split(":")[0], offset] += 1
+                counts[language, relation if subtypes else without_subtype(relation), offset] += 1
     if not counts:
         raise ValueError(f"sentences must have a dependency between two words, none of {sum(read.values())} has")
     frame = pd.DataFrame([(*key, count) for key, count in sorted(counts.items())])
@@ -173,7 +146,7 @@ def dependency_distances(
 def _offsets(layer: Dependencies, punctuation: bool) -> Iterable[tuple[str, int]]:
     """Return relation and signed distance of each word that has a head."""
     marks = [
-        relation.split(":")[0] == "punct" or (layer.upos is not None and layer.upos[i] == "PUNCT")
+        without_subtype(relation) == "punct" or (layer.upos is not None and layer.upos[i] == "PUNCT")
         for i, relation in enumerate(layer.relations)
     ]
     kept = [punctuation or not mark for mark in marks]

@@ -1,9 +1,8 @@
-"""What ``dependency_accuracy`` returns: the most attended word of every word, and the tables made of it."""
+"""The result of ``dependency_accuracy``: the most attended word of each word, and the tables computed from it."""
 
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -14,21 +13,22 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from pelocality._checks import count
-from pelocality.statistics import Estimate, mean_over_groups, wilson
+from pelocality._display import DisplayMixin
+from pelocality.evaluation.dependencies._sentences import ALL
+from pelocality.statistics import Estimate, mean_over_groups, proportion, wilson
 
 Direction = Literal["dependent to head", "head to dependent"]
 DIRECTIONS: tuple[Direction, Direction] = ("dependent to head", "head to dependent")
-CHOSEN, SCORED = 0, 1  # the two halves
-ALL = "all"
+CHOSEN, SCORED = 0, 1  # the half on which heads are chosen, and the half on which they are scored
 
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """What one relation asks of a head, in one direction: m questions, each about one word.
+    """The items of one relation in one direction: m words, and the words that are correct for each of them.
 
     Attributes:
-        hits: (m, layer * head), whether the most attended word is an answer.
-        offsets: one array for each question, where the answers stand, in words from the word asked about.
+        hits: (m, layer * head), whether the most attended word is correct.
+        offsets: two arrays with an entry for each correct word: the item, and the distance in words from its word.
         half: (m,), the half of the split.
         sentence: (m,), number of the sentence.
     """
@@ -38,34 +38,39 @@ class Items:
     half: NDArray[np.int64]
     sentence: NDArray[np.int64]
 
+    @property
+    def distance(self) -> float:
+        """The mean distance of the correct words, in words."""
+        return float(np.abs(self.offsets[1]).mean())
+
     def offset_hits(self, offset: int) -> NDArray[np.bool_]:
-        """Return whether the word at a fixed offset is an answer: (m,)."""
-        question, distance = self.offsets
+        """Return whether the word at a fixed offset is correct: (m,)."""
+        item, distance = self.offsets
         found = np.zeros(len(self.half), dtype=bool)
-        found[question[distance == offset]] = True
+        found[item[distance == offset]] = True
         return found
 
     def best_offset(self) -> int:
-        """Return the offset that is right most often on the first half; of equals the nearest."""
-        question, distance = self.offsets
-        values, counts = np.unique(distance[self.half[question] == CHOSEN], return_counts=True)
+        """Return the offset that is correct most often on the first half; the shortest in a tie."""
+        item, distance = self.offsets
+        values, counts = np.unique(distance[self.half[item] == CHOSEN], return_counts=True)
         best = values[counts == counts.max()]
         return int(best[np.abs(best).argmin()])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DependencyAccuracy:
-    """How often each head attends to the syntactic head or dependent of a word, with the evidence.
+class DependencyAccuracy(DisplayMixin):
+    """How often each head attends to the syntactic head or dependent of a word, with the most attended words.
 
     Attributes:
-        words: one row for each word read: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
+        words: one row for each word: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
             sentence, -1 for the root), ``relation``, ``half`` (0 where heads are chosen, 1 where they are scored).
         attended: (words, layer, head), the word that each word attends to most, from 0 within the sentence; -1
-            where there is none: the word has no tokens, or no other word is seen (the first one of a causal model).
+            where there is none: the word has no tokens, or no other word is visible (the first word of a causal model).
         layers: the layers of the model that the layer axis stands for; those without attention are not among them.
         model: name of the model, and what was attached to it.
-        sentences: number of sentences read.
-        left_out: sentences left out, by reason.
+        sentences: number of sentences used.
+        left_out: number of sentences left out, by reason.
         confidence: coverage of the intervals.
         resamples: bootstrap resamples behind the intervals of differences.
         seed: seed of the split and the bootstrap.
@@ -83,9 +88,9 @@ class DependencyAccuracy:
 
     @functools.cached_property
     def relations(self) -> tuple[str, ...]:
-        """The relations that were met, the most frequent first."""
-        met = self.words["relation"][self.words["head"] >= 0]
-        return tuple(met.value_counts().index)
+        """The relations that occur, the most frequent first."""
+        occurring = self.words["relation"][self.words["head"] >= 0]
+        return tuple(occurring.value_counts().index)
 
     def accuracy(self, relation: str = ALL, direction: Direction = "dependent to head") -> NDArray[np.float64]:
         """Return the accuracy of every head for one relation, over all sentences.
@@ -98,23 +103,23 @@ class DependencyAccuracy:
             (layer, head), in [0, 1].
 
         Raises:
-            ValueError: for a relation that was not met, or an unknown direction.
+            ValueError: for a relation that does not occur, or an unknown direction.
         """
         accuracy: NDArray[np.float64] = self.items(relation, direction).hits.mean(0)
         return accuracy.reshape(self.attended.shape[1:])
 
     def items(self, relation: str, direction: Direction) -> Items:
-        """Return what one relation asks of a head.
+        """Return the items of one relation in one direction, and which heads are correct on them.
 
         Args:
             relation: a relation, or ``"all"``.
             direction: ``"dependent to head"`` or ``"head to dependent"``.
 
         Returns:
-            The questions, and which heads answer them.
+            The items.
 
         Raises:
-            ValueError: for a relation that was not met, or an unknown direction.
+            ValueError: for a relation that does not occur, or an unknown direction.
         """
         if direction not in DIRECTIONS:
             raise ValueError(f"direction must be one of {', '.join(map(repr, DIRECTIONS))}, got {direction!r}")
@@ -123,26 +128,26 @@ class DependencyAccuracy:
         head = self.words["head"].to_numpy()
         arcs = np.flatnonzero((head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL)))
         dependent = self.words["word"].to_numpy()[arcs]
-        # a sentence's rows stand together, so that a head's row is as far from its dependent's as the two words
+        # rows of a sentence are consecutive, so that row and word differ by the same between head and dependent
         row_of_head = arcs + head[arcs] - dependent
         if direction == "dependent to head":
-            rows, question, target = arcs, np.arange(len(arcs)), head[arcs]
+            rows, item, target = arcs, np.arange(len(arcs)), head[arcs]
         else:
-            rows, question = np.unique(row_of_head, return_inverse=True)
+            rows, item = np.unique(row_of_head, return_inverse=True)
             target = dependent
-        asked = self.words["word"].to_numpy()[rows]
+        word = self.words["word"].to_numpy()[rows]
         flat = self.attended.reshape(len(self.attended), -1)
         hits = np.zeros((len(rows), flat.shape[1]), dtype=bool)
-        np.logical_or.at(hits, question, flat[rows[question]] == target[:, None])
+        np.logical_or.at(hits, item, flat[rows[item]] == target[:, None])
         return Items(
             hits,
-            (question, target - asked[question]),
+            (item, target - word[item]),
             self.words["half"].to_numpy()[rows],
             self.words["sentence"].to_numpy()[rows],
         )
 
     def best(self, minimum: int = 20) -> pd.DataFrame:
-        """Return the best head of every relation and direction, beside the best fixed offset.
+        """Return the best head of each relation and direction, compared with the best fixed offset.
 
         Both are chosen on one half of the sentences and scored on the other. Intervals of accuracies are Wilson's,
         that of the difference is a bootstrap over sentences. ``q`` is the Benjamini-Hochberg adjusted p-value of
@@ -150,20 +155,20 @@ class DependencyAccuracy:
         (`to_frame`).
 
         Args:
-            minimum: leave out relations with fewer questions in either half.
+            minimum: leave out relations with fewer items in either half.
 
         Returns:
-            One row for each relation (and ``"all"``) and direction: ``relation``, ``direction``, ``n`` (questions
+            One row for each relation (and ``"all"``) and direction: ``relation``, ``direction``, ``n`` (items
             scored), ``distance`` (mean, in words), ``layer``, ``head``, ``accuracy``, ``low``, ``high``,
             ``offset``, ``baseline``, ``baseline_low``, ``baseline_high``, ``difference``, ``difference_low``,
             ``difference_high``, ``q``.
 
         Raises:
-            ValueError: where no relation has enough questions.
+            ValueError: where no relation has enough items.
         """
         adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
         rows = []
-        for relation, direction, items in self.enough(minimum):
+        for relation, direction, items in self.frequent(minimum):
             head = int(items.hits[items.half == CHOSEN].mean(0).argmax())
             layer_head = self.place_of(head)
             scored = items.half == SCORED
@@ -172,12 +177,11 @@ class DependencyAccuracy:
             difference = self.bootstrap(hits.astype(float) - baseline, items.sentence[scored])
             rows.append(
                 {"relation": relation, "direction": direction, "n": len(hits)}
-                | {"distance": float(np.abs(items.offsets[1]).mean()), "layer": layer_head[0], "head": layer_head[1]}
-                | self.shares("accuracy", hits)
+                | {"distance": items.distance, "layer": layer_head[0], "head": layer_head[1]}
+                | self.proportion(hits).columns("accuracy", ends="")
                 | {"offset": offset}
-                | self.shares("baseline", baseline)
-                | {"difference": difference.value}
-                | {"difference_low": difference.low, "difference_high": difference.high}
+                | self.proportion(baseline).columns("baseline")
+                | difference.columns("difference")
                 | {"q": float(adjusted.loc[(relation, direction, *layer_head)])}
             )
         return pd.DataFrame(rows)
@@ -186,57 +190,47 @@ class DependencyAccuracy:
         """Return the accuracy of every head for every relation and direction.
 
         Args:
-            minimum: leave out relations with fewer questions in either half.
+            minimum: leave out relations with fewer items in either half.
 
         Returns:
-            One row for each relation (and ``"all"``), direction, layer and head: ``n`` questions over all
-            sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``: whether the head beats
-            the best fixed offset on the scored half, adjusted over all rows (Benjamini and Hochberg, 1995).
+            One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
+            sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``, the p-value
+            of the head against the best fixed offset on the scored half, adjusted over all rows (Benjamini and
+            Hochberg, 1995).
 
         Raises:
-            ValueError: where no relation has enough questions.
+            ValueError: where no relation has enough items.
         """
         layers, heads = zip(*map(self.place_of, range(self.attended[0].size)), strict=True)
         frames = []
-        for relation, direction, items in self.enough(minimum):
-            right = items.hits.sum(0)
-            low, high = wilson(right, len(items.hits), self.confidence)
+        for relation, direction, items in self.frequent(minimum):
+            correct, n = items.hits.sum(0), len(items.hits)
             scored = items.half == SCORED
             baseline = items.offset_hits(items.best_offset())[scored, None]
             gained = (items.hits[scored] & ~baseline).sum(0)
             lost = (~items.hits[scored] & baseline).sum(0)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "relation": relation,
-                        "direction": direction,
-                        "layer": layers,
-                        "head": heads,
-                        "n": len(items.hits),
-                        "accuracy": right / len(items.hits),
-                        "low": low,
-                        "high": high,
-                        # exact and one-sided: of the questions only one of the two answers, half are the head's
-                        "p": stats.binom.sf(gained - 1, gained + lost, 0.5),
-                    }
-                )
-            )
+            frame = pd.DataFrame({"relation": relation, "direction": direction, "layer": layers, "head": heads, "n": n})
+            frame["accuracy"] = correct / n
+            frame["low"], frame["high"] = wilson(correct, n, self.confidence)
+            # exact and one-sided: by chance the head is correct on half of the items that differ
+            frame["p"] = stats.binom.sf(gained - 1, gained + lost, 0.5)
+            frames.append(frame)
         frame = pd.concat(frames, ignore_index=True)
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
 
     def place_of(self, index: int) -> tuple[int, int]:
-        """Return the layer of the model and the head that an index over all heads stands for."""
+        """Return the layer of the model and the head of an index over all heads."""
         row, head = divmod(index, self.attended.shape[2])
         return self.layers[row], head
 
-    def enough(self, minimum: int) -> list[tuple[str, Direction, Items]]:
-        """Return the relations and directions with enough questions in each half.
+    def frequent(self, minimum: int) -> list[tuple[str, Direction, Items]]:
+        """Return the relations and directions with enough items in each half.
 
         Args:
-            minimum: how many are enough.
+            minimum: the least number of items in each half.
 
         Returns:
-            Relation, direction and questions; ``"all"`` first, then by frequency.
+            Relation, direction and items; ``"all"`` first, then by frequency.
 
         Raises:
             ValueError: where there are none.
@@ -250,39 +244,30 @@ class DependencyAccuracy:
                     found.append((relation, direction, items))
         if not found:
             raise ValueError(
-                f"no relation has {minimum} questions in each half of {self.sentences} sentences; "
+                f"no relation has {minimum} items in each half of {self.sentences} sentences; "
                 "read more sentences, or lower minimum"
             )
         return found
 
-    def shares(self, name: str, hits: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the columns of one accuracy: its name, and the ends of Wilson's interval."""
-        low, high = wilson(hits.sum(), len(hits), self.confidence)
-        ends = ("low", "high") if name == "accuracy" else (f"{name}_low", f"{name}_high")
-        return {name: float(hits.mean()), ends[0]: float(low), ends[1]: float(high)}
+    def proportion(self, hits: NDArray[np.bool_]) -> Estimate:
+        """Return the share of hits with Wilson's interval."""
+        return proportion(int(hits.sum()), len(hits), self.confidence)
 
     def bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
-        """Return a mean over questions with its interval over sentences."""
+        """Return a mean over items with its interval over sentences."""
         return mean_over_groups(values, sentences, self.confidence, self.resamples, self.seed)
 
     def _headline(self) -> str:
         layers, heads = self.attended.shape[1:]
         left_out = "".join(f", {count} left out ({reason})" for reason, count in self.left_out.items())
-        return f"{self.model}: {layers} layers x {heads} heads, {self.sentences} sentences{left_out}"
+        size = f"{layers} layers x {heads} heads, {self.sentences} sentences{left_out}"
+        return f"{self.model}: {size}; the most accurate heads:"
 
     def _table(self) -> pd.DataFrame:
-        columns = ["relation", "direction", "layer", "head", "right"]
+        columns = ["relation", "direction", "layer", "head", "accuracy"]
         rows = []
         for relation in (ALL, *self.relations[:9]):
             for direction in DIRECTIONS:
                 accuracy = self.accuracy(relation, direction)
                 rows.append((relation, direction, *self.place_of(int(accuracy.argmax())), float(accuracy.max())))
         return pd.DataFrame(rows, columns=columns)
-
-    def __repr__(self) -> str:
-        table = self._table().to_string(index=False, float_format="{:.3f}".format)
-        return f"DependencyAccuracy of {self._headline()}; the most accurate heads:\n{table}"
-
-    def _repr_html_(self) -> str:
-        table = self._table().to_html(index=False, float_format="{:.3f}".format, border=0)
-        return f"<p>The most accurate heads. {html.escape(self._headline())}</p>\n{table}"

@@ -1,8 +1,7 @@
-"""Positional heads against contextual heads, relation by relation."""
+"""Positional heads compared with contextual heads, by relation."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,26 +10,28 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from pelocality.evaluation.dependencies.result import ALL, CHOSEN, DIRECTIONS, SCORED, DependencyAccuracy
+from pelocality._display import DisplayMixin
+from pelocality.evaluation.dependencies._sentences import ALL
+from pelocality.evaluation.dependencies.result import CHOSEN, DIRECTIONS, SCORED, DependencyAccuracy
 from pelocality.statistics import mcnemar
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadKinds:
-    """Which kind of head finds which relation.
+class HeadTypes(DisplayMixin):
+    """The accuracy of positional and of contextual heads on each relation.
 
     Attributes:
         table: one row for each relation and direction, the shortest relations first: ``relation``, ``direction``,
-            ``distance`` (mean, in words), ``n`` (questions scored); for the best ``positional`` and the best
+            ``distance`` (mean, in words), ``n`` (items scored); for the best ``positional`` and the best
             ``contextual`` head the accuracy, ``_low`` and ``_high``, ``_layer`` and ``_head``; their ``difference``
             (positional minus contextual) with ``difference_low`` and ``difference_high``; ``q``, McNemar's
             p-value of the two, adjusted over the table (Benjamini and Hochberg, 1995); the ``baseline`` of the
             best fixed offset.
         correlation: by direction, Spearman's correlation over relations of the difference with the distance, and
-            its p-value. Negative: the longer a relation, the more it is the contextual heads'.
+            its p-value. Negative: the advantage of positional heads decreases with distance.
         positional: (layer, head), whether a head is positional.
         contextual: (layer, head), whether a head is contextual.
-        share: (layer, head), what the kinds were told by.
+        share: (layer, head), the score used to classify heads.
         model: name of the model.
     """
 
@@ -42,41 +43,36 @@ class HeadKinds:
     model: str
 
     def _headline(self) -> str:
-        told = f"{int(self.positional.sum())} positional and {int(self.contextual.sum())} contextual heads"
+        heads = f"{int(self.positional.sum())} positional and {int(self.contextual.sum())} contextual heads"
         ranks = "; ".join(f"{name}: {rho:+.2f} (p = {p:.2g})" for name, (rho, p) in self.correlation.items())
-        return f"{self.model}: {told}; rank correlation of difference and distance, {ranks}"
+        return f"{self.model}: {heads}; rank correlation of difference and distance, {ranks}"
 
-    def __repr__(self) -> str:
-        shown = self.table[["relation", "direction", "distance", "n", "positional", "contextual", "difference", "q"]]
-        return f"HeadKinds of {self._headline()}\n{shown.to_string(index=False, float_format='{:.3f}'.format)}"
-
-    def _repr_html_(self) -> str:
-        table = self.table.to_html(index=False, float_format="{:.3f}".format, border=0)
-        return f"<p>{html.escape(self._headline())}</p>\n{table}"
+    def _table(self) -> pd.DataFrame:
+        return self.table[["relation", "direction", "distance", "n", "positional", "contextual", "difference", "q"]]
 
 
-def compare_head_kinds(
+def compare_head_types(
     accuracy: DependencyAccuracy, share: Any, *, heads: int | None = None, minimum: int = 20
-) -> HeadKinds:
-    """Return which relations positional heads find better, and which contextual heads.
+) -> HeadTypes:
+    """Compare the accuracy of positional and contextual heads on each relation.
 
     Chen et al. (2023, section 3.6.2) report that positional heads do better on short relations (``auxpass``,
-    ``compound``), contextual heads on long ones (``dobj``). How they told the two kinds apart is not known; here
+    ``compound``), contextual heads on long ones (``dobj``). How they classified heads is not known; here
     the heads with the highest share of attention that position explains are positional, those with the lowest
-    contextual, as many of each, so that neither kind has more chances. Within each kind the best head of a
-    relation is chosen on one half of the sentences and scored on the other; the two are compared question by
-    question, with a bootstrap over sentences.
+    contextual. Both types have the same number of heads, as the best of many heads is better than the best of few.
+    For each type, the best head of a relation is chosen on one half of the sentences and scored on the other; the two
+    heads are compared on the same items, with a bootstrap over sentences.
 
     Args:
         accuracy: from `dependency_accuracy`.
         share: from `position_share` of the same model, or any (layer, head) numbers that are higher for positional
             heads. Heads with NaN (they attend uniformly) are neither.
-        heads: how many heads of each kind; None halves the heads that have a share. The middle heads are
-            neither, where there are more.
-        minimum: leave out relations with fewer questions in either half.
+        heads: number of heads of each type; None takes half of the heads that have a share. The heads in between are
+            neither.
+        minimum: leave out relations with fewer items in either half.
 
     Returns:
-        A `HeadKinds`.
+        A `HeadTypes`.
 
     Raises:
         TypeError: for an accuracy that is not from ``dependency_accuracy``.
@@ -93,67 +89,67 @@ def compare_head_kinds(
         >>> model = AutoModel.from_pretrained(get_model_path())
         >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
         >>> found = dependency_accuracy(model, tokenizer, sentences)
-        >>> kinds = compare_head_kinds(found, np.arange(72).reshape(6, 12), heads=24, minimum=5)
-        >>> kinds.positional.sum(), kinds.contextual.sum()
+        >>> types = compare_head_types(found, np.arange(72).reshape(6, 12), heads=24, minimum=5)
+        >>> types.positional.sum(), types.contextual.sum()
         (np.int64(24), np.int64(24))
     """
     if not isinstance(accuracy, DependencyAccuracy):
         raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
-    told = np.asarray(getattr(share, "share", share), dtype=float)
-    if told.shape != accuracy.attended.shape[1:]:
+    score = np.asarray(getattr(share, "share", share), dtype=float)
+    if score.shape != accuracy.attended.shape[1:]:
         raise ValueError(
-            f"share must be (layer, head) = {accuracy.attended.shape[1:]}, got {told.shape}; is it the same model's?"
+            f"share must be (layer, head) = {accuracy.attended.shape[1:]}, got {score.shape}; is it the same model's?"
         )
-    positional, contextual = _kinds(told.ravel(), heads)
+    positional, contextual = _types(score.ravel(), heads)
     rows = []
-    for relation, direction, items in accuracy.enough(minimum):
+    for relation, direction, items in accuracy.frequent(minimum):
         if relation == ALL:
             continue
         chosen, scored = items.hits[items.half == CHOSEN].mean(0), items.half == SCORED
         row: dict[str, Any] = {"relation": relation, "direction": direction}
-        row |= {"distance": float(np.abs(items.offsets[1]).mean()), "n": int(scored.sum())}
-        answers = []
-        for name, kind in (("positional", positional), ("contextual", contextual)):
-            head = int(np.where(kind, chosen, -1).argmax())
-            answers.append(items.hits[scored, head])
+        row |= {"distance": items.distance, "n": int(scored.sum())}
+        hits = []
+        for name, members in (("positional", positional), ("contextual", contextual)):
+            head = int(np.where(members, chosen, -1).argmax())
+            hits.append(items.hits[scored, head])
             layer, number = accuracy.place_of(head)
-            row |= accuracy.shares(name, answers[-1]) | {f"{name}_layer": layer, f"{name}_head": number}
-        first, second = answers
-        difference = accuracy.bootstrap(first.astype(float) - second, items.sentence[scored])
-        row |= {"difference": difference.value, "difference_low": difference.low, "difference_high": difference.high}
+            row |= accuracy.proportion(hits[-1]).columns(name) | {f"{name}_layer": layer, f"{name}_head": number}
+        first, second = hits
+        row |= accuracy.bootstrap(first.astype(float) - second, items.sentence[scored]).columns("difference")
         row |= {"p": mcnemar(int((second & ~first).sum()), int((first & ~second).sum()))}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
         rows.append(row)
     if not rows:
-        raise ValueError(f"no relation has {minimum} questions in both halves; give more sentences, or a lower minimum")
+        raise ValueError(f"no relation has {minimum} items in both halves; give more sentences, or a lower minimum")
     table = pd.DataFrame(rows)
     table["q"] = stats.false_discovery_control(table["p"])
     table = table.sort_values(["direction", "distance"], ignore_index=True)
-    return HeadKinds(
+    return HeadTypes(
         table,
         {direction: _rank_correlation(table[table["direction"] == direction]) for direction in DIRECTIONS},
-        positional.reshape(told.shape),
-        contextual.reshape(told.shape),
-        told,
+        positional.reshape(score.shape),
+        contextual.reshape(score.shape),
+        score,
         accuracy.model,
     )
 
 
-def _kinds(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the heads of the highest and of the lowest shares, as many of each."""
+def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
     most = len(known) // 2
     count = most if heads is None else heads
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
         raise ValueError(f"heads must be a number from 1 to {most}, half of the heads with a share, got {heads!r}")
     order = known[share[known].argsort(kind="stable")]
-    kinds = np.zeros((2, len(share)), dtype=bool)
-    kinds[0, order[-count:]] = True
-    kinds[1, order[:count]] = True
-    return kinds[0], kinds[1]
+    positional, contextual = np.zeros((2, len(share)), dtype=bool)
+    positional[order[-count:]] = True
+    contextual[order[:count]] = True
+    return positional, contextual
 
 
 def _rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
+    """Return Spearman's correlation of difference and distance with its p-value; NaN for fewer than 3 relations."""
     if len(table) < 3:
         return float("nan"), float("nan")
     found = stats.spearmanr(table["distance"], table["difference"])

@@ -1,0 +1,42 @@
+"""Examples of an evaluation: columns taken from a dataset, and numbers for the values of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import datasets
+import pandas as pd
+from torch import nn
+
+from pelocality.models._run import name_with_encoding
+
+
+def scalar_columns(
+    dataset: datasets.Dataset, argument: str, excluded: Collection[str], reserved: Collection[str]
+) -> pd.DataFrame:
+    """Return the columns of single values that are not excluded, after refusing column names that are reserved."""
+    taken = [name for name in reserved if name in dataset.column_names]
+    if taken:
+        raise ValueError(f"{argument} has a column {taken[0]!r}, a name that the result uses; rename the column")
+    scalar = datasets.Value | datasets.ClassLabel
+    names = [name for name, kind in dataset.features.items() if isinstance(kind, scalar) and name not in excluded]
+    return pd.DataFrame(dataset.select_columns(names).with_format(None)[:], index=range(len(dataset)))
+
+
+def name_of(model: Any) -> str:
+    """Return the name of a model and of what is attached to it, or of the function in its place."""
+    if isinstance(model, nn.Module):
+        return name_with_encoding(model)
+    return str(getattr(model, "__name__", type(model).__name__)).strip("<>")
+
+
+def by_columns(
+    examples: pd.DataFrame, columns: Sequence[str], numbers: Callable[[pd.DataFrame], dict[str, Any]]
+) -> pd.DataFrame:
+    """Return one row of numbers for each combination of values in the columns."""
+    unknown = [name for name in columns if not isinstance(name, str) or name not in examples]
+    if unknown or not columns:
+        raise ValueError(f"by must name columns among {', '.join(map(str, examples))}, got {list(columns)}")
+    groups = examples.groupby(list(columns), dropna=False)
+    return pd.DataFrame([dict(zip(columns, values, strict=True)) | numbers(group) for values, group in groups])

@@ -1,0 +1,30 @@
+"""Sentences given by the user, and names of relations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pelocality.corpora import Sentence
+
+ALL = "all"  # denotes all relations together
+
+
+def checked(sentences: Any) -> Iterator[Sentence]:
+    """Yield the sentences of a corpus, after refusing anything else."""
+    if isinstance(sentences, Sentence):
+        raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
+    if not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a corpus or a list, got {type(sentences).__name__}; see read_conllu")
+    for sentence in sentences:
+        if not isinstance(sentence, Sentence):
+            raise TypeError(
+                f"sentences must hold pelocality.corpora.Sentence, got {type(sentence).__name__}; "
+                "read_conllu and read_frames return them"
+            )
+        yield sentence
+
+
+def without_subtype(relation: str) -> str:
+    """Return a relation without its subtype: ``nsubj`` for ``nsubj:pass``."""
+    return relation.split(":")[0]
