@@ -107,7 +107,7 @@ class PositionalBias(nn.Module):
     def of(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` says which keys are there."""
         with loaded(self.encoding):
-            bias = self.encoding.distinct(queries, keys, mask=visible, dtype=dtype)
+            bias = self.encoding.unexpanded_bias(queries, keys, mask=visible, dtype=dtype)
         return bias if bias.ndim == 4 else bias[None]
 
 
@@ -123,7 +123,7 @@ def _add_to_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         # the kernel forgets causality once there is a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
     visible = None
-    if mask is not None and own.encoding.shares_out:  # the others need not know, and this runs in every layer
+    if mask is not None and own.encoding.depends_on_mask:  # the others need not know, and this runs in every layer
         visible = (mask if mask.dtype == torch.bool else mask > HIDDEN)[..., :keys]
     bias = own.of(queries, keys, visible, hidden.dtype)
     if slots > keys:  # a static cache has room for what is still to come
