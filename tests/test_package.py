@@ -15,7 +15,7 @@ SOURCE = Path(pelocality.__file__).parent
 ARROWS = {
     "_checks": set(),
     "metrics": set(),
-    "encodings": {"_checks", "metrics"},
+    "encodings": {"_checks"},
     "models": {"_checks", "encodings", "metrics"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},

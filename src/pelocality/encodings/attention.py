@@ -38,7 +38,7 @@ def biased_attention(
 
     Args:
         query: Q, (batch, heads, q, d).
-        key: K, (batch, heads, k, d), k >= q; the last query stands at the last key.
+        key: K, (batch, heads, k, d), k >= q; the last query is at the position of the last key.
         value: V, (batch, heads, k, d_v).
         encoding: An encoding with the same number of heads, or with one head that all share.
         mask: (batch or 1, heads or 1, q or 1, k) of booleans, True where a query sees a key; None: it sees all that

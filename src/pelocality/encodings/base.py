@@ -276,10 +276,8 @@ class Encoding(nn.Module, ABC):
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.is_floating_point():
-            given = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(
-                f"mask must be a tensor of booleans or integers, nonzero where a key is visible, got {given}"
-            )
+            given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"mask must be a tensor of booleans or integers (0: hidden), got {given}")
         if (
             mask.ndim not in (2, 3, 4)
             or mask.shape[-1] != keys
