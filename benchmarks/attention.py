@@ -1,7 +1,7 @@
-"""Attention with an encoding, as a multiple of SDPA without a bias in the same run, with peak memory.
+"""Measure the time of attention with an encoding relative to SDPA without a bias, and its peak memory.
 
 python -m benchmarks.attention            # a few minutes
-python -m benchmarks.attention --smoke    # seconds, to see that it runs
+python -m benchmarks.attention --smoke    # a few seconds, to test that it runs
 
 On CUDA also FlexAttention with the encoding as a score modification, up to n = 16,384.
 """
@@ -34,7 +34,7 @@ ROW = "| {:>6} | {:<52} | {:>8} | {:>9} | {:>8} | {:>9} | {:>9} |"
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that attends, and what it learns beside queries, keys and values."""
+    """An implementation of attention and its parameters other than queries, keys and values."""
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     learned: tuple[Tensor, ...] = ()
@@ -54,10 +54,10 @@ def eager(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
     )
 
 
-def ours() -> dict[str, RelativeEncoding]:
+def encodings() -> dict[str, RelativeEncoding]:
     decays = torch.logspace(-3, 0, HEADS)
     return {
-        "fixed: attenuated, all heads alike": AttenuatedEncoding(HEADS),
+        "fixed: attenuated, all heads equal": AttenuatedEncoding(HEADS),
         "fixed: attenuated, a decay per head": AttenuatedEncoding(HEADS, decays),
         "fixed: ALiBi": ALiBi(HEADS),
         "learned: attenuated, logits form": AttenuatedEncoding(HEADS, decays, form="logits", learnable=True),
@@ -70,18 +70,18 @@ def ours() -> dict[str, RelativeEncoding]:
 
 def contenders(n: int, device: str) -> dict[str, Contender]:
     found = {}
-    for name, encoding in ours().items():
+    for name, encoding in encodings().items():
         encoding.to(device)
         found[name] = biased(encoding)
     for name in ("fixed: ALiBi", "learned: signed distance table"):
-        encoding = ours()[name].to(device)
+        encoding = encodings()[name].to(device)
         found[f"{name}, as a mask"] = sdpa(encoding, *encoding.parameters())
         found |= padded(name, encoding, n)
     mask = torch.nn.Parameter(torch.zeros(HEADS, n, n, device=device))
     found["limit for learned: SDPA, learnable (heads, n, n) mask"] = sdpa(lambda n: mask, mask)
-    line = torch.nn.Parameter(torch.zeros(HEADS, 2 * n - 1, device=device))
+    by_distance = torch.nn.Parameter(torch.zeros(HEADS, 2 * n - 1, device=device))
     distance = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None] + n - 1
-    found["usual for learned: SDPA, table[:, j - i]"] = sdpa(lambda n: line[:, distance], line)
+    found["usual for learned: SDPA, table[:, j - i]"] = sdpa(lambda n: by_distance[:, distance], by_distance)
     config = T5Config(d_model=HEADS * WIDTH, d_kv=WIDTH, num_heads=HEADS)
     t5 = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(device)
     table = torch.nn.init.zeros_(t5.relative_attention_bias.weight)
@@ -89,32 +89,32 @@ def contenders(n: int, device: str) -> dict[str, Contender]:
     try:
         from x_transformers.x_transformers import AlibiPositionalBias
     except ImportError:
-        print("x-transformers is not installed, its ALiBi is left out")
+        print("x-transformers is not installed, skipping its ALiBi")
     else:
         alibi = AlibiPositionalBias(HEADS).to(device)
         found["peer: x-transformers' ALiBi"] = sdpa(lambda n: alibi(n, n))
     found["eager, fixed ALiBi"] = eager(ALiBi(HEADS).to(device))
-    table_of_ours = DistanceTable(HEADS, 512).to(device)
-    found["eager, learned distance table"] = eager(table_of_ours, *table_of_ours.parameters())
+    distance_table = DistanceTable(HEADS, 512).to(device)
+    found["eager, learned distance table"] = eager(distance_table, *distance_table.parameters())
     return found | flexible(n) if device == "cuda" else found
 
 
 def padded(name: str, encoding: RelativeEncoding, n: int) -> dict[str, Contender]:
-    """The last quarter of every sequence is padding."""
+    """Return attention with padding in the last quarter of every sequence."""
     visible = torch.arange(n, device=encoding.relative(1).device).view(1, 1, 1, n) < n - n // 4
     learned = tuple(encoding.parameters())
 
-    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def with_encoding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return biased_attention(q, k, v, encoding, mask=visible)
 
     def mask(n: int) -> Tensor:
         return torch.where(visible[0], encoding(n), -torch.inf)
 
-    return {f"{name}, padded": Contender(own, learned), f"{name}, padded, as a mask": sdpa(mask, *learned)}
+    return {f"{name}, padded": Contender(with_encoding, learned), f"{name}, padded, as a mask": sdpa(mask, *learned)}
 
 
 def flexible(n: int) -> dict[str, Contender]:
-    """FlexAttention, which never holds an n x n bias; only CUDA has its backward pass."""
+    """Return FlexAttention, which needs no n x n bias; its backward pass needs CUDA."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled = torch.compile(flex_attention)
@@ -125,10 +125,10 @@ def flexible(n: int) -> dict[str, Contender]:
 
         return Contender(attend, tuple(encoding.to("cuda").parameters()))
 
-    return {f"flex, {name}": contender(encoding) for name, encoding in ours().items()}
+    return {f"flex, {name}": contender(encoding) for name, encoding in encodings().items()}
 
 
-NOTHING = Contender(scaled_dot_product_attention)
+BASELINE = Contender(scaled_dot_product_attention)
 
 
 def report(n: int, name: str, contender: Contender, inputs: list[Tensor], repeats: int) -> None:
@@ -144,8 +144,8 @@ def report(n: int, name: str, contender: Contender, inputs: list[Tensor], repeat
     def both(one: Contender) -> Callable[[], object]:
         return lambda: torch.autograd.grad(one.attend(*inputs), (*inputs, *one.learned), gradient)
 
-    took, ratio = paired(forward(contender), forward(NOTHING), repeats)
-    took_both, ratio_both = paired(both(contender), both(NOTHING), repeats)
+    took, ratio = paired(forward(contender), forward(BASELINE), repeats)
+    took_both, ratio_both = paired(both(contender), both(BASELINE), repeats)
     figures = (f"{1e3 * took:.1f}", f"{ratio:.2f}", f"{1e3 * took_both:.1f}", f"{ratio_both:.2f}")
     print(ROW.format(n, name, *figures, f"{extra_mebibytes(both(contender)):.1f}"), flush=True)
 
@@ -154,19 +154,19 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # what lies 90 nats below is a denormal number, which CPUs are slow at; a bias makes more of them than no bias does
+    # CPUs are slow with denormal numbers, which a steep bias produces
     torch.set_flush_denormal(True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(
         f"{machine()}; {HEADS} heads of {WIDTH}, {TOKENS} tokens a batch, float32; medians of {options.repeats} pairs; "
         "ratio to SDPA without a bias\n"
     )
-    print(ROW.format("n", "what", "fwd ms", "fwd ratio", "+bwd ms", "ratio", "extra MiB"))
+    print(ROW.format("n", "attention", "fwd ms", "fwd ratio", "+bwd ms", "ratio", "extra MiB"))
     print(ROW.format("---:", "---", "---:", "---:", "---:", "---:", "---:"))
     for n in (32, 64) if options.smoke else (128, 512, 2048):
         shape = (1 if options.smoke else TOKENS // n, HEADS, n, WIDTH)
         inputs = [torch.randn(shape, device=device, requires_grad=True) for _ in range(3)]
-        for name, contender in {"SDPA without a bias": NOTHING, **contenders(n, device)}.items():
+        for name, contender in {"SDPA without a bias": BASELINE, **contenders(n, device)}.items():
             report(n, name, contender, inputs, options.repeats)
     if device == "cuda" and not options.smoke:
         n = 16_384  # an n x n bias of 8 heads would take 8 GiB

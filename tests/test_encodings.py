@@ -1,4 +1,4 @@
-"""The protocol, kept by every encoding."""
+"""The interface of all encodings."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ from pelocality.metrics.streaming import measure_relative
 
 
 def filled(encoding):
-    """The encoding with numbers in its tables, where they start at zero."""
+    """Return the encoding with random numbers in parameters that are zero."""
     generator = torch.Generator().manual_seed(0)
     for parameter in encoding.parameters():
         if not parameter.detach().any():
@@ -86,7 +86,7 @@ def test_weights_are_the_softmax_of_relative_and_their_rows_sum_to_one(make, cau
 
 
 @EVERY
-def test_a_relative_encoding_streams_to_what_its_matrix_measures(make):
+def test_a_relative_encoding_has_the_same_metrics_streamed_and_from_its_matrix(make):
     encoding = make(False).double()
     one, other = measure_relative(encoding.relative(40)), metrics.measure(encoding.weights(40))
     torch.testing.assert_close(one.locality, other.locality)
@@ -94,7 +94,7 @@ def test_a_relative_encoding_streams_to_what_its_matrix_measures(make):
 
 
 @EVERY
-def test_the_bias_is_aligned_at_the_lower_right_so_that_cached_keys_work(make):
+def test_a_causal_bias_with_cached_keys_is_the_last_rows_of_the_square_one(make):
     encoding = make(True)
     whole = encoding(12)
     for queries in (1, 5):
@@ -102,7 +102,7 @@ def test_the_bias_is_aligned_at_the_lower_right_so_that_cached_keys_work(make):
 
 
 @EVERY
-def test_a_bias_without_normalisation_is_aligned_at_the_lower_right_without_causality_too(make):
+def test_a_bias_with_cached_keys_is_the_last_rows_of_the_square_one(make):
     encoding = make(False)
     torch.testing.assert_close(encoding(5, 12), encoding(12)[:, -5:])
 
@@ -138,7 +138,7 @@ def test_flex_attention_with_the_score_modification_is_attention_with_the_bias(m
 
 
 @EVERY
-def test_padding_takes_no_share_of_the_weights(make):
+def test_weights_are_normalised_without_padding(make):
     encoding = make(False)
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
     weights = encoding.weights(7, mask=mask)
@@ -149,14 +149,14 @@ def test_padding_takes_no_share_of_the_weights(make):
 
 
 @EVERY
-def test_what_is_added_for_real_tokens_does_not_depend_on_padding(make):
+def test_the_bias_of_real_tokens_does_not_depend_on_padding(make):
     encoding = make(False)
     mask = torch.tensor([[True] * 5 + [False] * 2])
     padded = encoding(7, mask=mask)
     torch.testing.assert_close(padded.expand(1, 3, 7, 7)[0, :, :5, :5], encoding(5))
 
 
-def test_a_mask_that_tells_heads_apart_gives_an_encoding_of_one_head_as_many():
+def test_a_mask_that_differs_between_heads_expands_an_encoding_with_one_head():
     mask = torch.ones(1, 3, 1, 4).bool()
     mask[0, 1, 0, 2:] = False
     many = AttenuatedEncoding(3, decay=0.2)
@@ -165,7 +165,7 @@ def test_a_mask_that_tells_heads_apart_gives_an_encoding_of_one_head_as_many():
     torch.testing.assert_close(one.weights(4, mask=mask), many.weights(4, mask=mask))
 
 
-def test_a_query_that_sees_nothing_has_no_weights():
+def test_a_fully_masked_query_has_weights_of_zero():
     weights = NoEncoding().weights(3, mask=torch.tensor([[0, 0, 0], [1, 0, 0]]))
     assert torch.equal(weights[:, 0, 1], torch.tensor([[0.0, 0, 0], [1, 0, 0]]))
 
@@ -209,7 +209,7 @@ def test_an_encoding_compiles_whole_for_every_length_at_once(make):
 @pytest.mark.parametrize("what", ["bias", "weights", "masked weights"])
 @pytest.mark.parametrize("make", LEARNED)
 def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
-    class Of(torch.nn.Module):
+    class Caller(torch.nn.Module):
         def __init__(self, encoding):
             super().__init__()
             self.encoding = encoding
@@ -220,7 +220,7 @@ def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
             mask = None if what == "weights" else torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]])
             return self.encoding.weights(5, mask=mask)
 
-    module = Of(make(False).double())
+    module = Caller(make(False).double())
     names, values = zip(*module.named_parameters(), strict=True)
 
     def built(*parameters):
@@ -239,16 +239,16 @@ def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
 
 
 @pytest.mark.parametrize("make", LEARNED)
-def test_a_learned_bias_is_built_anew_at_every_call(make):
+def test_a_learned_bias_is_built_at_every_call(make):
     encoding = make(False)
     before = encoding(6)
     for parameter in encoding.parameters():
-        parameter.data.add_(0.1)  # leaves no trace that a cache could see
+        parameter.data.add_(0.1)  # not recorded in the tensor's version
     assert before.requires_grad
     assert not torch.equal(encoding(6), before)
 
 
-def test_fixed_numbers_keep_their_precision_when_a_model_is_cast():
+def test_constants_keep_their_precision_when_a_model_is_cast():
     encoding = AttenuatedEncoding(decay=0.3, form="logits")
     exact = encoding(400).bfloat16()
     assert torch.equal(encoding.bfloat16()(400), exact)
@@ -279,14 +279,14 @@ def test_a_bias_that_rises_with_distance_keeps_its_softmax_when_it_is_rounded(ma
     torch.testing.assert_close(rounded, exact, atol=0.03, rtol=0)
 
 
-def test_rounding_leaves_a_bias_of_ordinary_size_where_it_is():
+def test_rounding_does_not_shift_a_bias_of_ordinary_size():
     bias = torch.randn(2, 5, 5)
     for dtype in (torch.float16, torch.bfloat16):
         assert torch.equal(cast(bias, dtype), bias.to(dtype))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_bias_of_integers_is_one_of_floats(causal):
+def test_a_bias_of_integers_becomes_floats(causal):
     class Steps(RelativeEncoding):
         def at(self, distance):
             return -distance.abs().long()[None]
@@ -304,14 +304,14 @@ def test_a_bias_of_integers_is_one_of_floats(causal):
 
 
 @pytest.mark.parametrize("form", ["weights", "logits"])
-def test_only_what_is_shared_out_is_built_anew_for_a_mask(form):
+def test_only_a_bias_that_depends_on_the_mask_is_built_again_for_a_mask(form):
     encoding = AttenuatedEncoding(decay=0.1, form=form)
     mask = torch.tensor([[1, 1, 1, 0]])
-    assert encoding.shares_out == (form == "weights")
+    assert encoding.depends_on_mask == (form == "weights")
     assert (encoding(4, mask=mask).data_ptr() == encoding(4).data_ptr()) == (form == "logits")
 
 
-def test_an_encoding_of_ones_own_that_shares_out_is_given_the_mask():
+def test_a_custom_encoding_that_overrides_bias_gets_the_mask():
     class PerKey(NoEncoding):
         def bias(self, query_length, key_length, mask):
             return super().bias(query_length, key_length, mask) + (0 if mask is None else mask.sum(-1, keepdim=True))
@@ -319,11 +319,11 @@ def test_an_encoding_of_ones_own_that_shares_out_is_given_the_mask():
     assert PerKey()(4, mask=torch.tensor([[1, 1, 1, 0]])).unique().tolist() == [3]
 
 
-# ---- refusals
+# ---- custom encodings and errors
 
 
 class Constant(Encoding):
-    """An encoding of a user's own that is not a function of distance."""
+    """A custom encoding that is not a function of distance."""
 
     def __init__(self, heads=1, table=((0.0, 1.0), (2.0, 3.0))):
         super().__init__(heads)
@@ -334,7 +334,7 @@ class Constant(Encoding):
 
 
 class Linear(RelativeEncoding):
-    """A relative encoding of a user's own."""
+    """A custom relative encoding."""
 
     def __init__(self, heads=1, slope=1.0, causal=False):
         super().__init__(heads, causal)
@@ -344,7 +344,7 @@ class Linear(RelativeEncoding):
         return -self.slope * distance.abs()[None]
 
 
-def test_an_encoding_of_ones_own_needs_only_its_formula():
+def test_a_custom_encoding_needs_only_its_formula():
     assert torch.equal(Linear(slope=0.25)(4), ALiBi(heads=1, slopes=0.25)(4))
     twin = Encoding.from_configuration(Linear(slope=0.25, causal=True).configuration())
     assert isinstance(twin, Linear)
@@ -387,6 +387,6 @@ def test_an_encoding_of_ones_own_needs_only_its_formula():
         (lambda: Encoding.from_configuration({"type": "Rotary"}), ValueError, "known: ALiBi"),
     ],
 )
-def test_what_makes_no_encoding_is_refused(call, error, words):
+def test_invalid_arguments_raise_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()

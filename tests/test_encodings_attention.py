@@ -1,4 +1,4 @@
-"""Attention with an encoding against PyTorch's own with the encoding's matrix, forward and backward, in every way."""
+"""`biased_attention` against PyTorch's attention with the matrix of the bias, forward and backward."""
 
 import pytest
 import torch
@@ -42,8 +42,8 @@ EVERY = pytest.mark.parametrize("name", ENCODINGS)
 
 
 @pytest.fixture(params=["short", "long"])
-def way(request, monkeypatch):
-    """The ways that lengths lead to, each at lengths a test can afford."""
+def path(request, monkeypatch):
+    """Use the code for short or for long sequences, both at lengths that are fast to test."""
     monkeypatch.setattr(attention, "_LONG", 2**18 if request.param == "short" else 1)
     monkeypatch.setattr(attention, "_BLOCK", 1000)  # so that a sequence takes several blocks
     return request.param
@@ -71,12 +71,12 @@ def with_gradients(function, inputs, encoding, **options):
 @EVERY
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(150, 150), (1, 1), (7, 80)])
-def test_it_is_pytorchs_function_with_the_encodings_matrix(name, way, masked, queries, keys):
+def test_it_equals_pytorchs_attention_with_the_matrix_of_the_bias(name, path, masked, queries, keys):
     encoding = ENCODINGS[name]().double()
     inputs = tensors(queries, keys)
     mask = torch.rand(3, 1, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.7 if masked else None
     if masked and queries > 1:
-        mask[1, 0, 1] = False  # a query that sees nothing
+        mask[1, 0, 1] = False  # a fully masked query
     options = {"mask": mask, "scale": 0.3}
     expected = with_gradients(by_matrix, inputs, encoding, **options)
     torch.testing.assert_close(with_gradients(biased_attention, inputs, encoding, **options), expected)
@@ -85,14 +85,14 @@ def test_it_is_pytorchs_function_with_the_encodings_matrix(name, way, masked, qu
 
 @EVERY
 @pytest.mark.parametrize("shape", [(3, 1, 1, 60), (1, 1, 1, 60)])
-def test_padding_on_any_side_is_left_out(name, way, shape):
+def test_padding_on_any_side_is_ignored(name, path, shape):
     encoding = ENCODINGS[name]().double()
     inputs = tensors(50, 60)
     mask = torch.ones(shape, dtype=torch.bool)
     mask[0, ..., 41:] = False
     if len(mask) > 1:
         mask[1, ..., :13] = False
-        mask[2] = False  # nothing but padding
+        mask[2] = False  # only padding
     expected = with_gradients(by_matrix, inputs, encoding, mask=mask)
     torch.testing.assert_close(with_gradients(biased_attention, inputs, encoding, mask=mask), expected)
     assert all(each.isfinite().all() for each in expected)
@@ -129,9 +129,9 @@ def test_a_long_fixed_bias_needs_no_matrix(monkeypatch):
     ],
     ids=["KERPLE", "logits", "weights"],
 )
-def test_half_precision_learns_as_well_as_by_the_matrix(encoding, dtype, way):
-    """Also where all visible keys are far, so that rounding a large bias changes attention; with values off zero."""
-    mask = None if encoding.shares_out else (torch.arange(90) < 20).expand(3, 1, 1, 90)
+def test_half_precision_is_as_accurate_as_with_the_matrix(encoding, dtype, path):
+    """All visible keys are far, so that rounding a large bias would change attention; the mean of values is not 0."""
+    mask = None if encoding.depends_on_mask else (torch.arange(90) < 20).expand(3, 1, 1, 90)
     inputs = tensors(90, 90)
     inputs[2] = (inputs[2] + 3).detach().requires_grad_()
     exact = with_gradients(by_matrix, inputs, encoding, mask=mask)
@@ -145,15 +145,15 @@ def test_half_precision_learns_as_well_as_by_the_matrix(encoding, dtype, way):
         assert (one - truth).abs().max() <= 2 * (other - truth).abs().max() + 0.01 * size
 
 
-def test_a_far_bias_does_not_overflow_in_float16(way):
+def test_a_far_bias_does_not_overflow_in_float16(path):
     inputs = [each.detach().half() for each in tensors(60, 60)]
     encoding = AttenuatedEncoding(3, 1e4, form="logits")
     output = biased_attention(*inputs, encoding)
-    torch.testing.assert_close(output, inputs[2])  # each query sees itself and nothing else
+    torch.testing.assert_close(output, inputs[2])  # each query attends to itself only
 
 
 class Twice:
-    """A mixin, which stands before the encoding that it changes."""
+    """A mixin that overrides the bias of an encoding."""
 
     def bias(self, query_length, key_length, mask):
         return 2 * super().bias(query_length, key_length, mask)
@@ -169,8 +169,8 @@ class LoudKERPLE(KERPLE):
 
 
 class SteepKERPLE(KERPLE):
-    def distinct(self, query_length, key_length=None, **options):
-        return super().distinct(query_length, key_length, **options).clamp(max=-0.5)
+    def unexpanded_bias(self, query_length, key_length=None, **options):
+        return super().unexpanded_bias(query_length, key_length, **options).clamp(max=-0.5)
 
 
 class LoudAttenuated(Twice, AttenuatedEncoding):
@@ -182,21 +182,21 @@ class LoudAttenuated(Twice, AttenuatedEncoding):
     [LoudALiBi(3), LoudKERPLE(3), SteepKERPLE(3), LoudAttenuated(3, form="logits", learnable=True)],
     ids=lambda encoding: type(encoding).__name__,
 )
-def test_a_bias_that_a_subclass_changed_is_respected(way, encoding):
+def test_a_bias_overridden_in_a_subclass_is_used(path, encoding):
     inputs = tensors(40, 40)
-    bias = encoding.distinct(40, 40).double()[None]
+    bias = encoding.unexpanded_bias(40, 40).double()[None]
     expected = scaled_dot_product_attention(*inputs, attn_mask=bias)
     torch.testing.assert_close(biased_attention(*inputs, encoding), expected)
 
 
-def test_a_bias_that_an_object_changed_is_respected(way):
+def test_a_bias_overridden_on_the_object_is_used(path):
     inputs, encoding = tensors(40, 40), KERPLE(3)
     encoding.bias = lambda queries, keys, mask: torch.zeros(1, queries, keys)
     torch.testing.assert_close(biased_attention(*inputs, encoding), scaled_dot_product_attention(*inputs))
 
 
 class Fading(RelativeEncoding):
-    """Learned, and blind: the first query sees nothing, others only what lies two steps back and farther."""
+    """A learned encoding that masks all keys less than two positions back; the first queries are fully masked."""
 
     def __init__(self, heads=1, causal=False):
         super().__init__(heads, causal)
@@ -206,7 +206,7 @@ class Fading(RelativeEncoding):
         return torch.where(distance <= -2, self.slope * distance, -torch.inf)[None]
 
 
-def test_queries_that_see_nothing_without_a_mask_get_zeros_and_no_gradient(way):
+def test_queries_fully_masked_by_the_encoding_get_zeros_and_no_gradient(path):
     inputs, encoding = tensors(30, 30), Fading(3).double()
     found = with_gradients(biased_attention, inputs, encoding)
     assert (found[0][:, :, :2] == 0).all()
@@ -214,7 +214,7 @@ def test_queries_that_see_nothing_without_a_mask_get_zeros_and_no_gradient(way):
     torch.testing.assert_close(found, with_gradients(by_matrix, inputs, encoding))
 
 
-def test_an_empty_batch_and_a_compiled_encoding_go_through(way):
+def test_an_empty_batch_and_a_compiled_encoding_work(path):
     encoding = KERPLE(3)
     empty = [each[:0].detach().float().requires_grad_() for each in tensors(8, 8)]
     biased_attention(*empty, encoding).sum().backward()
@@ -224,7 +224,7 @@ def test_an_empty_batch_and_a_compiled_encoding_go_through(way):
     torch.testing.assert_close(biased_attention(*inputs, compiled), biased_attention(*inputs, encoding))
 
 
-def test_the_output_may_be_written_into(way):
+def test_the_output_may_be_written_into(path):
     inputs, encoding = tensors(12, 12), KERPLE(3).double()
     output = biased_attention(*inputs, encoding)
     output.relu_()
@@ -233,7 +233,7 @@ def test_the_output_may_be_written_into(way):
     torch.testing.assert_close(found, expected)
 
 
-def test_shapes_can_be_asked_for_without_numbers(way):
+def test_fake_tensors_work(path):
     with FakeTensorMode():
         encoding, inputs = KERPLE(3), torch.randn(3, 1, 3, 40, 4, requires_grad=True)
         output = biased_attention(*inputs, encoding)
@@ -257,7 +257,7 @@ def test_it_is_exported_with_any_length():
     torch.testing.assert_close(exported.module()(x), Attends()(x))
 
 
-def test_what_is_learned_outside_the_encoding_gets_its_gradient(way):
+def test_a_learned_tensor_outside_the_encoding_gets_its_gradient(path):
     slopes = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
 
     class Steered(ALiBi):
@@ -265,14 +265,14 @@ def test_what_is_learned_outside_the_encoding_gets_its_gradient(way):
             return -(2 * slopes)[:, None] * distance.abs()
 
     inputs, encoding = tensors(40, 40), Steered(3).double()
-    encoding.steered = 2 * slopes  # a tensor that is no parameter: nothing may be kept
+    encoding.steered = 2 * slopes  # a tensor that is not a parameter: no caching
     found = [
         torch.autograd.grad(attend(*inputs, encoding).sum(), slopes)[0] for attend in (biased_attention, by_matrix)
     ]
     torch.testing.assert_close(*found)
 
 
-def test_an_encoding_of_more_than_distance_goes_in_as_a_matrix(way):
+def test_an_encoding_that_is_not_relative_is_used_as_a_matrix(path):
     class Absolute(Encoding):
         def __init__(self, heads=1, causal=False):
             super().__init__(heads, causal)
@@ -290,7 +290,7 @@ def test_an_encoding_of_more_than_distance_goes_in_as_a_matrix(way):
         torch.testing.assert_close(one, other)
 
 
-def test_dropout_and_compilation_take_pytorchs_way(way):
+def test_dropout_and_compilation_use_pytorchs_attention(path):
     inputs = [each.detach() for each in tensors(40, 40)]
     encoding = DistanceTable.from_encoding(ALiBi(3), 8)
     torch.manual_seed(0)
@@ -301,7 +301,7 @@ def test_dropout_and_compilation_take_pytorchs_way(way):
     torch.testing.assert_close(compiled(*inputs, encoding), by_matrix(*inputs, encoding))
 
 
-def test_gradients_of_gradients_are_those_of_the_matrix(way):
+def test_second_gradients_are_those_with_the_matrix(path):
     inputs, encoding = tensors(9, 12), KERPLE(3).double()
 
     def second(attend):
@@ -316,7 +316,7 @@ def test_gradients_of_gradients_are_those_of_the_matrix(way):
 
 
 class Caller(torch.nn.Module):
-    """Attention as a function of the encoding's parameters too."""
+    """A module whose parameters are those of the encoding."""
 
     def __init__(self, encoding, **options):
         super().__init__()
@@ -327,7 +327,7 @@ class Caller(torch.nn.Module):
 
 
 def functional(encoding, **options):
-    """biased_attention(inputs, parameters), and by the equation alone."""
+    """Return biased_attention as a function of inputs and parameters, its equation, and the parameters."""
     module = Caller(encoding, **options)
 
     def ours(inputs, numbers):
@@ -339,7 +339,9 @@ def functional(encoding, **options):
         bias = torch.func.functional_call(encoding, {k.partition(".")[2]: v for k, v in numbers.items()}, shape)
         logits = query @ key.mT / 2 + bias
         visible = options.get("mask")
-        logits = logits if visible is None else logits.masked_fill(~visible, -1e30)  # every query of the test sees some
+        logits = (
+            logits if visible is None else logits.masked_fill(~visible, -1e30)
+        )  # no query of the test is fully masked
         return logits.softmax(-1) @ value
 
     return ours, plainly, {name: number.detach() for name, number in module.named_parameters()}
@@ -347,11 +349,11 @@ def functional(encoding, **options):
 
 @EVERY
 @pytest.mark.parametrize("masked", [False, True])
-def test_forward_mode_and_gradients_of_each_sample_are_those_of_the_equation(name, way, masked):
+def test_forward_mode_and_gradients_of_each_sample_are_those_of_the_equation(name, path, masked):
     encoding = ENCODINGS[name]().double()
     mask = (torch.arange(12) < 9).view(1, 1, 1, 12) if masked else None
-    if masked and encoding.shares_out:
-        mask = None  # the equation above would have to know of it
+    if masked and encoding.depends_on_mask:
+        mask = None  # the equation above ignores the mask
     ours, plainly, numbers = functional(encoding, mask=mask)
     inputs = [each.detach() for each in tensors(9, 12)]
     tangents = [torch.randn_like(each) for each in inputs], {k: torch.randn_like(v) for k, v in numbers.items()}
@@ -373,7 +375,7 @@ def test_forward_mode_and_gradients_of_each_sample_are_those_of_the_equation(nam
 
 
 @pytest.mark.parametrize("name", [name for name, make in ENCODINGS.items() if list(make().parameters())])
-def test_second_derivatives_are_those_of_the_equation(name, way):
+def test_second_derivatives_are_those_of_the_equation(name, path):
     ours, plainly, numbers = functional(ENCODINGS[name]().double())
     inputs = [each.detach()[:1, :, :4] for each in tensors(4, 4)]
 
@@ -389,7 +391,7 @@ def test_second_derivatives_are_those_of_the_equation(name, way):
         torch.testing.assert_close(hessian(ours, outer, inner), expected)
 
 
-def test_several_gradients_at_once_are_those_one_by_one(way):
+def test_batched_gradients_equal_single_ones(path):
     inputs, encoding = tensors(12, 12), KERPLE(3).double()
     numbers = (*inputs, *encoding.parameters())
     output = biased_attention(*inputs, encoding)
@@ -400,7 +402,7 @@ def test_several_gradients_at_once_are_those_one_by_one(way):
         torch.testing.assert_close([each[i] for each in both], list(one))
 
 
-def test_a_batch_with_nothing_visible_has_a_graph(way):
+def test_a_fully_masked_batch_has_gradients_of_zero(path):
     inputs, encoding = tensors(1100, 1100), KERPLE(3).double()
     mask = torch.zeros(3, 1, 1, 1100, dtype=torch.bool)
     found = with_gradients(biased_attention, inputs, encoding, mask=mask)
@@ -408,7 +410,7 @@ def test_a_batch_with_nothing_visible_has_a_graph(way):
     assert torch.func.grad(lambda q: biased_attention(q, *inputs[1:], ALiBi(3), mask=mask).sum())(inputs[0]).any() == 0
 
 
-def test_what_does_not_fit_is_refused():
+def test_inputs_that_do_not_fit_raise_errors():
     query, key, value = tensors(6, 8)
     encoding = ALiBi(3)
     for change, error, message in (

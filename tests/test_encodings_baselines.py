@@ -16,7 +16,7 @@ from pelocality.metrics.streaming import measure_relative
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 6, 8, 12, 14, 16, 20, 25, 112])
-def test_alibi_is_what_bloom_adds(heads):
+def test_alibi_has_the_softmax_of_blooms_bias(heads):
     bloom = BloomModel(BloomConfig(vocab_size=8, hidden_size=heads, n_layer=1, n_head=heads))
     theirs = bloom.build_alibi_tensor(torch.ones(1, 9), heads, torch.float32)  # (heads, 1, keys)
     past = torch.ones(9, 9).tril() == 0
@@ -26,7 +26,7 @@ def test_alibi_is_what_bloom_adds(heads):
     torch.testing.assert_close(ours.slopes, bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1])
 
 
-def test_bidirectional_alibi_falls_alike_on_both_sides():
+def test_bidirectional_alibi_is_symmetric():
     bias = ALiBi(heads=8)(7)
     for h in range(8):
         for i in range(7):
@@ -76,7 +76,7 @@ def test_the_power_kernel_with_exponent_one_is_alibi():
 
 
 @pytest.mark.parametrize("kernel", ["log", "power"])
-def test_kerple_keeps_its_bounds_whatever_it_learns(kernel):
+def test_kerple_stays_within_its_bounds_for_any_parameters(kernel):
     encoding = KERPLE(heads=2, kernel=kernel)
     for step in (-80.0, 160.0):
         with torch.no_grad():
@@ -86,7 +86,7 @@ def test_kerple_keeps_its_bounds_whatever_it_learns(kernel):
         assert ((encoding.curvature >= 0) & (encoding.curvature <= (2 if kernel == "power" else torch.inf))).all()
 
 
-def test_a_window_sees_its_neighbours_alike():
+def test_a_window_attends_equally_to_its_neighbours():
     weights = FixedWindow(width=2).double().weights(9)[0]
     for i in range(9):
         seen = [j for j in range(9) if abs(i - j) <= 2]
@@ -94,7 +94,7 @@ def test_a_window_sees_its_neighbours_alike():
             assert weights[i, j].item() == pytest.approx(1 / len(seen) if j in seen else 0.0)
 
 
-def test_a_window_of_nothing_is_the_identity():
+def test_a_window_of_width_zero_is_the_identity():
     assert torch.equal(FixedWindow(width=0).weights(4)[0], torch.eye(4))
 
 
@@ -111,13 +111,13 @@ def test_the_sinusoidal_bias_is_the_product_of_its_table_with_itself():
     assert measure(encoding.weights(80)).symmetry == 1
 
 
-def test_sine_waves_are_exact_far_out():
+def test_the_sinusoidal_bias_is_accurate_at_large_distances():
     far = SinusoidalEncoding(width=64).relative(100_000)
     near = SinusoidalEncoding(width=64).double().relative(100_000)
     assert (far - near).abs().max() < 1e-6
 
 
-def test_no_encoding_is_uniform_over_what_is_seen():
+def test_no_encoding_is_uniform_over_the_visible_keys():
     assert torch.equal(NoEncoding().weights(4)[0], torch.full((4, 4), 0.25))
     causal = NoEncoding(causal=True).weights(4)[0]
     torch.testing.assert_close(causal, torch.ones(4, 4).tril() / torch.arange(1.0, 5)[:, None])

@@ -1,4 +1,4 @@
-"""The cache of biases: when the last one may be kept and when it must be built anew."""
+"""The cache of biases: when the last bias is reused and when it is built again."""
 
 import copy
 import gc
@@ -41,21 +41,21 @@ FIXED = [
 ]
 
 
-def bias_of_two(encoding, *request, **options):
-    """Whether two calls get one tensor."""
+def is_reused(encoding, *request, **options):
+    """Return whether two calls return the same tensor."""
     return encoding(*request, **options).data_ptr() == encoding(*request, **options).data_ptr()
 
 
 @pytest.mark.parametrize("make", FIXED)
 def test_a_fixed_bias_is_built_once_while_length_and_dtype_stay(make):
     encoding = make()
-    assert bias_of_two(encoding, 6)
+    assert is_reused(encoding, 6)
     first = encoding(6)
     assert encoding(6, 7).shape == (3, 6, 7)
     assert encoding(6, dtype=torch.bfloat16).dtype == torch.bfloat16
-    assert bias_of_two(encoding, 6, dtype=torch.bfloat16)
+    assert is_reused(encoding, 6, dtype=torch.bfloat16)
     again = encoding(6)
-    assert again.data_ptr() != first.data_ptr()  # one is kept, the last
+    assert again.data_ptr() != first.data_ptr()  # only the last is cached
     assert torch.equal(again, first)
 
 
@@ -67,7 +67,7 @@ def test_equal_encodings_share_their_bias_and_others_do_not():
     assert ALiBi(heads=3, slopes=1.0)(6).data_ptr() != one(6).data_ptr()
 
 
-def test_writing_into_a_bias_does_not_reach_the_next_user():
+def test_writing_into_a_bias_does_not_change_the_next_one():
     encoding = ALiBi(heads=3)
     right = encoding(6).clone()
     encoding(6)[0, 0, 0] = 7.0
@@ -90,7 +90,7 @@ def test_a_changed_encoding_has_a_changed_bias(change):
     assert after.dtype == torch.float64 if change == "move" else not torch.equal(after, before)
 
 
-def test_a_bias_first_needed_in_inference_mode_serves_training():
+def test_a_bias_built_in_inference_mode_can_be_used_in_training():
     encoding = ALiBi(heads=2, slopes=0.77)
     with torch.inference_mode():
         encoding(6)
@@ -99,7 +99,7 @@ def test_a_bias_first_needed_in_inference_mode_serves_training():
     assert torch.isfinite(q.grad).all()
 
 
-def test_a_bias_that_is_nobodys_last_is_let_go():
+def test_a_bias_that_no_encoding_used_last_is_freed():
     encoding = ALiBi(3, slopes=0.123)
     twin = copy.deepcopy(encoding)
     assert twin(6).data_ptr() == encoding(6).data_ptr()
@@ -111,7 +111,7 @@ def test_a_bias_that_is_nobodys_last_is_let_go():
     assert kept() is None
 
 
-def test_copies_that_came_apart_each_keep_their_own_bias():
+def test_copies_that_were_changed_have_separate_biases():
     one = ALiBi(2)
     two, three = copy.deepcopy(one), copy.deepcopy(one)
     shared = one(6)
@@ -121,7 +121,7 @@ def test_copies_that_came_apart_each_keep_their_own_bias():
     assert one(6).data_ptr() == three(6).data_ptr() == shared.data_ptr()
 
 
-def test_a_derivative_with_respect_to_a_fixed_number_is_not_lost():
+def test_derivatives_for_a_buffer_are_computed():
     encoding = ALiBi(1, slopes=0.5)
     encoding(4)
 
@@ -140,7 +140,7 @@ def test_a_derivative_with_respect_to_a_fixed_number_is_not_lost():
     assert torch.equal(encoding(4), ALiBi(1, slopes=0.5)(4))
 
 
-def test_a_fixed_bias_first_needed_inside_a_transform_is_usable_after_it():
+def test_a_fixed_bias_built_inside_a_transform_can_be_used_outside():
     encoding, x = ALiBi(1, slopes=0.25), torch.randn(4)
     torch.func.grad(lambda x: (encoding(4)[0] * x).sum())(x)
     torch.func.vmap(lambda x: (encoding(4)[0] * x).sum())(x[None])
@@ -148,7 +148,7 @@ def test_a_fixed_bias_first_needed_inside_a_transform_is_usable_after_it():
 
 
 def replica(module):
-    """What nn.DataParallel makes of a module on every device: parameters become tensors among the attributes."""
+    """Return the copy that nn.DataParallel makes for each device, whose parameters are plain tensor attributes."""
     copied = module._replicate_for_data_parallel()
     for name, child in module._modules.items():
         copied._modules[name] = replica(child)
@@ -161,7 +161,7 @@ def replica(module):
 def test_a_replica_of_data_parallel_learns(make):
     encoding = make()
     with torch.no_grad():
-        replica(encoding)(5)  # a bias that was kept here would have no gradient below
+        replica(encoding)(5)  # if this were cached, the bias below would have no gradient
     output = replica(encoding)(5)
     torch.testing.assert_close(output, encoding(5), rtol=0, atol=0)
     (output * torch.randn(output.shape)).sum().backward()
@@ -172,7 +172,7 @@ def test_a_replica_of_data_parallel_learns(make):
     assert not torch.equal(replica(encoding)(5), output)
 
 
-def test_a_parametrized_number_is_read_through_its_parametrization():
+def test_a_parametrized_parameter_is_read_through_its_parametrization():
     class Half(nn.Module):
         def forward(self, x):
             return x / 2
@@ -185,7 +185,7 @@ def test_a_parametrized_number_is_read_through_its_parametrization():
 
 
 @pytest.mark.parametrize("write", ["data", "assign", "numpy", "buffer"])
-def test_a_number_that_was_written_behind_torchs_back_changes_the_bias(write):
+def test_a_write_to_a_buffer_that_torch_does_not_record_changes_the_bias(write):
     encoding = ALiBi(heads=1, slopes=0.5)
     before = encoding(6).clone()
     if write == "data":
@@ -200,7 +200,7 @@ def test_a_number_that_was_written_behind_torchs_back_changes_the_bias(write):
 
 
 class Slope(RelativeEncoding):
-    """An encoding of a user's own, with a number that is no argument."""
+    """A custom encoding with an attribute that is not an argument."""
 
     def __init__(self, heads=1):
         super().__init__(heads)
@@ -211,7 +211,7 @@ class Slope(RelativeEncoding):
 
 
 @pytest.mark.parametrize("number", [2.0, torch.tensor(2.0), [2.0], lambda: 2.0])
-def test_an_attribute_that_is_no_argument_changes_the_bias(number):
+def test_an_attribute_that_is_not_an_argument_changes_the_bias(number):
     class Read(Slope):
         def at(self, distance):
             k = self.k() if callable(self.k) else self.k[0] if isinstance(self.k, list) else self.k
@@ -227,7 +227,7 @@ def test_an_attribute_that_is_no_argument_changes_the_bias(number):
 
 
 class Sum(RelativeEncoding):
-    """An encoding of a user's own that holds encodings."""
+    """A custom encoding that contains a list of encodings."""
 
     def __init__(self, first, others=(), heads=1, causal=False):
         super().__init__(heads, causal)
@@ -241,7 +241,7 @@ class Sum(RelativeEncoding):
 
 
 class Pair(RelativeEncoding):
-    """The plainest such encoding."""
+    """A custom encoding that contains two encodings."""
 
     def __init__(self, first, second, heads=1, causal=False):
         super().__init__(heads, causal)
@@ -257,7 +257,7 @@ def frozen(*numbers):
     return table
 
 
-def test_encodings_that_hold_others_do_not_share_a_bias_unless_those_are_equal():
+def test_encodings_that_contain_others_share_a_bias_only_if_those_are_equal():
     one, two = Pair(NoEncoding(), frozen(0.0, 1.0)), Pair(NoEncoding(), frozen(0.0, 3.0))
     assert torch.equal(3 * one(4), two(4))
     assert copy.deepcopy(one)(4).data_ptr() == one(4).data_ptr()
@@ -268,7 +268,7 @@ def test_encodings_that_hold_others_do_not_share_a_bias_unless_those_are_equal()
     assert learned.second.values.grad.any()
 
 
-def test_encodings_that_hold_others_survive_configuration_and_pickling():
+def test_encodings_that_contain_others_survive_configuration_and_pickling():
     for encoding in (
         Pair(ALiBi(1), Pair(AttenuatedEncoding(decay=0.2, form="logits"), NoEncoding())),
         Sum(ALiBi(1, slopes=0.3), [ALiBi(1, slopes=0.1), NoEncoding()], causal=True),
@@ -280,19 +280,19 @@ def test_encodings_that_hold_others_survive_configuration_and_pickling():
     assert "ALiBi" in repr(Pair(ALiBi(1), NoEncoding()))
 
 
-def test_an_argument_that_is_not_kept_is_named_and_printing_does_not_fail():
+def test_an_argument_that_is_not_stored_is_named_and_printing_does_not_fail():
     class Forgetful(NoEncoding):
         def __init__(self, heads=1, width=3):
             super().__init__(heads)
 
-    with pytest.raises(TypeError, match="Forgetful must keep its argument 'width'"):
+    with pytest.raises(TypeError, match="Forgetful must store its argument 'width'"):
         Forgetful().configuration()
     assert repr(Forgetful()) == "Forgetful(heads=1, causal=False)"
 
 
 @pytest.mark.parametrize("make", [*LEARNED, lambda: ALiBi(2), lambda: AttenuatedEncoding(2, decay=0.3)])
 def test_an_encoding_may_be_built_on_the_meta_device_and_filled_later(make):
-    """As from_pretrained builds a model that holds one."""
+    """As from_pretrained builds a model that contains one."""
     encoding = make()
     with torch.device("meta"):
         empty = make()
@@ -313,7 +313,7 @@ def test_an_encoding_may_be_built_on_the_meta_device_and_filled_later(make):
         lambda: AttenuatedEncoding(2, learnable=True, form="logits"),
     ],
 )
-def test_numbers_that_ran_away_in_training_make_a_round_trip(make, number, double):
+def test_extreme_learned_numbers_survive_a_round_trip(make, number, double):
     encoding = make().double() if double else make()
     with torch.no_grad():
         for parameter in encoding.parameters():

@@ -38,27 +38,29 @@ def sequences(*shape, seed=0):
 
 
 def attend(logits, values, hidden):
-    """Softmax over the keys that are not hidden, times the values; a loop over keys."""
-    weights = [0.0 if gone else math.exp(logit) for logit, gone in zip(logits, hidden, strict=True)]
+    """Return the softmax over visible keys times the values, as a loop over keys."""
+    weights = [0.0 if masked else math.exp(logit) for logit, masked in zip(logits, hidden, strict=True)]
     total = sum(weights) or 1.0
     return sum(w / total * v for w, v in zip(weights, values, strict=True))
 
 
 def loop(layer, x, hidden):
-    """One sequence (n, d) through the layer's equation; hidden[i][j]: query i must not see key j."""
+    """Return the equation of the layer for one sequence (n, d); hidden[i][j]: query i does not see key j."""
     n, H, e = len(x), layer.num_heads, layer.head_dim
     bias = layer.encoding(n).detach()
     bias = bias.expand(H, n, n)
-    lines = layer.encoding.relative(n).detach().expand(H, -1)
+    logits_by_distance = layer.encoding.relative(n).detach().expand(H, -1)
     causal = layer.encoding.causal
     hidden = [[hidden[i][j] or (causal and j > i) for j in range(n)] for i in range(n)]
-    shared_out = isinstance(layer.encoding, AttenuatedEncoding) and layer.encoding.form == "weights"
+    normalised = isinstance(layer.encoding, AttenuatedEncoding) and layer.encoding.form == "weights"
 
     def heads(matrix, offset):
         return [x_ @ matrix.T + offset for x_ in x]
 
-    def mixed(values, h):  # P V, with P shared out among the keys that i sees
-        return [attend([lines[h, j - i + n - 1].item() for j in range(n)], values, hidden[i]) for i in range(n)]
+    def mixed(values, h):  # P V, with P normalised over the visible keys
+        return [
+            attend([logits_by_distance[h, j - i + n - 1].item() for j in range(n)], values, hidden[i]) for i in range(n)
+        ]
 
     if layer.mode == "sequence":
         columns = heads(layer.mix_proj.weight, layer.mix_proj.bias)
@@ -73,8 +75,8 @@ def loop(layer, x, hidden):
         V_h = [v[part] for v in V]
         for i in range(n):
             logits = [(Q[i][part] @ K[j][part] / math.sqrt(e)).item() for j in range(n)]
-            if layer.mode == "add" and shared_out:
-                e_i = [0.0 if hidden[i][j] else math.exp(lines[h, j - i + n - 1]) for j in range(n)]
+            if layer.mode == "add" and normalised:
+                e_i = [0.0 if hidden[i][j] else math.exp(logits_by_distance[h, j - i + n - 1]) for j in range(n)]
                 scale = layer.encoding.scale.expand(H)[h].item()
                 logits = [a + scale * one / (sum(e_i) or 1.0) for a, one in zip(logits, e_i, strict=True)]
             elif layer.mode == "add":
@@ -93,7 +95,7 @@ def loop(layer, x, hidden):
 @EVERY
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_every_mode_is_its_equation(name, mode, padded, is_causal):
+def test_every_mode_equals_its_equation(name, mode, padded, is_causal):
     layer = layer_of(name, mode).eval()
     x = sequences(2, 5, 6)
     padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
@@ -109,7 +111,7 @@ def test_every_mode_is_its_equation(name, mode, padded, is_causal):
 
 @MODES
 @EVERY
-def test_padding_changes_nothing_for_the_real_tokens(name, mode):
+def test_padding_does_not_change_the_real_tokens(name, mode):
     layer = layer_of(name, mode).eval()
     x = sequences(1, 6, 6)
     alone = layer(x)[0]
@@ -123,13 +125,13 @@ def test_padding_changes_nothing_for_the_real_tokens(name, mode):
             torch.testing.assert_close(output[:, left : left + 6], alone)
 
 
-HIDING = pytest.mark.parametrize(
-    ("hiding", "dtype"),
+MASK_VALUES = pytest.mark.parametrize(
+    ("mask_value", "dtype"),
     [
         (-math.inf, torch.float64),
         (-1e3, torch.float64),
         (-1e4, torch.float64),
-        (-1e4, torch.bfloat16),  # which holds -9984
+        (-1e4, torch.bfloat16),  # rounded to -9984
         (-1e9, torch.float32),
         *[(torch.finfo(dtype).min, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)],
     ],
@@ -137,19 +139,21 @@ HIDING = pytest.mark.parametrize(
 
 
 @MODES
-@HIDING
+@MASK_VALUES
 @pytest.mark.parametrize("name", ["weights", "logits"])
-def test_a_float_mask_hides_what_the_same_mask_of_booleans_hides(name, mode, hiding, dtype):
+def test_a_float_mask_equals_the_boolean_mask(name, mode, mask_value, dtype):
     layer = layer_of(name, mode).eval()
     x = sequences(2, 5, 6)
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    padding = torch.tensor([[True, True, False, False, False], [False] * 4 + [True]])  # and queries that see nothing
+    padding = torch.tensor([[True, True, False, False, False], [False] * 4 + [True]])  # also fully masked queries
     for masks in (
         {"attn_mask": future},
         {"key_padding_mask": padding},
         {"attn_mask": future, "key_padding_mask": padding},
     ):
-        floats = {key: torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, hiding) for key, mask in masks.items()}
+        floats = {
+            key: torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, mask_value) for key, mask in masks.items()
+        }
         for need_weights in (False, True):
             expected, attention = layer(x, need_weights=need_weights, **masks)
             output, weights = layer(x, need_weights=need_weights, **floats)
@@ -158,7 +162,7 @@ def test_a_float_mask_hides_what_the_same_mask_of_booleans_hides(name, mode, hid
 
 
 @MODES
-def test_a_float_mask_that_only_lowers_hides_nothing(mode):
+def test_a_float_mask_above_the_limit_hides_no_key(mode):
     layer = layer_of("weights", mode).eval()
     x = sequences(1, 5, 6)
     lowered = torch.zeros(1, 5, dtype=torch.float64)
@@ -199,7 +203,7 @@ def test_a_causal_layer_never_sees_the_future(mode, how):
     mask=st.sampled_from([None, "bool", "float", "heads"]),
     average=st.booleans(),
 )
-def test_without_an_encoding_it_is_multihead_attention(batch, n, bias, padding, mask, average):
+def test_without_an_encoding_it_equals_multihead_attention(batch, n, bias, padding, mask, average):
     theirs = nn.MultiheadAttention(8, 2, bias=bias, batch_first=True).double().eval()
     ours = PositionalSelfAttention(8, 2, bias=bias).double().eval()
     assert ours.load_state_dict(theirs.state_dict(), strict=False).unexpected_keys == []
@@ -232,7 +236,7 @@ def test_a_single_sequence_needs_no_batch():
 
 
 @MODES
-def test_the_attention_returned_is_a_distribution_over_what_is_seen(mode):
+def test_the_returned_attention_is_a_distribution_over_visible_keys(mode):
     layer = layer_of("weights", mode, dropout=0.5).train()
     padding = torch.tensor([[False, False, False, True], [False] * 4])
     _, attention = layer(sequences(2, 4, 6), key_padding_mask=padding, average_attn_weights=False)
@@ -249,7 +253,7 @@ def test_concat_returns_the_positional_heads_first():
 
 
 @MODES
-def test_a_query_that_sees_nothing_is_zero_and_leaves_gradients_finite(mode):
+def test_a_fully_masked_query_outputs_the_bias_and_has_finite_gradients(mode):
     layer = layer_of("logits", mode)
     x = sequences(2, 4, 6).requires_grad_()
     padding = torch.tensor([[True] * 4, [False] * 4])
@@ -262,7 +266,7 @@ def test_a_query_that_sees_nothing_is_zero_and_leaves_gradients_finite(mode):
 
 @MODES
 @pytest.mark.parametrize("encoding", [AttenuatedEncoding(2, learnable=True), DistanceTable(2, 4), KERPLE(2)])
-def test_what_an_encoding_learns_gets_gradients_in_every_mode(mode, encoding):
+def test_the_parameters_of_an_encoding_get_gradients_in_every_mode(mode, encoding):
     torch.manual_seed(0)
     layer = PositionalSelfAttention(6, 2, copy.deepcopy(encoding), mode)
     layer(torch.randn(2, 5, 6), need_weights=False)[0].square().sum().backward()
@@ -274,10 +278,10 @@ def test_what_an_encoding_learns_gets_gradients_in_every_mode(mode, encoding):
 @MODES
 @EVERY
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_gradients_of_each_sample_are_those_one_by_one(name, mode, need_weights):
+def test_per_sample_gradients_equal_single_ones(name, mode, need_weights):
     layer = layer_of(name, mode)
     x = sequences(3, 5, 6)
-    padding = torch.arange(5) >= torch.tensor([[5], [3], [0]])  # the last sees nothing
+    padding = torch.arange(5) >= torch.tensor([[5], [3], [0]])  # the last is fully masked
     numbers = {key: number.detach() for key, number in layer.named_parameters()}
 
     def loss(numbers, x, padding):
@@ -293,7 +297,7 @@ def test_gradients_of_each_sample_are_those_one_by_one(name, mode, need_weights)
     torch.testing.assert_close(along, sum((tangents[key] * of_each[key][0]).sum() for key in numbers))
 
 
-def test_dropout_acts_while_training_only():
+def test_dropout_applies_in_training_only():
     layer = layer_of("logits", dropout=0.5)
     x = sequences(2, 5, 6)
     for need_weights in (False, True):
@@ -307,7 +311,7 @@ def test_dropout_acts_while_training_only():
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_it_takes_its_place_in_torchs_encoder_whose_fast_path_keeps_away(nested):
+def test_it_works_in_torchs_encoder_without_the_fused_path(nested):
     torch.manual_seed(0)
     block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     block.self_attn = PositionalSelfAttention(8, 2, AttenuatedEncoding(heads=2, form="logits"))
@@ -326,7 +330,7 @@ def test_it_takes_its_place_in_torchs_encoder_whose_fast_path_keeps_away(nested)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_is_refused_with_the_way_out():
+def test_a_nested_tensor_raises_an_error_with_the_solution():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
     encoder.layers[0].self_attn = PositionalSelfAttention(8, 2, ALiBi(2))  # after the encoder chose nested tensors
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -337,7 +341,7 @@ def test_a_nested_tensor_is_refused_with_the_way_out():
         PositionalSelfAttention(8, 2)(jagged)
 
 
-def test_a_layer_moved_elsewhere_leaves_the_encoding_it_was_given_alone():
+def test_a_layer_with_a_device_or_dtype_does_not_change_the_given_encoding():
     encoding = AttenuatedEncoding(2, learnable=True)
     one, other = (PositionalSelfAttention(8, 2, encoding) for _ in range(2))
     assert one.encoding is other.encoding is encoding  # layers given one encoding share it
@@ -349,7 +353,7 @@ def test_a_layer_moved_elsewhere_leaves_the_encoding_it_was_given_alone():
 
 
 @MODES
-def test_half_precision_and_autocast_stay_close(mode):
+def test_half_precision_and_autocast_are_close_to_float32(mode):
     torch.manual_seed(0)
     layer = PositionalSelfAttention(16, 2, AttenuatedEncoding(heads=2, decay=0.05, learnable=True), mode).eval()
     x = torch.randn(2, 9, 16)
@@ -364,7 +368,7 @@ def test_half_precision_and_autocast_stay_close(mode):
 
 
 @MODES
-def test_it_copies_pickles_saves_and_compiles(mode):
+def test_it_can_be_copied_pickled_saved_and_compiled(mode):
     layer = layer_of("logits", mode).eval()
     x = sequences(2, 5, 6)
     expected = layer(x)[0]
@@ -438,6 +442,6 @@ def test_layers_of_equal_encodings_share_their_bias():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, words):
+def test_invalid_arguments_raise_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()

@@ -1,4 +1,4 @@
-"""Laying scores out by distance against indexing, and its derivatives; normalising them over what is visible."""
+"""Toeplitz matrices and their derivatives against indexing, and the masked softmax."""
 
 import functools
 
@@ -11,35 +11,35 @@ from pelocality.encodings._scores import masked_softmax, toeplitz
 
 @settings(max_examples=30, deadline=None)
 @given(queries=st.integers(1, 12), extra=st.integers(0, 12), heads=st.integers(1, 3))
-def test_toeplitz_lays_out_diagonals_and_its_gradient_sums_them(queries, extra, heads):
+def test_toeplitz_fills_diagonals_and_its_gradient_sums_them(queries, extra, heads):
     keys = queries + extra
-    line = torch.randn(heads, queries + keys - 1, dtype=torch.float64, requires_grad=True)
-    matrix = toeplitz(line, queries)
+    numbers = torch.randn(heads, queries + keys - 1, dtype=torch.float64, requires_grad=True)
+    matrix = toeplitz(numbers, queries)
     for i in range(queries):
         for j in range(keys):
-            assert torch.equal(matrix[:, i, j], line[:, j - i + queries - 1])
-    assert torch.autograd.gradcheck(lambda x: toeplitz(x, queries), line)
+            assert torch.equal(matrix[:, i, j], numbers[:, j - i + queries - 1])
+    assert torch.autograd.gradcheck(lambda x: toeplitz(x, queries), numbers)
 
 
-def gathered(line, queries):
-    """What `toeplitz` lays out, by indexing."""
-    keys = line.shape[-1] - queries + 1
-    return line[..., torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1]
+def gathered(numbers, queries):
+    """Return the matrix of `toeplitz` by indexing."""
+    keys = numbers.shape[-1] - queries + 1
+    return numbers[..., torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1]
 
 
 def test_gradients_are_summed_over_more_rows_than_one_block():
-    line = torch.randn(2, 150 + 170 - 1, dtype=torch.float64, requires_grad=True)
+    numbers = torch.randn(2, 150 + 170 - 1, dtype=torch.float64, requires_grad=True)
     gradient = torch.randn(2, 150, 170, dtype=torch.float64)
-    (plain,) = torch.autograd.grad(toeplitz(line, 150), line, gradient)
-    torch.testing.assert_close(plain, torch.autograd.grad(gathered(line, 150), line, gradient)[0])
+    (plain,) = torch.autograd.grad(toeplitz(numbers, 150), numbers, gradient)
+    torch.testing.assert_close(plain, torch.autograd.grad(gathered(numbers, 150), numbers, gradient)[0])
 
 
 @pytest.mark.parametrize("queries", [1, 3, 70])
-def test_every_derivative_of_a_laid_out_line_is_that_of_indexing(queries):
-    lines = torch.randn(2, 1, queries + 4, dtype=torch.float64)
+def test_every_derivative_of_toeplitz_is_that_of_indexing(queries):
+    batch = torch.randn(2, 1, queries + 4, dtype=torch.float64)
 
-    def loss(lay_out, line):
-        return lay_out(line, queries).square().softmax(-1).square().sum()
+    def loss(matrix_of, numbers):
+        return matrix_of(numbers, queries).square().softmax(-1).square().sum()
 
     ours, theirs = functools.partial(loss, toeplitz), functools.partial(loss, gathered)
     for derivative in (
@@ -50,16 +50,16 @@ def test_every_derivative_of_a_laid_out_line_is_that_of_indexing(queries):
         lambda f: torch.func.jacfwd(torch.func.jacfwd(f)),
         lambda f: torch.func.jacrev(torch.func.jacfwd(f)),
     ):
-        found, expected = (torch.func.vmap(derivative(f))(lines) for f in (ours, theirs))
+        found, expected = (torch.func.vmap(derivative(f))(batch) for f in (ours, theirs))
         torch.testing.assert_close(found, expected)
 
 
 def test_gradients_have_gradients():
-    line = torch.randn(1, 7, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x: toeplitz(x, 3).square(), line)
+    numbers = torch.randn(1, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: toeplitz(x, 3).square(), numbers)
 
 
-def test_a_row_that_sees_nothing_gets_zeros_and_gradients_of_zero():
+def test_a_fully_masked_row_has_zeros_and_gradients_of_zero():
     logits = torch.tensor([[0.5, 1.5], [2.0, -1.0]], requires_grad=True)
     weights = masked_softmax(logits, torch.tensor([[True, False], [False, False]]))
     assert weights.tolist() == [[1, 0], [0, 0]]
@@ -67,7 +67,7 @@ def test_a_row_that_sees_nothing_gets_zeros_and_gradients_of_zero():
     assert logits.grad.tolist() == [[0, 0], [0, 0]]
 
 
-def test_without_a_mask_it_is_softmax_but_for_rows_of_nothing():
+def test_without_a_mask_it_is_the_softmax_except_in_rows_of_minus_infinity():
     logits = torch.randn(3, 4)
     torch.testing.assert_close(masked_softmax(logits, None), logits.softmax(-1))
     assert masked_softmax(torch.full((1, 2), -torch.inf), None).tolist() == [[0, 0]]

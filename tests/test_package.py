@@ -16,7 +16,7 @@ ARROWS = {
     "_checks": set(),
     "_display": set(),
     "metrics": set(),
-    "encodings": {"_checks", "metrics"},
+    "encodings": {"_checks"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": set(),

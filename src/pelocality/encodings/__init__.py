@@ -1,9 +1,10 @@
-"""Positional encodings as additive biases, all with one small interface, and attention layers that take them.
+"""Positional encodings as additive biases, and attention layers that use them.
 
-``encoding(n)`` is the bias (heads, n, n) that attention adds to its logits, ``encoding.weights(n)`` the attention it
-stands for, ``encoding.relative(n)`` its value at every distance. `AttenuatedEncoding` is the paper's, `DistanceTable`
-is learned without a formula, and the rest are baselines with published formulas. For one of your own, write
-`RelativeEncoding.at`. `PositionalSelfAttention` and `biased_attention` put any of them into a transformer of your own.
+``encoding(n)`` returns the bias (heads, n, n) that attention adds to its logits, ``encoding.weights(n)`` the positional
+attention, and ``encoding.relative(n)`` its logits by distance. `AttenuatedEncoding` is the encoding of the paper,
+`DistanceTable` is a learned bias, and the others are baselines with published formulas. For a custom encoding,
+implement `RelativeEncoding.at`. `PositionalSelfAttention` and `biased_attention` use any of them in your own
+transformer.
 """
 
 from pelocality.encodings.alibi import ALiBi as ALiBi

@@ -1,40 +1,40 @@
-"""What the constructors of encodings refuse."""
+"""Validation of arguments with one number per head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 PerHead = float | Sequence[float] | Tensor
 
 
-def per_head(name: str, value: PerHead, heads: int, *, positive: bool = True) -> Tensor:
-    """Return numbers as a float64 tensor: one for all heads, or one each.
+def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = True) -> Tensor:
+    """Return an argument with one number for all heads, or one per head, as a float64 tensor.
 
     Args:
-        name: What the argument is called.
+        name: Name of the argument.
         value: A number, or one per head.
-        heads: How many heads there are.
-        positive: Whether zero and below are refused.
+        heads: Number of heads; None: as many as there are numbers.
+        positive: Whether numbers must be above 0.
 
     Returns:
         (1,) or (heads,).
 
     Raises:
-        TypeError: It is no number or sequence of them.
-        ValueError: The wrong number of numbers, NaN or infinity, a number that is not positive, or one that is
-            neither in the precision encodings work in.
+        TypeError: The value is not a number or a sequence of numbers.
+        ValueError: The wrong number of numbers; or one that is NaN, infinite, not positive, or one of these after
+            rounding to the dtype that encodings work in.
     """
+    elements = value if isinstance(value, Sequence) else [value]
     try:
         numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        if any(isinstance(each, bool) or getattr(each, "dtype", None) == torch.bool for each in elements):
+            raise TypeError
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a number, or one per head, got {value!r}") from error
-    given = value if isinstance(value, Sequence) else [value]
-    if any(isinstance(number, bool) for number in given) or getattr(value, "dtype", None) == torch.bool:
-        raise TypeError(f"{name} must be a number, or one per head, got {value!r}")
+    heads = max(numbers.numel(), 1) if heads is None else heads
     if numbers.ndim > 1 or numbers.numel() not in (1, heads):
         raise ValueError(f"{name} must be a number, or one for each of {heads} heads, got {value!r}")
     if not bool(torch.isfinite(numbers).all()):
@@ -48,31 +48,6 @@ def per_head(name: str, value: PerHead, heads: int, *, positive: bool = True) ->
 
 
 def positive(logarithm: Tensor) -> Tensor:
-    """Return exp of what is learned, kept inside float32, so that it is never 0 or infinite and can be saved.
-
-    Args:
-        logarithm: Any shape.
-
-    Returns:
-        The same shape, above 0 and finite.
-    """
+    """Return exp of a learned logarithm, clamped to positive finite float32 numbers."""
     bounds = torch.finfo(torch.float32)
     return logarithm.exp().clamp(bounds.tiny, bounds.max)
-
-
-def plain(value: object) -> object:
-    """Return a value as JSON can hold it: a tensor becomes its number, or a list of them.
-
-    Args:
-        value: An argument of an encoding.
-
-    Returns:
-        Strings, numbers, booleans, None and lists of them; what is none of these as it came.
-    """
-    if isinstance(value, Tensor):
-        flat = value.detach().to("cpu", torch.promote_types(value.dtype, torch.float32)).reshape(-1)
-        numbers = [
-            float(str(number)) for number in flat.numpy()
-        ]  # float32 0.1 reads 0.1, and that is float32 0.1 again
-        return numbers[0] if len(set(numbers)) == 1 else numbers
-    return value.item() if isinstance(value, np.generic) else value

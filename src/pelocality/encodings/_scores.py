@@ -1,4 +1,4 @@
-"""Scores of pairs of positions: laid out from a number per distance, normalised into attention, and attended with."""
+"""Toeplitz matrices from a bias by distance and their gradients, masked softmax, and plain attention."""
 
 from __future__ import annotations
 
@@ -10,99 +10,89 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
-# A mask of numbers hides a key from here down: there exp gives 0 in float64 too (it ends at -745), with room for logits
-# that stand above; bfloat16 holds the usual -1e4 as -9984.
+# A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
+# logits, and bfloat16 rounds the usual -1e4 to -9984.
 HIDDEN = -1e3
 
-_ROWS = 64  # so many rows of a gradient at a time stay in the cache of a CPU
+_ROWS = 64  # rows of a gradient summed at a time, few enough for the cache of a CPU
 
 
-def toeplitz(line: Tensor, query_length: int) -> Tensor:
-    """Lay a line of numbers out so that every diagonal of the matrix holds one of them.
+def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
+    """Return the Toeplitz matrix with one number per diagonal.
 
-        M_ij = line[j - i + q - 1]
+        M_ij = by_distance[j - i + q - 1]
 
     Args:
-        line: (heads or 1, q + k - 1), the distance furthest in the past first.
+        by_distance: (heads or 1, q + k - 1), the most negative distance first.
         query_length: q.
 
     Returns:
         (heads or 1, q, k).
     """
     if torch.compiler.is_compiling():
-        return _tiled(line, query_length)
-    result: Tensor = _Toeplitz.apply(line, query_length)  # type: ignore[no-untyped-call]
+        return _tiled(by_distance, query_length)
+    result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
     return result
 
 
 def diagonal_sums(matrix: Tensor) -> Tensor:
-    """Sum along the diagonals, which `toeplitz` fills: its gradient.
+    """Return the sums of all diagonals of a matrix, the gradient of `toeplitz`.
 
     Args:
         matrix: (..., q, k).
 
     Returns:
-        (..., q + k - 1), the diagonal furthest in the past first.
+        (..., q + k - 1), the most negative distance first.
     """
     queries, keys = matrix.shape[-2:]
     width = queries + keys - 1
-    # laid out in rows one longer than they are read back in, rows shift by one each: diagonals are columns
+    # rows padded to width + 1 and read back with width: each row shifts by one, so that diagonals become columns
     rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], -1)
     return rows.narrow(-1, 0, queries * width).reshape(*matrix.shape[:-2], queries, width).sum(-2)
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
-    """Normalise attention over the keys that are visible; a query that sees none gets zeros, never NaN.
+    """Return the softmax over the visible keys, with zeros instead of NaN in fully masked rows.
 
     Args:
         logits: (..., query, key).
-        visible: Broadcastable to it, True where a query sees a key; None: it sees all but those of -inf.
+        visible: Broadcastable to logits, True where a query sees a key; None: where logits are above -inf.
 
     Returns:
         (..., query, key).
     """
     if visible is not None:
         logits = torch.where(visible, logits, -torch.inf)
-    blind = logits.detach().amax(-1, keepdim=True) == -torch.inf
-    return torch.where(blind, 0, torch.where(blind, 0, logits).softmax(-1))
+    fully_masked = logits.detach().amax(-1, keepdim=True) == -torch.inf
+    return torch.where(fully_masked, 0, torch.where(fully_masked, 0, logits).softmax(-1))
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, scale: float | None
 ) -> Tensor:
-    """Return PyTorch's ``scaled_dot_product_attention``, also where its kernels have no derivative.
+    """Return ``scaled_dot_product_attention``, with derivatives also inside `torch.func` and in forward mode.
 
     Args:
         query: (batch, heads, q, d).
         key: (batch, heads, k, d).
         value: (batch, heads, k, d_v).
         mask: Booleans, True where a query sees a key, or floats that are added; broadcastable to (batch, heads, q, k).
-        dropout_p: Share of attention weights left out.
-        scale: What the scores are multiplied by; None: 1 / sqrt(d).
+        dropout_p: Probability of dropping an attention weight.
+        scale: Factor of the scores; None: 1 / sqrt(d).
 
     Returns:
         (batch, heads, q, d_v).
     """
     while mask is not None and mask.ndim < 4:
         mask = mask[None]
-    given = (query, key, value) if mask is None else (query, key, value, mask)
-    if not torch.compiler.is_compiling() and transformed(*given):
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    if not torch.compiler.is_compiling() and transformed(*tensors):
         return dropout(attention_weights(query, key, mask, scale), dropout_p) @ value
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale)
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """Return the attention that `attend` averages the values with.
-
-    Args:
-        query: As for `attend`, and so the rest.
-        key: See there.
-        mask: See there.
-        scale: See there.
-
-    Returns:
-        (batch, heads, q, k); zeros for a query that sees nothing.
-    """
+    """Return the attention weights of `attend`, (batch, heads, q, k), with zeros in fully masked rows."""
     logits = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale) @ key.mT
     if mask is None or mask.dtype == torch.bool:
         return masked_softmax(logits, mask)
@@ -110,14 +100,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: fl
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Return whether a tensor is more than its numbers: inside `torch.func`, or with a forward-mode tangent.
-
-    Args:
-        *tensors: Any tensors.
-
-    Returns:
-        Whether that is so for one of them.
-    """
+    """Return whether any of the tensors is inside a `torch.func` transform or has a forward-mode tangent."""
     for each in tensors:
         _, tangent = forward_ad.unpack_dual(each)  # type: ignore[no-untyped-call]
         if tangent is not None or torch.func.debug_unwrap(each) is not each:
@@ -126,13 +109,13 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 class _Toeplitz(torch.autograd.Function):
-    """`toeplitz` by a view and one copy; backward sums block by block, which autograd's own does not."""
+    """`toeplitz` as a view and one copy, with a backward pass that sums blocks of rows."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(line: Tensor, query_length: int) -> Tensor:
-        return line.unfold(-1, line.shape[-1] - query_length + 1, 1).flip(-2)
+    def forward(by_distance: Tensor, query_length: int) -> Tensor:
+        return by_distance.unfold(-1, by_distance.shape[-1] - query_length + 1, 1).flip(-2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -153,12 +136,12 @@ class _Toeplitz(torch.autograd.Function):
         return toeplitz(tangent, ctx.query_length)
 
 
-def _tiled(line: Tensor, query_length: int) -> Tensor:
-    """The same out of views alone, which a compiler fuses, forward and backward, and which have no length baked in."""
-    heads, width = line.shape
+def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
+    """Return `toeplitz` made of views, which a compiler fuses and which are not specialised to one length."""
+    heads, width = by_distance.shape
     if width == 1:
-        return line[:, None]
-    # the line over and over, read in rows one shorter than it is: each row starts one earlier
-    tiles = line[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
+        return by_distance[:, None]
+    # repeated, then read in rows one shorter than itself: each row starts one number earlier
+    tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
     rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
     return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]

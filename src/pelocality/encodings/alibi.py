@@ -12,17 +12,17 @@ from pelocality.encodings.relative import RelativeEncoding
 
 
 class ALiBi(RelativeEncoding):
-    """A penalty that grows linearly with distance, at a slope of its own for each head.
+    """A bias that decreases linearly with distance, with a different slope for each head.
 
         bias_ij = -m_h |i - j|,  m_h = 2^(-8 h / H),  h = 1..H
 
-    Press, Smith and Lewis (ICLR 2022), theirs with ``causal=True``; without it both sides fall alike, as encoders use
-    it. Where H is no power of two, the slopes of the next smaller one come first, then every other slope of twice that,
-    as in the authors' code and in BLOOM.
+    Press, Smith and Lewis (ICLR 2022), whose models have ``causal=True``; without it the bias is symmetric, as in
+    encoders. If H is not a power of two, the slopes of the next smaller power come first, then every other slope of
+    the next larger one, as in the authors' code and in BLOOM.
 
     Args:
         heads: H.
-        slopes: m, a number or one per head, above 0; None: those above.
+        slopes: m, a number or one per head, above 0; None: as in the equation.
         causal: Whether the future gets -inf.
 
     Raises:
@@ -30,7 +30,7 @@ class ALiBi(RelativeEncoding):
         ValueError: Not one slope per head, or one not above 0.
 
     Note:
-        BLOOM adds m_h j instead of -m_h (i - j). A softmax does not see the difference.
+        BLOOM adds m_h j instead of -m_h (i - j), which has the same softmax.
 
     Examples:
         >>> ALiBi(heads=4).slopes
@@ -40,7 +40,7 @@ class ALiBi(RelativeEncoding):
     def __init__(self, heads: int, slopes: PerHead | None = None, causal: bool = False) -> None:
         super().__init__(heads, causal)
         numbers = _published_slopes(heads) if slopes is None else slopes
-        self.register_buffer("fixed_slopes", self._working(per_head("slopes", numbers, heads)))
+        self.register_buffer("fixed_slopes", self._constant(per_head("slopes", numbers, heads)))
 
     @property
     def slopes(self) -> Tensor:
@@ -53,6 +53,7 @@ class ALiBi(RelativeEncoding):
 
 
 def _published_slopes(heads: int) -> Tensor:
+    """Return the slopes of the paper, (heads,)."""
     smaller = 2 ** math.floor(math.log2(heads))
     first = torch.arange(1, smaller + 1, dtype=torch.float64, device="cpu") / smaller
     between = (torch.arange(heads - smaller, dtype=torch.float64, device="cpu") + 0.5) / smaller

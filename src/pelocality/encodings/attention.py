@@ -1,4 +1,4 @@
-"""Scaled dot product attention with an encoding; on a CPU without a matrix of biases where distance alone decides."""
+"""Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pelocality.encodings._scores import attend, attention_weights, diagonal_sums, toeplitz, transformed
-from pelocality.encodings.base import Encoding
-from pelocality.encodings.relative import RelativeEncoding, unchanged
+from pelocality.encodings.base import Encoding, check_encoding
+from pelocality.encodings.relative import RelativeEncoding, inherits
 
-_LONG = 2**18  # scores a head from which, on a CPU, attention without the matrix is faster
-_BLOCK = 2**17  # scores that backward holds at a time, few enough for a core's own cache
+_LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
+_BLOCK = 2**17  # scores per block of the backward pass, few enough for the cache of one core
 
 
 def biased_attention(
@@ -28,34 +28,33 @@ def biased_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """PyTorch's ``scaled_dot_product_attention`` with an encoding as its bias.
+    """Compute PyTorch's ``scaled_dot_product_attention`` with the bias of an encoding.
 
         softmax(scale Q K^T + bias) V
 
-    Give it in place of that function, with an encoding for the ``attn_mask`` of biases. On a CPU, in long sequences
-    without a mask, the bias of an encoding of distance alone is read from its 2n - 1 numbers, and the gradients of a
-    learned one are summed block by block: there is no n x n tensor. Elsewhere, and for every other encoding, this is
-    that function with the encoding's bias as its mask.
+    Use it in place of that function, with an encoding instead of a float ``attn_mask``. For long sequences without a
+    mask on a CPU, a Toeplitz bias is a view of its 2n - 1 numbers, and the gradients of a learned one are summed in
+    blocks: no n x n tensor is built. Otherwise this calls that function with the bias as its mask.
 
     Args:
         query: Q, (batch, heads, q, d).
-        key: K, (batch, heads, k, d), k >= q; the last query stands at the last key.
+        key: K, (batch, heads, k, d), k >= q; the last query is at the position of the last key.
         value: V, (batch, heads, k, d_v).
-        encoding: Of as many heads, or of one that all share.
-        mask: (batch or 1, heads or 1, q or 1, k) of booleans, True where a query sees a key; None: it sees all, but
-            for what a causal encoding hides.
-        dropout_p: Share of attention weights left out, always: the function does not know of evaluation.
-        scale: What the scores are multiplied by; None: 1 / sqrt(d).
+        encoding: An encoding with the same number of heads, or with one head that all share.
+        mask: (batch or 1, heads or 1, q or 1, k) of booleans, True where a query sees a key; None: it sees all that
+            the encoding does not mask.
+        dropout_p: Probability of dropping an attention weight; applied always, so pass 0 in evaluation.
+        scale: Factor of the scores; None: 1 / sqrt(d).
 
     Returns:
-        (batch, heads, q, d_v); zeros for a query that sees nothing.
+        (batch, heads, q, d_v); zeros for a query that is fully masked.
 
     Raises:
-        TypeError: An encoding that is none, or a mask of anything but booleans.
-        ValueError: Shapes that do not fit, or an encoding of another number of heads.
+        TypeError: The encoding is not an `Encoding`, or the mask is not a tensor of booleans.
+        ValueError: Shapes that do not fit, or an encoding with another number of heads.
 
     Note:
-        On CUDA it is ``encoding.score_modification`` with FlexAttention that does without the matrix.
+        On CUDA, FlexAttention with ``encoding.score_modification`` needs no n x n matrix.
 
     Examples:
         >>> from pelocality.encodings import ALiBi
@@ -63,59 +62,59 @@ def biased_attention(
         >>> biased_attention(query, key, value, ALiBi(heads=8)).shape
         torch.Size([1, 8, 4096, 16])
     """
-    encoding = getattr(encoding, "_orig_mod", encoding)  # what torch.compile wraps
+    encoding = getattr(encoding, "_orig_mod", encoding)  # the module inside torch.compile's wrapper
     _check(query, key, value, encoding, mask)
     if mask is None and dropout_p == 0:
-        line = _bias_by_distance(query, key, value, encoding)
-        if line is not None:
+        bias = _bias_by_distance(query, key, value, encoding)
+        if bias is not None:
             factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-            if not (torch.is_grad_enabled() and line.requires_grad):
-                return _reversed(query, key, value, line, factor)
-            line = line.expand(query.shape[1], -1)
-            learned: Tensor = _LearnedBias.apply(query, key, value, line, factor)  # type: ignore[no-untyped-call]
-            return learned
+            if not (torch.is_grad_enabled() and bias.requires_grad):
+                return _query_reversed(query, key, value, bias, factor)
+            bias = bias.expand(query.shape[1], -1)
+            output: Tensor = _LearnedBias.apply(query, key, value, bias, factor)  # type: ignore[no-untyped-call]
+            return output
     added = encoding.additive_mask(query.shape[-2], key.shape[-2], mask=mask, dtype=query.dtype)
     return attend(query, key, value, added, dropout_p, scale)
 
 
 def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding) -> Tensor | None:
-    """Return the bias as numbers per distance where attention is to be computed from them, (heads or 1, q + k - 1)."""
+    """Return the bias by distance, (heads or 1, q + k - 1), or None if attention needs the matrix."""
     queries, keys = query.shape[-2], key.shape[-2]
     if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0 or query.device.type != "cpu":
         return None
     if query.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
-        return None  # in half precision what is rounded is the finished bias
-    if not (
-        isinstance(encoding, RelativeEncoding) and encoding.distance_alone and unchanged(encoding, "distinct", Encoding)
-    ):
+        return None  # half precision rounds the finished bias
+    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
         return None
-    line = encoding.by_distance(queries, keys)
-    if any(type(each) not in (Tensor, nn.Parameter) for each in (query, key, value, line)):
+    if not inherits(encoding, "unexpanded_bias", Encoding):
         return None
-    if transformed(query, key, value, line) or torch.promote_types(line.dtype, query.dtype) != query.dtype:
+    bias = encoding.by_distance(queries, keys)
+    if any(type(each) not in (Tensor, nn.Parameter) for each in (query, key, value, bias)):
         return None
-    sees_itself = bool(line[:, keys - 1].isfinite().all())  # so that no query sees nothing
-    return line.to(query.dtype) if sees_itself else None
+    if transformed(query, key, value, bias) or torch.promote_types(bias.dtype, query.dtype) != query.dtype:
+        return None
+    sees_itself = bool(bias[:, keys - 1].isfinite().all())  # then no query is fully masked
+    return bias.to(query.dtype) if sees_itself else None
 
 
-def _reversed(query: Tensor, key: Tensor, value: Tensor, line: Tensor, scale: float) -> Tensor:
-    """Attend with the last query first: then the matrix of biases is a view of the line, and takes no memory."""
-    bias = line.unfold(-1, key.shape[-2], 1)[None]
-    return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=bias, scale=scale).flip(-2)
+def _query_reversed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Attend with queries in reversed order, for which the Toeplitz matrix is a view of the bias by distance."""
+    matrix = bias.unfold(-1, key.shape[-2], 1)[None]
+    return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
 
 
 class _LearnedBias(torch.autograd.Function):
-    """Attention whose backward pass goes by blocks of rows, for that of PyTorch's fast kernel ignores the bias.
+    """Attention with a backward pass in blocks of rows, since PyTorch's fast kernel has no gradient of the bias.
 
-    With A the attention, g the gradient of the output and P_ij = g_i . v_j that of the attention, the gradient of the
-    logits is A_ij (P_ij - sum_k A_ik P_ik) (Dao et al., FlashAttention, 2022, appendix B); the bias gets its sums along
-    diagonals.
+    With attention A, gradient g of the output and gradient P_ij = g_i . v_j of the attention, the gradient of the
+    logits is A_ij (P_ij - sum_k A_ik P_ik) (Dao et al., FlashAttention, 2022, appendix B); the gradient of the bias is
+    its sums along diagonals.
     """
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, line: Tensor, scale: float) -> Tensor:
-        # detached: the fast kernel declines what requires a gradient
-        return _reversed(query.detach(), key.detach(), value.detach(), line.detach(), scale)
+    def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
+        # detached, since the fast kernel does not accept a bias that requires a gradient
+        return _query_reversed(query.detach(), key.detach(), value.detach(), bias.detach(), scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: Tensor) -> None:
@@ -124,51 +123,48 @@ class _LearnedBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tensors: tuple[Tensor, Tensor, Tensor, Tensor] = ctx.saved_tensors
-        query, key, value, line = tensors
-        if not torch.is_grad_enabled():
-            batch, heads = query.shape[:2]
-            found = [
-                _gradients(query[i, h], key[i, h], value[i, h], line[h], gradient[i, h], ctx.scale)
-                for i, h in itertools.product(range(batch), range(heads))
-            ]
-            of_query, of_key, of_value, of_line = (
-                torch.stack(each).reshape(batch, heads, *each[0].shape) for each in zip(*found, strict=True)
-            )
-            return of_query, of_key, of_value, of_line.sum(0), None
-        # gradients that shall have gradients
-        output = attention_weights(query, key, toeplitz(line, query.shape[-2]), ctx.scale) @ value
-        wanted = [each for each in tensors if each.requires_grad]
-        learned = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-        return *(next(learned) if each.requires_grad else None for each in tensors), None
+        query, key, value, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients must be differentiable themselves
+
+            def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+                return attention_weights(query, key, toeplitz(bias, query.shape[-2]), ctx.scale) @ value
+
+            return *torch.func.vjp(attended, query, key, value, bias)[1](gradient), None
+        batch, heads = query.shape[:2]
+        found = [
+            _gradients(query[i, h], key[i, h], value[i, h], bias[h], gradient[i, h], ctx.scale)
+            for i, h in itertools.product(range(batch), range(heads))
+        ]
+        *of_inputs, of_bias = (
+            torch.stack(each).reshape(batch, heads, *each[0].shape) for each in zip(*found, strict=True)
+        )
+        return *of_inputs, of_bias.sum(0), None
 
 
 def _gradients(
-    query: Tensor, key: Tensor, value: Tensor, line: Tensor, gradient: Tensor, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, gradient: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of one head's (length, d) and line, with never more than a block of scores in memory."""
+    """Return the gradients of the (length, d) tensors and the bias of one head, with one block of scores at a time."""
     queries, keys = len(query), len(key)
     of_query: list[Tensor] = []
-    of_key, of_value, of_line = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(line)
+    of_key, of_value, of_bias = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(bias)
     step = max(1, _BLOCK // keys)
     for first in range(0, queries, step):
         stop = min(first + step, queries)
         q, g = query[first:stop] * scale, gradient[first:stop]
-        bias = line[queries - stop : queries - first + keys - 1].unfold(-1, keys, 1).flip(-2)
-        attention = torch.addmm(bias, q, key.mT).softmax(-1)
-        change = (g @ value.mT).mul_(attention)  # A P, and then the gradient of the logits
+        matrix = bias[queries - stop : queries - first + keys - 1].unfold(-1, keys, 1).flip(-2)
+        attention = torch.addmm(matrix, q, key.mT).softmax(-1)
+        change = (g @ value.mT).mul_(attention)  # A P, then the gradient of the logits
         change.addcmul_(attention, change.sum(-1, keepdim=True), value=-1)
         of_query.append(change @ key * scale)
         of_key = of_key + change.mT @ q
         of_value = of_value + attention.mT @ g
-        of_line = of_line + pad(diagonal_sums(change), (queries - stop, first))
-    return torch.cat(of_query), of_key, of_value, of_line
+        of_bias = of_bias + pad(diagonal_sums(change), (queries - stop, first))
+    return torch.cat(of_query), of_key, of_value, of_bias
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
-    """Refuse what does not fit."""
-    if not isinstance(encoding, Encoding):
-        raise TypeError(f"encoding must be a pelocality.encodings.Encoding, got {type(encoding).__name__}")
+    """Raise an error if types or shapes do not fit."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
@@ -177,6 +173,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
                 f"{name} must be (batch, heads, length, d) with the query's batch and heads, got shape "
                 f"{tuple(tensor.shape)} beside {tuple(query.shape)}"
             )
+    check_encoding(encoding, query.shape[1])
     if key.shape[-2] < query.shape[-2]:
         raise ValueError(f"key must be as long as query or longer, got {key.shape[-2]} keys, {query.shape[-2]} queries")
     if value.shape[-2] != key.shape[-2] or key.shape[-1] != query.shape[-1]:
@@ -184,13 +181,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
             f"query (..., q, d), key (..., k, d) and value (..., k, d_v) must fit, got shapes {tuple(query.shape)}, "
             f"{tuple(key.shape)} and {tuple(value.shape)}"
         )
-    if encoding.heads not in (1, query.shape[1]):
-        raise ValueError(f"encoding must have 1 or {query.shape[1]} heads, as the query has, got {encoding.heads}")
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a tensor of booleans, True where a query sees a key, got {kind}")
-    wanted = (*query.shape[:3], key.shape[2])
-    if mask.ndim != 4 or mask.shape[3] != wanted[3] or any(mask.shape[i] not in (1, wanted[i]) for i in range(3)):
-        raise ValueError(f"mask must be {wanted}, the first three or 1, got shape {tuple(mask.shape)}")
+        given = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a tensor of booleans, True where a query sees a key, got {given}")
+    full = (*query.shape[:3], key.shape[2])
+    if mask.ndim != 4 or mask.shape[3] != full[3] or any(mask.shape[i] not in (1, full[i]) for i in range(3)):
+        raise ValueError(f"mask must be {full}, the first three or 1, got shape {tuple(mask.shape)}")

@@ -1,4 +1,4 @@
-"""T5's learned bias on buckets of distances."""
+"""The learned bias of T5 for buckets of distances."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pelocality.encodings.relative import RelativeEncoding
 
 
 class T5Buckets(RelativeEncoding):
-    """A learned number for every bucket of distances, buckets growing wider with distance.
+    """A learned bias with one number per bucket of distances, with wider buckets for larger distances.
 
         bucket(d) = d                                                              d < b/2
         bucket(d) = b/2 + floor(b/2 ln(d / (b/2)) / ln(max_distance / (b/2)))      at most b - 1
 
-    of each side's b buckets: half of all, or all where the encoding is causal (Raffel et al., JMLR 2020).
+    with b buckets for each side: half of all buckets, or all if the encoding is causal (Raffel et al., JMLR 2020).
 
     Args:
         heads: H.
-        buckets: How many there are; both sides together where not causal, the past (and the token itself) first.
-        max_distance: From which distance on all fall into the last bucket.
-        causal: Whether the future gets -inf, and the past all buckets.
+        buckets: Number of buckets; if not causal, of both sides together, the past and the token itself first.
+        max_distance: Distance from which on all are in the last bucket.
+        causal: Whether the future gets -inf, and the past uses all buckets.
 
     Attributes:
-        relative_attention_bias: The numbers, an ``nn.Embedding`` of (buckets, heads), 0 at first. It has the name and
-            shape that it has in transformers, so its ``state_dict`` loads.
+        relative_attention_bias: The numbers, an ``nn.Embedding`` of (buckets, heads), initially 0. Name and shape are
+            those of transformers, so its ``state_dict`` loads.
 
     Raises:
         TypeError: An argument of the wrong type.
-        ValueError: Too few buckets, or a max_distance within the buckets of one distance each.
+        ValueError: Too few buckets, or a max_distance within the buckets that hold a single distance.
 
     Note:
-        T5 itself does not divide its logits by sqrt(d); a table taken from it expects that.
+        T5 does not divide its logits by sqrt(d): its table is learned for undivided logits.
 
     Examples:
         >>> T5Buckets(heads=1).bucket(torch.tensor([-200, -8, -1, 0, 1, 8, 200]))
@@ -45,17 +45,9 @@ class T5Buckets(RelativeEncoding):
         super().__init__(heads, causal)
         self.buckets = count("buckets", buckets, least=2 if causal else 4)
         self.max_distance = max_distance
-        count("max_distance", max_distance, least=self._exact + 1)
+        count("max_distance", max_distance, least=buckets // (2 if causal else 4) + 1)
         self.relative_attention_bias = nn.Embedding(buckets, heads)
         nn.init.zeros_(self.relative_attention_bias.weight)
-
-    @property
-    def _side(self) -> int:
-        return self.buckets if self.causal else self.buckets // 2
-
-    @property
-    def _exact(self) -> int:
-        return self._side // 2
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Return the bucket of signed distances.
@@ -66,11 +58,13 @@ class T5Buckets(RelativeEncoding):
         Returns:
             Indices of the same shape, 0 to buckets - 1.
         """
+        side = self.buckets if self.causal else self.buckets // 2
+        exact = side // 2  # buckets of a side that hold a single distance
         away = (-distance).clamp(min=0) if self.causal else distance.abs()
-        further = torch.log(away.clamp(min=1).float() / self._exact) / math.log(self.max_distance / self._exact)
-        wide = (self._exact + (further * (self._side - self._exact)).long()).clamp(max=self._side - 1)
-        bucket = torch.where(away < self._exact, away.long(), wide)
-        return bucket if self.causal else bucket + self._side * (distance > 0)
+        further = torch.log(away.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        wide = (exact + (further * (side - exact)).long()).clamp(max=side - 1)
+        bucket = torch.where(away < exact, away.long(), wide)
+        return bucket if self.causal else bucket + side * (distance > 0)
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         table = self.relative_attention_bias.weight.to(self.working_dtype)

@@ -12,20 +12,20 @@ from pelocality.encodings.relative import RelativeEncoding
 
 
 class KERPLE(RelativeEncoding):
-    """A learned penalty that grows with distance, logarithmically or as a power.
+    """A learned bias that decreases with distance, logarithmically or as a power.
 
         log:    bias_ij = -r_1 ln(1 + r_2 |i - j|),  r_1, r_2 > 0
         power:  bias_ij = -r_1 |i - j|^r_2,          r_1 > 0, 0 < r_2 < 2
 
-    Chi, Fan, Ramadge and Rudnicky (NeurIPS 2022), theirs with ``causal=True``. The bounds make the kernel conditionally
-    positive definite; they are kept by construction: ln r_1, ln r_2 and, for power, ln(r_2 / (2 - r_2)) are learned
-    (the authors clamp).
+    Chi, Fan, Ramadge and Rudnicky (NeurIPS 2022), whose models have ``causal=True``. The bounds make the kernel
+    conditionally positive definite; they hold because ln r_1, ln r_2 and, for power, ln(r_2 / (2 - r_2)) are learned
+    (the authors clamp instead).
 
     Args:
         heads: H.
         kernel: ``"log"`` or ``"power"``.
-        strength: r_1 at first, a number or one per head.
-        curvature: r_2 at first, a number or one per head. The authors draw both at random.
+        strength: Initial r_1, a number or one per head.
+        curvature: Initial r_2, a number or one per head. The authors draw both at random.
         causal: Whether the future gets -inf.
 
     Raises:
@@ -56,8 +56,8 @@ class KERPLE(RelativeEncoding):
         if kernel == "power" and bool((r_2 >= 2).any()):
             raise ValueError(f"curvature of the power kernel must be below 2, got {curvature!r}")
         bounded = r_2.log() if kernel == "log" else (r_2 / 2).logit()
-        self.log_strength = nn.Parameter(self._working(r_1.log().expand(heads)))
-        self.free_curvature = nn.Parameter(self._working(bounded.expand(heads)))
+        self.log_strength = nn.Parameter(self._constant(r_1.log().expand(heads)))
+        self.free_curvature = nn.Parameter(self._constant(bounded.expand(heads)))
 
     @property
     def strength(self) -> Tensor:
@@ -71,13 +71,13 @@ class KERPLE(RelativeEncoding):
         if self.kernel == "log":
             return positive(free)
         bounds = torch.finfo(torch.float32)
-        return (2 * free.sigmoid()).clamp(bounds.tiny, 2 - bounds.eps)  # rounding reaches the ends, which are excluded
+        return (2 * free.sigmoid()).clamp(bounds.tiny, 2 - bounds.eps)  # rounding may give the excluded bounds
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         away = distance.abs()
         r_1, r_2 = (r.view(-1, *(1,) * distance.ndim) for r in (self.strength, self.curvature))
         if self.kernel == "log":
             return -r_1 * torch.log1p(r_2 * away)
-        # the power of 0 is 0, but its slope in the exponent is not a number
+        # 0 ** r_2 is 0, but its gradient for r_2 is NaN
         power = torch.where(away == 0, 1, away) ** r_2
         return -r_1 * torch.where(away == 0, 0, power)

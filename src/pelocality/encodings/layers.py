@@ -1,4 +1,4 @@
-"""Self-attention for your own transformer, with any encoding, injected in any of three ways."""
+"""Self-attention for your own transformer, which combines content with an encoding in one of three modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 from pelocality._checks import count, flag
 from pelocality.encodings._scores import HIDDEN, attend, attention_weights
 from pelocality.encodings.attention import biased_attention
-from pelocality.encodings.base import Encoding, cast
+from pelocality.encodings.base import Encoding, cast, check_encoding
 from pelocality.encodings.simple import NoEncoding
 
 Mode = Literal["add", "concat", "sequence"]
@@ -23,37 +23,37 @@ class PositionalSelfAttention(nn.Module):
 
         add:       softmax(Q K^T / sqrt(d_head) + bias) V,                        W_o
         concat:    [P V ; softmax(Q K^T / sqrt(d_head)) V],                       W_o from 2d to d
-        sequence:  the self-attention, without bias, of X' = P X W_p,             W_o
+        sequence:  self-attention without bias over X' = P X W_p,                 W_o
 
-    with the encoding's ``bias`` and weights ``P``, one of each per head, Q = X W_q and so on: the three ways of the
-    code of Chen et al. (2023). It is called as ``nn.MultiheadAttention(batch_first=True)`` is, names its parameters as
-    that does (its ``state_dict`` loads in add mode with ``strict=False``), and can take its place in
+    with the encoding's ``bias`` and weights ``P`` of each head, Q = X W_q and so on: the three modes of the code of
+    Chen et al. (2023). It has the arguments of ``nn.MultiheadAttention(batch_first=True)`` and its parameter names (its
+    ``state_dict`` loads in add mode with ``strict=False``), and can replace it in
     ``nn.TransformerEncoderLayer(batch_first=True)``.
 
     Warning:
-        Never in an ``nn.TransformerEncoderLayer`` without ``batch_first=True``, which is not its default: the attention
-        module alone knows of that flag, so that after the exchange nothing is left to see that the sequence comes
-        first, and the layer would attend over the batch, without a word unless a mask fails to fit.
+        Do not use it in an ``nn.TransformerEncoderLayer`` without ``batch_first=True``, which is not the default: that
+        layer stores the flag only in the attention module that is replaced, so attention would run over the batch
+        dimension, without an error unless the shape of a mask does not fit.
 
     Args:
         embed_dim: d.
         num_heads: H; d_head = d / H.
-        encoding: Of H heads, or of one that all share; None: no encoding. A causal one makes the layer causal. It is
-            kept as it is, not copied, so that layers given one encoding share what it learns; with a device or a dtype
-            the layer keeps a copy, moved there, and yours stays as it was.
-        mode: How it enters.
-        dropout: Share of attention weights left out while training; P is left whole.
-        bias: Whether the projections have one.
-        device: Where the parameters and the encoding go; None: torch's default, and the encoding stays where it is.
-        dtype: Their precision; None: as for device.
+        encoding: An encoding with H heads, or with one that all share; None: no encoding. A causal one makes the layer
+            causal. It is not copied, so that layers given the same encoding share its parameters; but with a device or
+            a dtype the layer uses a copy, moved there.
+        mode: How content and encoding are combined.
+        dropout: Probability of dropping an attention weight in training; P has no dropout.
+        bias: Whether the projections have a bias.
+        device: Device of the parameters and the encoding; None: torch's default, and the encoding's own.
+        dtype: Dtype of the parameters and the encoding; None: torch's default, and the encoding's own.
 
     Raises:
-        TypeError: An encoding that is none, or an argument of another type than stated.
-        ValueError: embed_dim that num_heads does not divide, an encoding of another number of heads, an unknown mode.
+        TypeError: The encoding is not an `Encoding`, or another argument has the wrong type.
+        ValueError: num_heads does not divide embed_dim, the encoding has another number of heads, or an unknown mode.
 
     Note:
-        Any length works, and padding changes nothing: P and the weights form of `AttenuatedEncoding` are shared out
-        among the tokens that are there.
+        Any length works, and padding does not change the output: P and the weights form of `AttenuatedEncoding` are
+        normalised over the visible tokens.
 
     Examples:
         >>> from pelocality.encodings import AttenuatedEncoding
@@ -63,7 +63,7 @@ class PositionalSelfAttention(nn.Module):
         (torch.Size([2, 10, 32]), torch.Size([2, 10, 10]))
     """
 
-    # nn.TransformerEncoderLayer's fused path would read the projections and leave the encoding out: this declines it
+    # disables the fused path of nn.TransformerEncoderLayer, which would ignore the encoding
     _qkv_same_embed_dim = False
     batch_first = True
 
@@ -89,10 +89,7 @@ class PositionalSelfAttention(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         encoding = NoEncoding() if encoding is None else encoding
-        if not isinstance(encoding, Encoding):
-            raise TypeError(f"encoding must be a pelocality.encodings.Encoding, got {type(encoding).__name__}")
-        if encoding.heads not in (1, num_heads):
-            raise ValueError(f"encoding must have 1 or {num_heads} heads, as the layer has, got {encoding.heads}")
+        check_encoding(encoding, num_heads)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.mode, self.dropout, self.encoding = mode, dropout, encoding
         place: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -100,11 +97,8 @@ class PositionalSelfAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **place)) if bias else None
         self.out_proj = nn.Linear(embed_dim * (2 if mode == "concat" else 1), embed_dim, bias, **place)
         self.mix_proj = nn.Linear(embed_dim, embed_dim, bias, **place) if mode == "sequence" else None
-        if device is not None or dtype is not None:  # .to() works in place, and the caller's is not ours to cast
+        if device is not None or dtype is not None:  # a copy, since .to() works in place
             self.encoding = copy.deepcopy(encoding).to(**place)
-        self._reset_parameters()
-
-    def _reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.in_proj_weight)  # as nn.MultiheadAttention does
         for linear in (self.out_proj, self.mix_proj):
             if linear is not None and linear.bias is not None:
@@ -121,30 +115,30 @@ class PositionalSelfAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend.
+        """Compute self-attention.
 
         Args:
             query: X, (batch, n, embed_dim) or (n, embed_dim).
-            key: The same tensor again, or None.
-            value: The same tensor again, or None.
+            key: The same tensor as query, or None.
+            value: The same tensor as query, or None.
             key_padding_mask: (batch, n) or (n,), True where a token is padding, as in ``nn.MultiheadAttention`` (the
-                opposite of a tokenizer's ``attention_mask``); or floats, which are added to the logits, and of which
-                -1000 and anything below, such as -1e4 and ``finfo.min``, hides a key, as True does.
-            need_weights: Whether to return the attention too. Without it SDPA computes the output, faster.
-            attn_mask: (n, n) or (batch * num_heads, n, n), True where a query must not see a key; or floats, as
-                above. P knows no content and no logits: of a float mask it takes what is hidden, and nothing else.
+                opposite of a tokenizer's ``attention_mask``); or floats, which are added to the logits, where -1000 or
+                below (-1e4, ``finfo.min``) hides a key as True does.
+            need_weights: Whether to return the attention. Without it SDPA computes the output, which is faster.
+            attn_mask: (n, n) or (batch * num_heads, n, n), True where a query does not see a key; or floats, as
+                above. P has no logits to add floats to: a float mask only hides keys from it.
             average_attn_weights: Whether the attention is averaged over heads.
-            is_causal: Whether a query sees no later key. Unlike in ``nn.MultiheadAttention`` it needs no attn_mask.
+            is_causal: Whether later keys are hidden. Unlike ``nn.MultiheadAttention``, this needs no attn_mask.
 
         Returns:
-            The output, as query, and the attention, before dropout: (batch, n, n), averaged, or (batch, heads, n, n),
-            or None. In concat mode both kinds of heads: the H positional ones first, then the H of content. In
-            sequence mode attention is over the mixed sequence X'. Rows sum to 1; a query that sees nothing has zeros
-            in its row, and its output is the projection's bias.
+            The output, of the shape of query, and the attention before dropout: (batch, n, n), averaged, or
+            (batch, heads, n, n), or None. Concat mode has 2H heads, first those of P and then those of content. In
+            sequence mode attention is over X'. Rows sum to 1, but are 0 if fully masked: then the output is the bias of
+            the output projection.
 
         Raises:
-            TypeError: A query that is no tensor, or a mask that is no tensor of booleans or floats.
-            ValueError: Keys or values other than the queries, shapes that do not fit, or a nested tensor.
+            TypeError: The query is not a tensor, or a mask is not a tensor of booleans or floats.
+            ValueError: Keys or values other than the query, shapes that do not fit, or a nested tensor.
         """
         if (key is not None and key is not query) or (value is not None and value is not query):
             raise ValueError("this is self-attention: key and value must be the query itself, or left out")
@@ -162,7 +156,7 @@ class PositionalSelfAttention(nn.Module):
 
         if self.mode == "sequence":
             assert self.mix_proj is not None
-            x = self._merged(self._mix(self._split(self.mix_proj(x)), visible)[0])
+            x = self._merge(self._mix(self._split(self.mix_proj(x)), visible)[0])
         q, k, v = map(self._split, functional.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
         dropout = self.dropout if self.training else 0.0
         weights = None
@@ -175,10 +169,10 @@ class PositionalSelfAttention(nn.Module):
                 output = functional.dropout(weights, dropout) @ v
             else:
                 output = attend(q, k, v, mask, dropout, None)
-        output = self._merged(output)
+        output = self._merge(output)
         if self.mode == "concat":
             positional, P = self._mix(v, visible)
-            output = torch.cat([self._merged(positional), output], -1)
+            output = torch.cat([self._merge(positional), output], -1)
             if weights is not None:
                 weights = torch.cat([P.expand_as(weights), weights], -3)
         output = self.out_proj(output)
@@ -189,7 +183,7 @@ class PositionalSelfAttention(nn.Module):
         return output, weights
 
     def _mask(self, n: int, added: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the logits, the bias included, -inf where a key is hidden; or what is visible, or None."""
+        """Return the mask for attention: floats to add to the logits, booleans (True: visible), or None."""
         if self.mode == "add":
             return self.encoding.additive_mask(n, n, mask=visible, dtype=dtype, added=added)
         if added is None:
@@ -197,59 +191,56 @@ class PositionalSelfAttention(nn.Module):
         return cast(added if visible is None else torch.where(visible, added, -torch.inf), dtype)
 
     def _mix(self, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-        """P V, (batch, heads, n, d_head), and P, (batch or 1, heads or 1, n, n)."""
+        """Return P V, (batch, heads, n, d_head), and P, (batch or 1, heads or 1, n, n)."""
         P = self.encoding.weights(v.shape[-2], mask=visible).to(v.dtype)
-        if P.ndim == 3:  # the same for the whole batch: one product per head, P never repeated
+        if P.ndim == 3:  # the same P for the whole batch, which is not expanded
             return torch.einsum("hqk,bhkd->bhqd", P, v), P[None]
         return P @ v, P
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)  # (batch, heads, n, d_head)
 
-    def _merged(self, x: Tensor) -> Tensor:
+    def _merge(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(2)  # (batch, n, d)
 
     def _masks(
         self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the logits, and which keys are visible, each (batch or 1, heads or 1, query or 1, key)."""
+        """Return the floats to add and the visible keys, each None or (batch or 1, heads or 1, query or 1, key)."""
         batch, n, _ = x.shape
-        added: list[Tensor] = []
-        visible: list[Tensor] = []
-        shaped = []
-        if key_padding_mask is not None:
-            if key_padding_mask.shape != (batch, n):
-                raise ValueError(f"key_padding_mask must be {(batch, n)}, got shape {tuple(key_padding_mask.shape)}")
-            shaped.append(("key_padding_mask", key_padding_mask[:, None, None]))
-        if attn_mask is not None:
-            if attn_mask.shape == (n, n):
-                shaped.append(("attn_mask", attn_mask[None, None]))
-            elif attn_mask.shape == (batch * self.num_heads, n, n):
-                shaped.append(("attn_mask", attn_mask.reshape(batch, self.num_heads, n, n)))
-            else:
-                per_head = (batch * self.num_heads, n, n)
-                raise ValueError(f"attn_mask must be {(n, n)} or {per_head}, got shape {tuple(attn_mask.shape)}")
-        for name, mask in shaped:
+        H = self.num_heads
+        added: Tensor | None = None
+        visible: Tensor | None = None
+        if is_causal or (self.encoding.causal and self.mode != "add"):  # in add mode the bias is causal
+            visible = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()[None, None]
+        for name, mask, shapes in (
+            ("key_padding_mask", key_padding_mask, [((batch, n), (batch, 1, 1, n))]),
+            ("attn_mask", attn_mask, [((n, n), (1, 1, n, n)), ((batch * H, n, n), (batch, H, n, n))]),
+        ):
+            if mask is None:
+                continue
+            shape = next((full for given, full in shapes if mask.shape == given), None)
+            if shape is None:
+                raise ValueError(
+                    f"{name} must be {' or '.join(str(given) for given, _ in shapes)}, got shape {tuple(mask.shape)}"
+                )
+            mask = mask.reshape(shape)
             if mask.dtype == torch.bool:
-                visible.append(~mask)
+                seen = ~mask
             elif mask.is_floating_point():
-                added.append(mask)
-                visible.append(~(mask <= HIDDEN))  # so NaN is no way to hide, and shows
+                seen = ~(mask <= HIDDEN)  # NaN is visible, and so reaches the output
+                added = mask if added is None else added + mask
             else:
-                raise TypeError(f"{name} must hold booleans (True: left out) or floats (added), got {mask.dtype}")
-        if is_causal or (self.encoding.causal and self.mode != "add"):  # in add the bias itself is causal
-            visible.append(torch.ones(n, n, dtype=torch.bool, device=x.device).tril()[None, None])
-        total = None if not added else added[0] if len(added) == 1 else added[0] + added[1]
-        seen = None
-        for one in visible:
-            seen = one if seen is None else seen & one
-        return total, seen
+                raise TypeError(f"{name} must hold booleans (True: hidden) or floats (added), got {mask.dtype}")
+            visible = seen if visible is None else visible & seen
+        return added, visible
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.embed_dim}, {self.num_heads}, mode={self.mode!r}, dropout={self.dropout}"
 
 
 def _check_tensors(query: Tensor, **masks: Tensor | None) -> None:
+    """Raise an error unless all are tensors, or None for a mask, and not nested."""
     for name, given in {"query": query, **masks}.items():
         if not isinstance(given, Tensor) and (given is not None or name == "query"):
             raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")

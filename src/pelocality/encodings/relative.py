@@ -1,4 +1,4 @@
-"""Encodings of distance alone: a function of one number, and everything that follows from that."""
+"""Base class of encodings whose bias is a function of distance."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from pelocality._checks import count
 from pelocality.encodings._scores import toeplitz
-from pelocality.encodings.base import Encoding
+from pelocality.encodings.base import Encoding, check_lengths
 
 ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class RelativeEncoding(Encoding):
-    """An encoding whose bias is a function of the signed distance alone.
+    """Base class of encodings whose bias is a function of the signed distance alone.
 
-    A subclass says which function in `at`. Everything else follows, also what needs no n x n matrix: `relative` for
-    `measure_relative`, and `score_modification` for FlexAttention.
+    A subclass implements that function, `at`. Two methods need no n x n matrix: `relative`, for `measure_relative`, and
+    `score_modification`, for FlexAttention.
 
     Examples:
         >>> import torch
@@ -40,7 +40,7 @@ class RelativeEncoding(Encoding):
         """Return the bias at signed distances, before causality.
 
         Args:
-            distance: k = j - i, position of the key minus that of the query: negative in the past. Any shape,
+            distance: k = j - i, position of the key minus position of the query, negative for earlier keys. Any shape,
                 in `working_dtype`, on the module's device.
 
         Returns:
@@ -48,13 +48,13 @@ class RelativeEncoding(Encoding):
         """
 
     @property
-    def distance_alone(self) -> bool:
-        """Whether the bias is `at` of the distance and nothing else, which a subclass may have changed."""
-        return unchanged(self, "bias", RelativeEncoding)
+    def is_toeplitz(self) -> bool:
+        """Whether the bias is the Toeplitz matrix of `by_distance`, that is, no subclass has overridden `bias`."""
+        return inherits(self, "bias", RelativeEncoding)
 
     @property
-    def shares_out(self) -> bool:  # noqa: D102
-        return not self.distance_alone
+    def depends_on_mask(self) -> bool:  # noqa: D102
+        return not self.is_toeplitz
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         return toeplitz(self.by_distance(query_length, key_length), query_length)
@@ -62,72 +62,60 @@ class RelativeEncoding(Encoding):
     def relative(self, n: int) -> Tensor:  # noqa: D102
         return self.by_distance(count("n", n), n).expand(self.heads, -1)
 
-    def profile(self, n: int) -> Tensor:
-        """Return what a query far from both ends has added to its logits at every distance.
+    def interior_bias(self, n: int) -> Tensor:
+        """Return the bias by distance of a query far from both ends of the sequence.
 
         Args:
-            n: How many positions it sees to each side, itself included.
+            n: Number of positions on each side of the query, itself included.
 
         Returns:
-            (heads, 2n - 1), the past first; float32 at least. The same as `relative`, but for an encoding whose bias
-            shares something out among the keys.
+            (heads, 2n - 1), the most negative distance first; float32 or wider. The same as `relative`, except for an
+            encoding whose bias is normalised over keys.
 
         Raises:
-            TypeError: n is no integer.
+            TypeError: n is not an integer.
             ValueError: n is below 1.
         """
         return self.relative(n)
 
     def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:
-        """Return the bias as FlexAttention adds it: score by score, without an n x n tensor.
+        """Return the ``score_mod`` of FlexAttention that adds the bias to each score, without an n x n tensor.
 
         Args:
-            query_length: How many queries.
-            key_length: How many keys; None: as many.
+            query_length: Number of queries.
+            key_length: Number of keys; None: as many as queries.
 
         Returns:
-            ``score_mod(score, batch, head, query, key)``. Padding and causality are faster as a block mask, which
-            leaves blocks out; a causal encoding is causal without one.
+            ``score_mod(score, batch, head, query, key)``. A causal encoding is causal without a block mask, but a block
+            mask for padding and causality is faster, because it skips blocks.
 
         Raises:
-            TypeError: A length that is no integer.
+            TypeError: A length that is not an integer.
             ValueError: A length below 1, or more queries than keys.
         """
-        keys = query_length if key_length is None else key_length
-        if count("key_length", keys) < count("query_length", query_length):
-            raise ValueError(f"key_length must be at least query_length, got {keys} keys for {query_length} queries")
-        line = self.by_distance(query_length, keys)
-        shared = len(line) == 1
+        bias = self.by_distance(*check_lengths(query_length, key_length))
+        shared = len(bias) == 1
 
         def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + line[head * 0 if shared else head, key - query + query_length - 1].to(score.dtype)
+            return score + bias[head * 0 if shared else head, key - query + query_length - 1].to(score.dtype)
 
         return modify
 
     def by_distance(self, query_length: int, key_length: int) -> Tensor:
-        """Return `at`, and causality, at all distances that queries and keys have.
+        """Return `at` for all distances between queries and keys, with -inf in the future if causal.
 
         Args:
             query_length: q.
             key_length: k >= q.
 
         Returns:
-            The numbers at distances -(k - 1)..q - 1, (heads or 1, q + k - 1), in `working_dtype`.
+            The bias at distances -(k - 1)..q - 1, (heads or 1, q + k - 1), in `working_dtype`.
         """
         distance = torch.arange(1 - key_length, query_length, device=self._like.device).to(self.working_dtype)
-        line = self.at(distance).to(self.working_dtype)
-        return torch.where(distance > 0, -torch.inf, line) if self.causal else line
+        bias = self.at(distance).to(self.working_dtype)
+        return torch.where(distance > 0, -torch.inf, bias) if self.causal else bias
 
 
-def unchanged(encoding: Encoding, name: str, kind: type) -> bool:
-    """Return whether a method of an encoding is that of a class, and not one of a subclass or of the object.
-
-    Args:
-        encoding: The encoding.
-        name: Of the method.
-        kind: The class.
-
-    Returns:
-        Whether it is.
-    """
-    return getattr(getattr(encoding, name), "__func__", None) is getattr(kind, name)
+def inherits(encoding: Encoding, method: str, defined_in: type) -> bool:
+    """Return whether a method is the one defined in a class, overridden neither in a subclass nor on the object."""
+    return getattr(getattr(encoding, method), "__func__", None) is getattr(defined_in, method)

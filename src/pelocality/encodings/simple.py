@@ -1,4 +1,4 @@
-"""The encodings to compare with that have nothing to tune: none at all, a window, and sine waves."""
+"""Baselines with a fixed bias: no encoding, a window, and the sinusoidal encoding."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class NoEncoding(RelativeEncoding):
 
         bias_ij = 0
 
-    The control of every comparison. With ``causal=True`` it is the encoder-free decoder of Haviv et al. (2022), which
-    still learns positions, from how many keys there are.
+    The control of every comparison. With ``causal=True`` it is the decoder without positional encoding of Haviv et al.
+    (2022), which still learns positions from the number of visible keys.
 
     Args:
         heads: H.
@@ -34,15 +34,12 @@ class NoEncoding(RelativeEncoding):
                  [0.5000, 0.5000]]])
     """
 
-    def __init__(self, heads: int = 1, causal: bool = False) -> None:
-        super().__init__(heads, causal)
-
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         return torch.zeros_like(distance)[None]
 
 
 class FixedWindow(RelativeEncoding):
-    """Attention to near keys only, all of them alike.
+    """Equal attention to all keys within a window, and none beyond.
 
         bias_ij = 0 where |i - j| <= width, else -inf
 
@@ -50,7 +47,7 @@ class FixedWindow(RelativeEncoding):
 
     Args:
         heads: H.
-        width: How many tokens each side of the query; 0 is the token itself.
+        width: Number of tokens on each side of the query; 0: only the token itself.
         causal: Whether the future gets -inf too.
 
     Raises:
@@ -58,7 +55,7 @@ class FixedWindow(RelativeEncoding):
         ValueError: A width below 0.
 
     Note:
-        A query all of whose window is padding sees nothing; attention gives it zeros.
+        A query whose whole window is padding is fully masked; its attention is 0.
 
     Examples:
         >>> FixedWindow(width=1).weights(4)[0, 1]
@@ -74,18 +71,18 @@ class FixedWindow(RelativeEncoding):
 
 
 class SinusoidalEncoding(RelativeEncoding):
-    """The sine waves of the first Transformer, as a table to add to embeddings and as the bias it amounts to.
+    """The sinusoidal encoding, as a table to add to embeddings and as the bias that follows from it.
 
         P[i, 2f] = sin(i w_f),  P[i, 2f+1] = cos(i w_f),  w_f = base^(-2f/d)
         bias_ij = p_i p_j^T / sqrt(d) = sum_f cos((i - j) w_f) / sqrt(d)
 
-    Vaswani et al. (2017). The product of two rows depends on their distance alone, and on it symmetrically: this is
-    the positional correlation before any W_q and W_k has been learned.
+    Vaswani et al. (2017). The product of two rows is a symmetric function of their distance: the positional logits of
+    a model whose W_q and W_k are the identity.
 
     Args:
-        heads: H, all alike.
+        heads: H, all equal.
         width: d, the width of the table, even.
-        base: The longest wave is 2 pi base tokens.
+        base: The longest wavelength is 2 pi base tokens.
         causal: Whether the future gets -inf.
 
     Raises:
@@ -93,7 +90,7 @@ class SinusoidalEncoding(RelativeEncoding):
         ValueError: An odd width, or a base not above 0 or not finite.
 
     Note:
-        The bias does not fall monotonically with distance, and hardly at all beyond a few hundred tokens.
+        The bias does not decrease monotonically with distance, and hardly at all beyond a few hundred tokens.
 
     Examples:
         >>> SinusoidalEncoding(width=4).table(2)
@@ -111,23 +108,25 @@ class SinusoidalEncoding(RelativeEncoding):
         """Return the embeddings to add to the input.
 
         Args:
-            n: How many positions.
+            n: Number of positions.
 
         Returns:
-            (n, width), between -1 and 1, sines and cosines in turn; float32 at least, on the module's device.
+            (n, width), between -1 and 1, sines and cosines alternating; float32 or wider, on the module's device.
 
         Raises:
-            TypeError: n is no integer.
+            TypeError: n is not an integer.
             ValueError: n is below 1.
         """
-        angle = torch.arange(count("n", n), device=self._like.device, dtype=torch.float64)[:, None] * self._waves()
+        angle = (
+            torch.arange(count("n", n), device=self._like.device, dtype=torch.float64)[:, None] * self._frequencies()
+        )
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(self.working_dtype)
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
-        angle = distance.to(torch.float64)[..., None] * self._waves()
+        angle = distance.to(torch.float64)[..., None] * self._frequencies()
         return (angle.cos().sum(-1) / math.sqrt(self.width)).to(distance.dtype)[None]
 
-    def _waves(self) -> Tensor:
-        # float32 angles would be off by whole thousandths at n = 10^5
+    def _frequencies(self) -> Tensor:
+        """Return w_f, (width / 2,), in float64: angles in float32 have errors above 0.001 at n = 10^5."""
         f = torch.arange(0, self.width, 2, device=self._like.device, dtype=torch.float64)
         return self.base ** (-f / self.width)

@@ -1,4 +1,4 @@
-"""A number for every distance, learned."""
+"""A learned bias with one number per distance."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pelocality.encodings.relative import RelativeEncoding
 
 
 class DistanceTable(RelativeEncoding):
-    """A free number for every distance, added to the logits.
+    """A bias with one free number per distance.
 
         bias_ij = t_|i-j|,  or t_(j-i) where the table is signed
 
-    The unsigned table is the learnable variant in the code of Chen et al. (2023), ``shared`` the one whose heads share
-    it. It is symmetric whatever it learns, so it cannot show that symmetry emerges; the signed one, ours, can.
+    The unsigned table is the learnable variant in the code of Chen et al. (2023), also with ``shared``. It is always
+    symmetric, so it cannot show whether a model learns symmetry; the signed one, ours, can.
 
     Args:
         heads: H.
-        length: How many distances each side has, 0 to length - 1. Any further one is taken as the last (Shaw et al.
-            2018), so longer inputs work, and inputs need not have exactly that length.
-        signed: Whether the two sides have numbers of their own.
+        length: Number of distances of each side, 0 to length - 1. Larger distances use the last number (Shaw et al.
+            2018), so the input may be longer.
+        signed: Whether the past and the future have separate numbers.
         shared: Whether all heads share one table.
-        learnable: Whether the numbers are learned; otherwise they are kept in a buffer.
+        learnable: Whether the numbers are a parameter; otherwise they are a buffer.
         causal: Whether the future gets -inf.
 
     Attributes:
-        values: The numbers, 0 at first: (heads or 1, length), nearest first, or (heads or 1, 2 length - 1) for
+        values: The numbers, initially 0: (heads or 1, length), nearest first, or (heads or 1, 2 length - 1) for
             k = -(length - 1)..length - 1 where signed.
 
     Raises:
@@ -77,71 +77,67 @@ class DistanceTable(RelativeEncoding):
         shared: bool = False,
         learnable: bool = True,
     ) -> Self:
-        """Make a table that starts as another encoding: its bias on a query far from both ends.
+        """Build a table with the `interior_bias` of another encoding.
 
         Args:
             encoding: Any relative encoding.
             length: As for the class.
-            signed: As for the class; None: signed where the encoding is not symmetric.
+            signed: As for the class; None: True if the encoding is not symmetric.
             shared: As for the class.
             learnable: As for the class.
 
         Returns:
-            The table, on the encoding's device, of its dtype, causal where it is. An `AttenuatedEncoding` in its
-            weights form gives delta, shared out over both sides (the authors' code shares it out over one).
+            The table, with the device, dtype and causality of the encoding. For an `AttenuatedEncoding` in the weights
+            form it holds delta, normalised over both sides (in the authors' code over one).
 
         Raises:
-            TypeError: It is no relative encoding.
-            ValueError: Unsigned from an encoding that is not symmetric, shared from heads that differ, or -inf in the
-                bias, which could never be learned away.
+            TypeError: The encoding is not a `RelativeEncoding`.
+            ValueError: signed=False but the encoding is not symmetric, shared=True but its heads differ, or the bias
+                has -inf, from which nothing can be learned.
         """
         if not isinstance(encoding, RelativeEncoding):
-            raise TypeError(f"encoding must be a relative one, got {type(encoding).__name__}")
-        line = encoding.profile(count("length", length)).detach()
+            raise TypeError(f"encoding must be a RelativeEncoding, got {type(encoding).__name__}")
+        bias = encoding.interior_bias(count("length", length)).detach()
         if encoding.causal:
-            line = torch.where(torch.arange(1 - length, length, device=line.device) > 0, line.new_zeros(()), line)
-        if not bool(torch.isfinite(line).all()):
+            bias = torch.where(torch.arange(1 - length, length, device=bias.device) > 0, 0, bias)
+        if not bool(torch.isfinite(bias).all()):
             raise ValueError(f"{type(encoding).__name__} masks some distances; a table can only hold finite numbers")
-        symmetric = encoding.causal or torch.equal(line, line.flip(-1))
+        symmetric = encoding.causal or torch.equal(bias, bias.flip(-1))
         if signed is False and not symmetric:
             raise ValueError("encoding is not symmetric, and an unsigned table is; use signed=True")
-        if shared and not torch.equal(line, line[:1].expand_as(line)):
+        if shared and not torch.equal(bias, bias[:1].expand_as(bias)):
             raise ValueError("the encoding's heads differ, and a shared table cannot; use shared=False")
-        table = cls(
-            encoding.heads, length, not symmetric if signed is None else signed, shared, learnable, encoding.causal
-        )
-        table.to(line.device, encoding._like.dtype)
-        return table._filled(line if table.signed else line[:, :length].flip(-1))
+        signed = not symmetric if signed is None else signed
+        table = cls(encoding.heads, length, signed, shared, learnable, encoding.causal)
+        table.to(bias.device, encoding._like.dtype)
+        with torch.no_grad():
+            table.values.copy_((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
+        return table
 
     def resize(self, length: int) -> Self:
-        """Return the table for another length.
+        """Return a table with the same numbers for another length.
 
         Args:
-            length: How many distances each side shall have.
+            length: Number of distances of each side.
 
         Returns:
-            A new table on the same device, of the same dtype. Longer: the new distances start as the last one, which
-            is what they were taken as, so nothing changes until they learn. Shorter: what lies beyond is forgotten.
+            A new table with the same device and dtype. If longer, the new distances have the last number, so the bias
+            is unchanged; if shorter, the numbers beyond are dropped.
 
         Raises:
-            TypeError: length is no integer.
+            TypeError: length is not an integer.
             ValueError: length is below 1.
         """
         reach = count("length", length) - 1
         kept = torch.arange(-reach if self.signed else 0, length, device=self.values.device)
-        arguments = {**self.configuration(), "length": length}
-        arguments.pop("type")
-        table = type(self)(**arguments).to(self._like.device, self._like.dtype).train(self.training)
-        values = self.values.detach()[:, self._index(kept)]  # in a precision of their own, where a model was cast
+        table = type(self).from_configuration({**self.configuration(), "length": length})
+        table.to(self._like.device, self._like.dtype).train(self.training)
+        values = self.values.detach()[:, self._index(kept)]  # their dtype may differ from the module's after a cast
         table.values = nn.Parameter(values, self.values.requires_grad) if self.learnable else values
         return table
 
-    def _filled(self, values: Tensor) -> Self:
-        with torch.no_grad():
-            self.values.copy_(values[: len(self.values)])
-        return self
-
     def _index(self, distance: Tensor) -> Tensor:
+        """Return the index into `values` of signed distances."""
         last = self.length - 1
         if self.signed:
             return distance.long().clamp(-last, last) + last

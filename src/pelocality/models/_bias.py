@@ -73,7 +73,7 @@ class PositionalBias(nn.Module):
     @property
     def depends_on_mask(self) -> bool:
         """Whether the bias depends on which keys are visible."""
-        return self.encoding.shares_out
+        return self.encoding.depends_on_mask
 
     def install(self, attention: nn.Module) -> None:
         """Enter an attention module."""
@@ -98,7 +98,7 @@ class PositionalBias(nn.Module):
     def bias(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` is True at the keys a query sees."""
         with loaded(self.encoding):
-            bias = self.encoding.distinct(queries, keys, mask=visible, dtype=dtype)
+            bias = self.encoding.unexpanded_bias(queries, keys, mask=visible, dtype=dtype)
         return bias if bias.ndim == 4 else bias[None]
 
 
