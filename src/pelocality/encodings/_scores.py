@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
+from pelocality.metrics.distances import diagonal_sums
+
 # A mask of numbers hides a key from here down: there exp gives 0 in float64 too (it ends at -745), with room for logits
 # that stand above; bfloat16 holds the usual -1e4 as -9984.
 HIDDEN = -1e3
@@ -33,22 +35,6 @@ def toeplitz(line: Tensor, query_length: int) -> Tensor:
         return _tiled(line, query_length)
     result: Tensor = _Toeplitz.apply(line, query_length)  # type: ignore[no-untyped-call]
     return result
-
-
-def diagonal_sums(matrix: Tensor) -> Tensor:
-    """Sum along the diagonals, which `toeplitz` fills: its gradient.
-
-    Args:
-        matrix: (..., q, k).
-
-    Returns:
-        (..., q + k - 1), the diagonal furthest in the past first.
-    """
-    queries, keys = matrix.shape[-2:]
-    width = queries + keys - 1
-    # laid out in rows one longer than they are read back in, rows shift by one each: diagonals are columns
-    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], -1)
-    return rows.narrow(-1, 0, queries * width).reshape(*matrix.shape[:-2], queries, width).sum(-2)
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pelocality.encodings._scores import attend, attention_weights, diagonal_sums, toeplitz, transformed
+from pelocality.encodings._scores import attend, attention_weights, toeplitz, transformed
 from pelocality.encodings.base import Encoding
 from pelocality.encodings.relative import RelativeEncoding, unchanged
+from pelocality.metrics.distances import diagonal_sums
 
 _LONG = 2**18  # scores a head from which, on a CPU, attention without the matrix is faster
 _BLOCK = 2**17  # scores that backward holds at a time, few enough for a core's own cache
