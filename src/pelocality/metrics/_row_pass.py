@@ -298,7 +298,7 @@ class _PairedBlock:
         at_high = -slope * c / is_high.sum(-1)
         to_d = (slope + to_difference)[..., None] + torch.where(is_low, at_low[..., None], 0)
         to_d += torch.where(is_high, at_high[..., None], 0)
-        to_d *= signed.sign_()  # 0 beyond a row's own pairs
+        to_d *= signed.sign_()  # 0 for invalid pairs
         left, right = self.windows(grad)
         paired = self.zero_invalid(to_paired[..., None].expand(to_d.shape).clone())
         right += paired - to_d
