@@ -1,4 +1,4 @@
-"""Names of the functions that take attention, so that a new metric is tested by those that test all of them."""
+"""Names of all functions that take attention, for the tests that every metric has to pass."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""The published pair and what is common to all metrics: golden values, witness, gradients, refusals."""
+"""The published metrics and what all metrics share: golden values, slow reference, gradients, input validation."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import metrics
 from pelocality.encodings import AttenuatedEncoding
-from pelocality.metrics import _row_pass as rows, crop, locality, measure, relative_asymmetry, symmetry
+from pelocality.metrics import _row_pass, crop, locality, measure, relative_asymmetry, symmetry
 from pelocality.metrics.accumulate import Symmetry
 from pelocality.metrics.position_tables import position_weights
 from pelocality.metrics.streaming import measure_absolute, measure_relative
@@ -30,7 +30,7 @@ def backend(request, monkeypatch):
     """Run a test on the plain torch pass or the compiled one."""
     if request.param == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(rows, "_numba_is_installed", lambda: request.param == "numba")
+    monkeypatch.setattr(_row_pass, "_numba_is_installed", lambda: request.param == "numba")
     return request.param
 
 
@@ -51,13 +51,13 @@ def test_golden_values_hold_to_twelve_digits(case, backend):
     matrix = golden.matrix(case["name"])
     assert locality(matrix).item() == pytest.approx(case["locality"], abs=1e-12)
     assert relative_asymmetry(matrix).item() == pytest.approx(case["relative_asymmetry"], abs=1e-12)
-    wanted = math.nan if case["symmetry"] is None else case["symmetry"]
-    assert symmetry(matrix).item() == pytest.approx(wanted, abs=1e-12, nan_ok=True)
+    expected = math.nan if case["symmetry"] is None else case["symmetry"]
+    assert symmetry(matrix).item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @BOTH
 @pytest.mark.parametrize("n", SIZES)
-def test_every_length_agrees_with_the_slow_witness(n, backend):
+def test_every_length_agrees_with_the_slow_reference(n, backend):
     attention = random_attention(2, n, n, seed=n)
     result = measure(attention)
     for index, matrix in enumerate(attention.tolist()):
@@ -75,20 +75,20 @@ matrices = st.integers(1, 40).flatmap(
 @BOTH
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(matrix=matrices, nearly=st.sampled_from([0.0, 1e-15, 1e-13, 1e-9, 1e-3]))
-def test_no_float64_matrix_differs_from_the_slow_witness(backend, matrix, nearly):
-    matrix = 0.5 * (matrix + matrix[:, ::-1]) + nearly * matrix if nearly else matrix  # near the constant-row rule
+def test_float64_matrices_agree_with_the_slow_reference(backend, matrix, nearly):
+    matrix = 0.5 * (matrix + matrix[:, ::-1]) + nearly * matrix if nearly else matrix  # nearly constant rows
     matrix = matrix + (matrix.sum(-1, keepdims=True) == 0)
     matrix = matrix / matrix.sum(-1, keepdims=True)
     result = measure(matrix)
-    rows_of = matrix.tolist()
-    assert result.symmetry.item() == pytest.approx(witness.symmetry(rows_of), abs=1e-12, nan_ok=True)
-    assert result.locality.item() == pytest.approx(witness.locality(rows_of), abs=1e-13)
-    assert result.relative_asymmetry.item() == pytest.approx(witness.relative_asymmetry(rows_of), abs=1e-12)
+    rows = matrix.tolist()
+    assert result.symmetry.item() == pytest.approx(witness.symmetry(rows), abs=1e-12, nan_ok=True)
+    assert result.locality.item() == pytest.approx(witness.locality(rows), abs=1e-13)
+    assert result.relative_asymmetry.item() == pytest.approx(witness.relative_asymmetry(rows), abs=1e-12)
 
 
 @BOTH
 @pytest.mark.parametrize("rtol", [0.0, 1e-12, 1e-3, 0.5])
-def test_rtol_moves_the_constant_row_rule(rtol, backend):
+def test_rtol_sets_the_tolerance_of_the_constant_row_rule(rtol, backend):
     tilted = golden.softmax(-0.1 * (np.arange(33)[:, None] - np.arange(33)) ** 2.0)
     tilted = tilted * (1 + 1e-6 * np.tri(33))
     tilted /= tilted.sum(-1, keepdims=True)
@@ -106,7 +106,7 @@ def test_row_values_average_to_the_matrix_value(backend):
 
 
 @BOTH
-def test_measure_gives_the_same_numbers_as_each_function(backend):
+def test_measure_returns_the_values_of_each_function(backend):
     attention = random_attention(2, 3, 40, 40)
     together = measure(attention)
     for name, function in (("locality", locality), ("symmetry", symmetry), ("relative_asymmetry", relative_asymmetry)):
@@ -115,7 +115,7 @@ def test_measure_gives_the_same_numbers_as_each_function(backend):
 
 @BOTH
 @pytest.mark.parametrize("n", [9, 66, 1025])
-def test_reversing_the_tokens_changes_nothing(n, backend):
+def test_reversing_the_tokens_does_not_change_the_values(n, backend):
     attention = random_attention(n, n, seed=1)
     here, there = measure(attention), measure(attention.flip(-1, -2))
     assert here.locality.item() == pytest.approx(there.locality.item(), abs=1e-13)
@@ -125,20 +125,20 @@ def test_reversing_the_tokens_changes_nothing(n, backend):
 @BOTH
 def test_threads_do_not_change_the_numbers(backend):
     attention = random_attention(4, 300, 300)
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         alone = measure(attention)
         torch.set_num_threads(3)
         together = measure(attention)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
     torch.testing.assert_close(alone.symmetry, together.symmetry, rtol=0, atol=1e-15)
     torch.testing.assert_close(alone.locality, together.locality, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("n", [5, 12, 13])
-def test_gradients_are_those_of_finite_differences(n):
+def test_gradients_equal_finite_differences(n):
     logits = (
         3 * torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     ).requires_grad_()
@@ -150,7 +150,7 @@ def test_gradients_are_those_of_finite_differences(n):
     assert torch.autograd.gradcheck(numbers, logits)
 
 
-def test_gradients_reach_across_block_borders():
+def test_gradients_are_right_across_block_borders():
     logits = (3 * torch.randn(1, 71, 71, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: measure(x.softmax(-1)).symmetry, logits, fast_mode=True)
 
@@ -177,7 +177,7 @@ def test_forward_mode_agrees_with_finite_differences(name, also_backward):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
-def test_second_derivatives_are_those_of_finite_differences(n):
+def test_second_derivatives_equal_finite_differences(n):
     logits = (
         2 * torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     ).requires_grad_()
@@ -189,7 +189,7 @@ def test_second_derivatives_are_those_of_finite_differences(n):
     assert torch.autograd.gradgradcheck(numbers, logits)
 
 
-def test_both_ways_to_the_gradient_agree():
+def test_gradients_with_and_without_create_graph_agree():
     attention = torch.cat([random_attention(2, 67, 67), causal_attention(1, 67, 67)]).requires_grad_()
     for value in (measure(attention).symmetry, relative_asymmetry(attention), locality(attention)):
         for weights in (torch.ones(3), torch.tensor([1.0, -2.0, 0.5])):
@@ -206,7 +206,7 @@ def test_the_gradient_at_perfect_symmetry_is_zero_not_nan():
 
 @BOTH
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-6), (torch.float16, 5e-3), (torch.bfloat16, 3e-2)])
-def test_low_precision_keeps_its_meaning(dtype, within, backend):
+def test_low_precision_is_close_to_float64(dtype, within, backend):
     exact = random_attention(3, 64, 64)
     rounded = measure(exact.to(dtype))
     assert rounded.symmetry.dtype == torch.float32
@@ -221,7 +221,7 @@ def test_a_symmetric_matrix_is_symmetric_in_every_precision(dtype, backend):
 
 
 def sinusoidal(n, width, dtype):
-    """The logits of the table of Vaswani et al., made in that precision throughout."""
+    """Return the logits of the table of Vaswani et al., computed in that precision throughout."""
     frequency = torch.exp(torch.arange(0, width, 2).to(dtype) * (-math.log(10000.0) / width))
     angle = torch.arange(n, dtype=dtype)[:, None] * frequency
     table = torch.cat([angle.sin(), angle.cos()], -1)
@@ -241,7 +241,7 @@ def test_symmetric_encodings_stay_symmetric_through_the_rounding_of_their_logits
 @BOTH
 @pytest.mark.parametrize("n", [8, 16, 32, 64])
 @pytest.mark.parametrize("scale", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])
-def test_both_precisions_read_nearly_uniform_attention_alike(scale, n, backend):
+def test_float32_and_float64_agree_on_nearly_uniform_attention(scale, n, backend):
     logits = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).float() * scale
     exact = symmetry(logits.double().softmax(-1)).item()
     assert symmetry(logits.softmax(-1)).item() == pytest.approx(exact, abs=0.01)
@@ -251,7 +251,7 @@ def test_both_precisions_read_nearly_uniform_attention_alike(scale, n, backend):
 @NEEDS_DATA
 @pytest.mark.parametrize("n", [8, 16, 32, 64])
 @pytest.mark.parametrize("temperature", [1e2, 1e3, 1e4])
-def test_both_precisions_read_learned_positions_alike(n, temperature, backend):
+def test_float32_and_float64_agree_on_learned_positions(n, temperature, backend):
     table = np.load(DATA / "pe_matrices" / "gpt2_wpe_first64.npy")[:n]
     single, double = (position_weights(table.astype(t), temperature=temperature) for t in ("float32", "float64"))
     assert symmetry(single).item() == pytest.approx(symmetry(double).item(), abs=0.005)
@@ -260,13 +260,13 @@ def test_both_precisions_read_learned_positions_alike(n, temperature, backend):
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("tilt", [1e-1, 1e-3, 1e-5, 1e-7])
-def test_the_constant_row_rule_is_that_of_the_witness_in_every_precision(tilt, dtype, backend):
+def test_the_constant_row_rule_agrees_with_the_reference_in_every_precision(tilt, dtype, backend):
     logits = tilt * torch.randn(33, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     attention = (logits - 0.01 * (torch.arange(33) - torch.arange(33)[:, None]).abs()).softmax(-1).to(dtype)
-    wanted = witness.symmetry(attention.tolist(), eps=torch.finfo(dtype).eps)
-    if dtype in (torch.float16, torch.bfloat16):  # their logits' part is that of float32
-        wanted = witness.symmetry(attention.tolist(), rtol=8 * torch.finfo(dtype).eps)
-    assert symmetry(attention).item() == pytest.approx(wanted, abs=1e-5)
+    expected = witness.symmetry(attention.tolist(), eps=torch.finfo(dtype).eps)
+    if dtype in (torch.float16, torch.bfloat16):  # the per_nat term is that of float32
+        expected = witness.symmetry(attention.tolist(), rtol=8 * torch.finfo(dtype).eps)
+    assert symmetry(attention).item() == pytest.approx(expected, abs=1e-5)
 
 
 @BOTH
@@ -276,7 +276,7 @@ def test_a_float16_asymmetry_is_not_taken_for_constant(backend):
 
 
 @BOTH
-def test_strides_do_not_matter(backend):
+def test_strides_do_not_change_the_values(backend):
     attention = random_attention(4, 3, 20, 20)
     expected = measure(attention).symmetry
     torch.testing.assert_close(measure(attention.permute(1, 0, 2, 3)).symmetry.T, expected)
@@ -287,7 +287,7 @@ def test_strides_do_not_matter(backend):
 
 
 @BOTH
-def test_the_input_is_never_written_to(backend):
+def test_the_input_is_not_modified(backend):
     attention = random_attention(2, 40, 40)
     attention.requires_grad_()
     before = attention.detach().clone()
@@ -298,13 +298,13 @@ def test_the_input_is_never_written_to(backend):
     assert torch.equal(attention.detach(), before)
 
 
-def test_the_tuple_a_model_returns_gains_a_leading_axis():
+def test_a_tuple_of_layers_adds_a_leading_axis():
     layers = tuple(random_attention(2, 3, 10, 10, seed=s) for s in range(4))
     assert locality(layers).shape == (4, 2, 3)
     torch.testing.assert_close(symmetry(layers), symmetry(torch.stack(layers)))
 
 
-def test_the_output_of_a_model_is_its_tuple():
+def test_a_model_output_is_measured_as_its_tuple_of_layers():
     layers = tuple(random_attention(2, 3, 10, 10, seed=s) for s in range(4))
     output = BaseModelOutput(attentions=layers)
     torch.testing.assert_close(measure(output).symmetry, measure(layers).symmetry)
@@ -313,25 +313,25 @@ def test_the_output_of_a_model_is_its_tuple():
         locality(BaseModelOutput())
 
 
-def test_layers_that_differ_in_positions_are_named():
+def test_layers_that_differ_in_positions_raise_an_error_with_their_shapes():
     layers = tuple(torch.full((2, n, n), 1 / n) for n in (6, 3))
     for metric in (locality, measure, metrics.distance_profile):
         with pytest.raises(ValueError, match=r"differ in .*positions.*\(2, 6, 6\), \(2, 3, 3\).*layer by layer"):
             metric(layers)
 
 
-def test_layers_that_differ_in_heads_are_named():
+def test_layers_that_differ_in_heads_raise_an_error_with_their_shapes():
     layers = (random_attention(2, 3, 10, 10), random_attention(2, 4, 10, 10))
     for function in (locality, measure, metrics.distance_profile, crop):
         with pytest.raises(ValueError, match=r"differ in heads.*\(2, 3.*\(2, 4.*layer by layer"):
             function(layers)
 
 
-def test_arrays_and_results_are_taken_as_they_are():
+def test_arrays_and_results_are_accepted():
     attention = random_attention(2, 10, 10)
 
     class Result:
-        """Anything that carries its matrices."""
+        """An object with an ``attention``."""
 
     result = Result()
     result.attention = attention
@@ -339,15 +339,15 @@ def test_arrays_and_results_are_taken_as_they_are():
     read_only.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for given_as in (result, read_only, read_only.astype(">f8"), read_only[::-1][::-1]):
-            torch.testing.assert_close(locality(given_as), locality(attention))
+        for form in (result, read_only, read_only.astype(">f8"), read_only[::-1][::-1]):
+            torch.testing.assert_close(locality(form), locality(attention))
 
 
 @BOTH
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("mask", [None, torch.ones(2, 0, 5)])
 @pytest.mark.parametrize("name", METRICS)
-def test_no_matrices_give_no_numbers(name, mask, gradients, backend):
+def test_an_empty_batch_returns_empty_values(name, mask, gradients, backend):
     attention = torch.zeros(2, 0, 5, 5, requires_grad=gradients)
     if name == "crop":
         assert crop(attention, 1).shape == (2, 0, 4, 4)
@@ -365,7 +365,7 @@ def test_fewer_than_three_positions_have_no_symmetry(n):
 @pytest.mark.parametrize(
     "matrix", [causal_attention(12, 12), causal_attention(12, 12).flip(-1, -2)], ids=["past", "future"]
 )
-def test_one_sided_attention_warns_and_names_the_way_out(matrix):
+def test_one_sided_attention_warns_and_names_the_alternative(matrix):
     with pytest.warns(UserWarning, match="relative_asymmetry") as caught:
         symmetry(torch.stack([random_attention(12, 12), matrix]))
     assert caught[0].filename == __file__
@@ -381,7 +381,7 @@ def test_one_sided_attention_warns_and_names_the_way_out(matrix):
     ],
     ids=["layers", "spans", "update", "forward"],
 )
-def test_a_call_warns_once_at_the_line_that_made_it(call):
+def test_a_call_warns_once_with_the_location_of_the_caller(call):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call(causal_attention(3, 12, 12))
@@ -396,7 +396,7 @@ def test_two_sided_attention_does_not_warn():
         assert measure(causal_attention(12, 12)).relative_asymmetry == 1
 
 
-REFUSED = {
+INVALID = {
     "not square": (torch.full((3, 4), 0.25), ValueError, "square"),
     "one axis": (torch.ones(3), ValueError, "square"),
     "no positions": (torch.ones(2, 0, 0), ValueError, "no positions"),
@@ -415,15 +415,15 @@ REFUSED = {
 
 
 @BOTH
-@pytest.mark.parametrize(("attention", "error", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("attention", "error", "words"), INVALID.values(), ids=INVALID)
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
-def test_what_is_not_attention_is_refused(name, attention, error, words, backend):
+def test_invalid_attention_raises_an_error(name, attention, error, words, backend):
     with pytest.raises(error, match=words):
         getattr(metrics, name)(attention)
 
 
 @BOTH
-def test_a_harmless_negative_zero_is_accepted(backend):
+def test_negative_zeros_are_accepted(backend):
     assert locality(torch.tensor([[1.0, -0.0], [-0.0, 1.0]])).item() == 1
 
 
@@ -432,14 +432,14 @@ def test_a_harmless_negative_zero_is_accepted(backend):
     "function", [symmetry, measure, measure_absolute, lambda A, rtol: measure_relative(A[0], rtol=rtol)]
 )
 @pytest.mark.parametrize("rtol", [-1.0, math.nan])
-def test_a_negative_rtol_is_refused(function, rtol, backend):
+def test_a_negative_rtol_raises_an_error(function, rtol, backend):
     with pytest.raises(ValueError, match="rtol must be at least 0"):
         function(torch.eye(5), rtol=rtol)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_cuda_gives_the_numbers_of_the_cpu_and_stays_there(dtype):
+def test_cuda_values_equal_those_of_the_cpu_and_stay_on_the_device(dtype):
     attention = random_attention(3, 200, 200, dtype=dtype)
     here, there = measure(attention), measure(attention.cuda())
     assert there.symmetry.is_cuda

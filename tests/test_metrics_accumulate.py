@@ -1,4 +1,4 @@
-"""Sums over batches and processes equal the numbers over everything at once."""
+"""Means over batches and processes equal those over all sequences at once."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from tests.test_metrics import random_attention
 from tests.test_metrics_masks import padded
 
 
-def test_uneven_batches_weigh_by_their_matrices():
+def test_uneven_batches_are_weighted_by_their_number_of_matrices():
     attention = random_attention(10, 3, 12, 12)
     mean = Symmetry(shape=(3,))
     for batch in attention.split([1, 7, 2]):
@@ -22,7 +22,7 @@ def test_uneven_batches_weigh_by_their_matrices():
     torch.testing.assert_close(mean.compute(), metrics.symmetry(attention).mean(0))
 
 
-def test_a_models_tuple_is_kept_apart_by_layer_and_head():
+def test_a_tuple_of_layers_is_averaged_per_layer_and_head():
     layers = tuple(random_attention(5, 3, 12, 12, seed=seed) for seed in range(2))
     mean = Locality(shape=(2, 3))
     mean.update(layers)
@@ -34,7 +34,7 @@ def test_a_models_tuple_is_kept_apart_by_layer_and_head():
 
 @pytest.mark.parametrize("lengths", [[12, 12, 12], [9, 4, 12]])
 @pytest.mark.parametrize("wrapped", [tuple, list, lambda layers: BaseModelOutput(attentions=layers)])
-def test_the_output_of_a_model_is_read_as_its_layers(wrapped, lengths):
+def test_a_model_output_is_accumulated_as_its_layers(wrapped, lengths):
     layers = tuple(padded(lengths, 12)[0].roll(seed, 1) for seed in range(3))  # three layers of three sequences
     mask = padded(lengths, 12)[1]
     by_sequence = torch.stack(layers, 1)  # (batch, layer, head, n, n)
@@ -55,7 +55,7 @@ def test_a_batch_without_sequences_adds_nothing(shape, mask):
         assert metric.count.sum() == 0
 
 
-def test_any_metric_can_be_averaged_and_padding_left_out():
+def test_any_metric_can_be_averaged_without_padding():
     attention, mask = padded([9, 4, 12], 12)
     mean = MeanOver(metrics.relative_asymmetry, shape=(2,))
     mean.update(attention, mask=mask)
@@ -70,7 +70,7 @@ def test_sequences_too_short_for_symmetry_do_not_count():
     torch.testing.assert_close(mean.compute(), metrics.symmetry(random_attention(12, 12)))
 
 
-def test_the_mean_matrix_is_the_mean_and_its_symmetry_another_number():
+def test_symmetry_of_the_mean_matrix_differs_from_mean_symmetry():
     attention = random_attention(20, 2, 16, 16)
     mean = MeanAttention(length=32, shape=(2,))
     for batch in attention.split(6):
@@ -93,7 +93,7 @@ def test_the_mean_matrix_of_padded_sequences_starts_at_their_first_token(left, a
     torch.testing.assert_close(result[:, 6, :9], torch.stack([alone[0][:, 6], alone[2][:, 6, :9]]).mean(0))
 
 
-def test_sums_stay_in_double_precision_and_reset():
+def test_sums_stay_in_float64_and_can_be_reset():
     mean = MeanAttention(length=8)
     mean.update(torch.eye(8))
     mean.to(torch.device("cpu")).half()
@@ -103,7 +103,7 @@ def test_sums_stay_in_double_precision_and_reset():
     assert mean.compute().shape == (5, 5)
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_updates_raise_an_error():
     with pytest.raises(ValueError, match="does not end with"):
         Locality(shape=(4,)).update(random_attention(2, 3, 8, 8))
     with pytest.raises(ValueError, match="longer than length=4"):
@@ -112,14 +112,14 @@ def test_what_does_not_fit_is_refused():
         Locality().update(torch.rand(8, 8))
 
 
-def _measure_share(rank, path, results):
+def _measure_part(rank, path, results):
     os.environ.update(MASTER_ADDR="localhost", OMP_NUM_THREADS="1")
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     attention = random_attention(10, 3, 12, 12)
-    mine = attention[:3] if rank == 0 else attention[3:]
+    part = attention[:3] if rank == 0 else attention[3:]
     measured = [Locality(shape=(3,)), Symmetry(shape=(3,)), MeanAttention(length=12, shape=(3,))]
     for metric in measured:
-        for batch in mine.split(2):  # two batches on the one, four on the other
+        for batch in part.split(2):  # two batches on the one, four on the other
             metric.update(batch)
     results[rank] = [metric.compute().tolist() for metric in measured]
     dist.destroy_process_group()
@@ -129,7 +129,7 @@ def test_two_processes_with_uneven_batches_agree_with_one(tmp_path):
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         results = manager.dict()
-        workers = [context.Process(target=_measure_share, args=(r, tmp_path / "sync", results)) for r in range(2)]
+        workers = [context.Process(target=_measure_part, args=(r, tmp_path / "sync", results)) for r in range(2)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -137,7 +137,7 @@ def test_two_processes_with_uneven_batches_agree_with_one(tmp_path):
         assert [worker.exitcode for worker in workers] == [0, 0]
         found = dict(results)
     attention = random_attention(10, 3, 12, 12)
-    wanted = [metrics.locality(attention).mean(0), metrics.symmetry(attention).mean(0), attention.mean(0)]
+    expected = [metrics.locality(attention).mean(0), metrics.symmetry(attention).mean(0), attention.mean(0)]
     for rank in range(2):
-        for got, want in zip(found[rank], wanted, strict=True):
-            torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), want)
+        for actual, each in zip(found[rank], expected, strict=True):
+            torch.testing.assert_close(torch.tensor(actual, dtype=torch.float64), each)

@@ -1,4 +1,4 @@
-"""The companions: each against a loop written from its equation, its closed forms, and what it is there to show."""
+"""The complementary metrics: against loops written from their equations, closed forms and known heads."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ def previous_token(n):
 
 
 def loop(name, A):
-    """The equations of the docstrings, element by element."""
+    """Compute the equation of the docstring, element by element."""
     n = len(A)
     span = range(n)
     mean = lambda values: sum(values) / len(values) if values else math.nan  # noqa: E731
@@ -57,9 +57,9 @@ def loop(name, A):
             return 1 - within / sum((A[i][j] - grand) ** 2 for i in span for j in span)
         case "monotonicity":
             pairs = n * (n - 1) / 2
-            behind = sum(A[i][i - k] >= A[i][i - k - 1] for i in span for k in range(i))
-            ahead = sum(A[i][i + k] >= A[i][i + k + 1] for i in span for k in range(n - 1 - i))
-            return [behind / pairs, ahead / pairs]
+            past_share = sum(A[i][i - k] >= A[i][i - k - 1] for i in span for k in range(i))
+            future_share = sum(A[i][i + k] >= A[i][i + k + 1] for i in span for k in range(n - 1 - i))
+            return [past_share / pairs, future_share / pairs]
         case "entropy":
             return mean([-sum(a * math.log(a) for a in row if a) / math.log(n) for row in A])
         case "sink_rate":
@@ -74,14 +74,14 @@ def loop(name, A):
         "toeplitz_share", "monotonicity", "entropy", "sink_rate",
     ],
 )  # fmt: skip
-def test_a_companion_is_its_equation(name, n):
+def test_a_complementary_metric_equals_its_equation(name, n):
     attention = random_attention(3, n, n, seed=n)
-    wanted = torch.tensor([loop(name, matrix) for matrix in attention.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(getattr(metrics, name)(attention), wanted)
+    expected = torch.tensor([loop(name, matrix) for matrix in attention.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(getattr(metrics, name)(attention), expected)
 
 
 @pytest.mark.parametrize("name", ["direction_balance", "past_locality", "mean_distance", "entropy", "sink_rate"])
-def test_row_values_belong_to_their_rows(name):
+def test_row_values_depend_on_their_rows_only(name):
     attention = random_attention(6, 6)
     other = random_attention(6, 6, seed=1)
     mixed = torch.cat([attention[:3], other[3:]])
@@ -120,7 +120,7 @@ def test_adjusted_locality_is_one_for_the_identity_and_nan_for_a_single_token():
     assert math.isnan(metrics.adjusted_locality(torch.ones(1, 1)))
 
 
-def test_causality_is_seen_matrix_by_matrix_or_given():
+def test_causality_is_detected_per_matrix_or_given():
     both = torch.stack([uniform(16), uniform(16, causal=True)])
     torch.testing.assert_close(metrics.adjusted_locality(both), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12)
     assert metrics.adjusted_locality(both, causal=True)[0] < 0
@@ -129,45 +129,45 @@ def test_causality_is_seen_matrix_by_matrix_or_given():
 
 
 def windowed(n, width):
-    """Uniform attention of a decoder over the last few tokens, and which keys it sees."""
+    """Return uniform attention of a decoder to the last few tokens, and its visible keys."""
     i = torch.arange(n)
     seen = (i <= i[:, None]) & (i > i[:, None] - width)
     return seen / seen.sum(-1, keepdim=True, dtype=torch.float64), seen
 
 
 def chance_corrected(A, seen):
-    """(Loc(A) - Loc(U)) / (1 - Loc(U)) over the queries that have a choice, element by element."""
-    gained = room = 0.0
+    """Compute (Loc(A) - Loc(U)) / (1 - Loc(U)) over the queries that see several keys, element by element."""
+    gained = most = 0.0
     for i, row in enumerate(A):
         keys = [j for j in range(len(A)) if seen[i][j]]
         if len(keys) > 1:
             chance = sum(2.0 ** -abs(i - j) for j in keys) / len(keys)
             gained += sum(row[j] * 2.0 ** -abs(i - j) for j in keys) - chance
-            room += 1 - chance
-    return gained / room if room else math.nan
+            most += 1 - chance
+    return gained / most if most else math.nan
 
 
 @pytest.mark.parametrize("width", [2, 4, 11])
-def test_a_head_uniform_inside_its_window_is_at_chance(width):
+def test_uniform_attention_within_a_window_scores_as_uniform(width):
     attention, seen = windowed(30, width)
     assert metrics.adjusted_locality(attention, visible=seen).item() == pytest.approx(0, abs=1e-12)
     assert metrics.entropy(attention, visible=seen).item() == pytest.approx(1, abs=1e-12)
     assert metrics.toeplitz_share(attention, visible=seen) < metrics.toeplitz_share(attention)
 
 
-def test_what_is_visible_is_never_read_off_single_zeros():
+def test_visible_keys_are_not_inferred_from_single_zeros():
     identity, previous = torch.eye(30, dtype=torch.float64), previous_token(30)
     seen = windowed(30, 4)[1]
     for head in (identity, previous):
-        wanted = chance_corrected(head.tolist(), seen.tolist())
-        assert metrics.adjusted_locality(head, visible=seen).item() == pytest.approx(wanted, abs=1e-12)
+        expected = chance_corrected(head.tolist(), seen.tolist())
+        assert metrics.adjusted_locality(head, visible=seen).item() == pytest.approx(expected, abs=1e-12)
         assert metrics.entropy(head, visible=seen) == 0
     assert metrics.adjusted_locality(identity, visible=seen) == 1
     assert metrics.adjusted_locality(identity) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_visibility_enters_as_in_the_equations(seed):
+def test_visible_keys_enter_as_in_the_equations(seed):
     generator = torch.Generator().manual_seed(seed)
     seen = torch.rand(4, 1, 13, 13, generator=generator) < 0.4
     seen |= torch.eye(13, dtype=torch.bool).roll(seed, -1)
@@ -192,14 +192,14 @@ def test_visibility_enters_as_in_the_equations(seed):
         assert share[layer, head].item() == pytest.approx(1 - within / total, abs=1e-12)
 
 
-def test_queries_that_see_one_key_have_no_choice_and_do_not_count():
+def test_queries_that_see_one_key_do_not_count():
     assert math.isnan(metrics.adjusted_locality(torch.eye(6), visible=torch.eye(6, dtype=torch.bool)))
     shifted = torch.eye(6).roll(1, -1)
     assert math.isnan(metrics.adjusted_locality(shifted, visible=shifted.bool()))
     assert math.isnan(metrics.entropy(shifted, visible=shifted.bool()))
 
 
-def test_a_result_carries_what_is_visible():
+def test_visible_keys_of_a_result_are_used():
     seen = torch.stack([windowed(12, width)[1] for width in (2, 5, 12)])  # (layer, n, n)
     attention = (seen / seen.sum(-1, keepdim=True))[:, None].expand(3, 3, 12, 12)  # as many heads as layers
     result = SimpleNamespace(attention=attention, visible=seen)
@@ -209,13 +209,13 @@ def test_a_result_carries_what_is_visible():
     mean = MeanOver(metrics.adjusted_locality, shape=(3, 3))
     mean.update(result)
     torch.testing.assert_close(mean.compute(), torch.zeros(3, 3, dtype=torch.float64), rtol=0, atol=1e-6)
-    for by_hand in ({"causal": True}, {"visible": torch.ones(12, 12).tril().bool()}):
-        assert metrics.adjusted_locality(result, **by_hand)[0, 0] > 0.3
+    for arguments in ({"causal": True}, {"visible": torch.ones(12, 12).tril().bool()}):
+        assert metrics.adjusted_locality(result, **arguments)[0, 0] > 0.3
     everything = SimpleNamespace(attention=attention, visible=None)
     torch.testing.assert_close(metrics.adjusted_locality(everything), metrics.adjusted_locality(attention))
 
 
-def test_what_is_visible_goes_with_layers_and_masks():
+def test_visible_combines_with_layers_and_masks():
     (narrow, seen), (wide, sees) = windowed(12, 3), windowed(12, 6)
     layers = (narrow.expand(2, 2, 12, 12), wide.expand(2, 2, 12, 12))
     by_layer = torch.stack([seen, sees])[:, None, None]
@@ -237,18 +237,18 @@ def test_what_is_visible_goes_with_layers_and_masks():
         (torch.eye(8, dtype=torch.bool), ValueError, "hides keys"),
     ],
 )
-def test_what_cannot_be_visible_is_refused(name, visible, error, words):
+def test_invalid_visible_raises_an_error(name, visible, error, words):
     with pytest.raises(error, match=words):
         getattr(metrics, name)(random_attention(2, 2, 8, 8), visible=visible)
 
 
-def test_two_ways_to_say_what_is_visible_are_one_too_many():
+def test_causal_and_visible_together_raise_an_error():
     for metric in (metrics.adjusted_locality, metrics.entropy):
         with pytest.raises(ValueError, match="give one of them"):
             metric(uniform(8), causal=False, visible=torch.ones(8, 8, dtype=torch.bool))
 
 
-def test_a_previous_token_head_is_told_apart_from_a_symmetric_one():
+def test_a_previous_token_head_is_distinguished_from_a_symmetric_one():
     head = previous_token(64)
     assert metrics.past_locality(head) == 1
     assert metrics.relative_asymmetry(head) == 1
@@ -257,7 +257,7 @@ def test_a_previous_token_head_is_told_apart_from_a_symmetric_one():
         assert metrics.symmetry(head) > 0.9
 
 
-def test_a_faint_tilt_stays_faint_in_the_relative_asymmetry():
+def test_a_small_asymmetry_gives_a_small_relative_asymmetry():
     i = torch.arange(64, dtype=torch.float64)
     distance = i - i[:, None]
     for tilt in (1e-2, 1e-6):
@@ -274,7 +274,7 @@ def test_the_half_life_of_an_exponential_is_ln_2_over_its_slope(slope, side):
     assert metrics.half_life(attention, side=side).item() == pytest.approx(math.log(2) / slope, rel=0.02)
 
 
-def test_the_half_life_of_flat_or_growing_attention_is_infinite_and_of_one_distance_unknown():
+def test_the_half_life_of_constant_or_growing_attention_is_infinite_and_of_one_distance_nan():
     i = torch.arange(32, dtype=torch.float64)
     growing = (0.1 * (i - i[:, None]).abs()).softmax(-1)
     assert metrics.half_life(torch.stack([uniform(32), growing])).tolist() == [math.inf, math.inf]
@@ -284,7 +284,7 @@ def test_the_half_life_of_flat_or_growing_attention_is_infinite_and_of_one_dista
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("slope", [0.25, 0.01, 4.0])
-def test_every_precision_tells_a_half_life(slope, dtype):
+def test_the_half_life_is_right_in_every_precision(slope, dtype):
     i = torch.arange(256, dtype=torch.float64)
     attention = (-slope * (i - i[:, None]).abs()).softmax(-1)
     exact = metrics.half_life(attention).item()
@@ -296,22 +296,24 @@ def test_every_precision_tells_a_half_life(slope, dtype):
 
 
 def window_by_loop(A, share):
-    """The least half-width, summed in exact floats, of every row and of their mean."""
+    """Return the smallest half-width of the matrix and of every row, from exact sums."""
     n = len(A)
     by_distance = [
         [math.fsum(row[j] for j in {i - k, i + k} if 0 <= j < n) for k in range(n)] for i, row in enumerate(A)
     ]
 
-    def least(masses):
+    def smallest(masses):
         enough = share * math.fsum(masses) * (1 - n * 2**-52)
         return next(w for w in range(n) if math.fsum(masses[: w + 1]) >= enough)
 
-    return least([math.fsum(row[k] for row in by_distance) for k in range(n)]), [least(row) for row in by_distance]
+    return smallest([math.fsum(row[k] for row in by_distance) for k in range(n)]), [
+        smallest(row) for row in by_distance
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999999, 1.0])
-def test_the_window_is_the_least_in_every_precision(share, dtype):
+def test_the_window_is_the_smallest_in_every_precision(share, dtype):
     for seed in range(3):
         attention = random_attention(90, 90, seed=seed).to(dtype)
         matrix, rows = window_by_loop(attention.tolist(), share)
@@ -323,12 +325,12 @@ def test_a_large_float32_matrix_keeps_the_far_part_of_its_window():
     n = 4096
     far = torch.eye(n).roll(60, -1)
     attention = 0.9897 * torch.eye(n) + 0.0103 * far
-    far_back = int(metrics.window(attention, 0.99))
-    assert far_back == int(metrics.window(attention.double(), 0.99)) == 60
+    window = int(metrics.window(attention, 0.99))
+    assert window == int(metrics.window(attention.double(), 0.99)) == 60
     assert (metrics.window(attention, 0.99, rows=True)[:-60] == 60).all()
 
 
-def test_a_toeplitz_matrix_is_all_distance_and_a_sink_is_not():
+def test_a_toeplitz_matrix_has_toeplitz_share_one_and_a_sink_does_not():
     i = np.arange(12)
     circulant = np.exp(-0.3 * ((i[:, None] - i) % 12))
     toeplitz = torch.from_numpy(circulant / circulant.sum(-1, keepdims=True))
@@ -337,7 +339,7 @@ def test_a_toeplitz_matrix_is_all_distance_and_a_sink_is_not():
     assert metrics.toeplitz_share(torch.eye(12)[[0] * 12]) < 0.3
 
 
-def test_the_empty_half_of_a_causal_matrix_explains_nothing():
+def test_the_empty_half_of_a_causal_matrix_does_not_raise_the_toeplitz_share():
     generator = torch.Generator().manual_seed(0)
     noise = 3 * torch.randn(20, 48, 48, generator=generator, dtype=torch.float64)
     causal = noise.masked_fill(torch.ones(48, 48).triu(1).bool(), -math.inf).softmax(-1)
@@ -345,7 +347,7 @@ def test_the_empty_half_of_a_causal_matrix_explains_nothing():
     assert 0 <= share < 0.35
 
 
-def test_the_future_of_a_causal_matrix_has_no_monotonicity():
+def test_the_monotonicity_of_the_future_of_a_causal_matrix_is_nan():
     past, future = metrics.monotonicity(causal_attention(9, 9))
     assert 0 <= past <= 1
     assert math.isnan(future)
@@ -360,13 +362,13 @@ def test_the_window_holds_its_share_and_no_smaller_one_does(share):
     assert held[0] >= share - 1e-12 > held[1]
 
 
-def test_the_identity_needs_no_window_and_has_no_distance():
+def test_window_distance_and_entropy_of_the_identity_are_zero():
     assert metrics.window(torch.eye(5)) == 0
     assert metrics.mean_distance(torch.eye(5)) == 0
     assert metrics.entropy(torch.eye(5)) == 0
 
 
-def test_cropping_a_sink_shows_what_the_head_does_beside_it():
+def test_cropping_a_sink_leaves_the_rest_of_the_attention():
     identity = torch.eye(16, dtype=torch.float64)
     head = 0.8 * identity[[0] * 16] + 0.1 * previous_token(16) + 0.1 * identity
     assert metrics.sink_rate(head).item() == pytest.approx(0.8 + 0.1 / 15)
@@ -383,7 +385,7 @@ def test_cropping_a_sink_shows_what_the_head_does_beside_it():
         (lambda A: metrics.half_life(A, side="left"), "side"),
     ],
 )
-def test_options_out_of_range_are_refused(call, words):
+def test_options_out_of_range_raise_an_error(call, words):
     with pytest.raises(ValueError, match=words):
         call(torch.eye(4))
 
@@ -393,10 +395,10 @@ def test_options_out_of_range_are_refused(call, words):
     ["direction_balance", "adjusted_locality", "past_locality", "distance_profile", "mean_distance", "half_life",
      "toeplitz_share", "entropy", "sink_rate"],
 )  # fmt: skip
-def test_smooth_companions_are_differentiable(name):
+def test_smooth_complementary_metrics_are_differentiable(name):
     logits = torch.randn(2, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     i = torch.arange(7)
-    near = -2 * (i - i[:, None]).abs()  # half_life is infinite, without a slope, where attention does not fall
+    near = -2 * (i - i[:, None]).abs()  # half_life is infinite, without a gradient, where attention does not fall
     assert torch.autograd.gradcheck(lambda x: getattr(metrics, name)((x + near).softmax(-1)), logits)
 
 
@@ -436,7 +438,7 @@ def test_masked_keys_leave_the_gradients_finite(name, hidden, dtype):
 
 
 @pytest.mark.parametrize("name", ["adjusted_locality", "entropy", "past_locality", "half_life"])
-def test_a_matrix_without_a_value_does_not_spoil_the_gradients_of_the_others(name):
+def test_a_nan_value_leaves_the_gradients_of_other_matrices_finite(name):
     logits = torch.zeros(3, 6, 6, dtype=torch.float64, requires_grad=True)
     i = torch.arange(6)
     local = (logits - (i - i[:, None]).abs()).softmax(-1)

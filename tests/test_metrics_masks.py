@@ -1,4 +1,4 @@
-"""Padding and cropping: only the tokens that count, count."""
+"""Padding and cropping: only the counting tokens enter the values."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ OFFSETS = ["distance_profile", "profile_asymmetry"]
 
 
 def padded(lengths, n, left=False):
-    """Attention as a masked model returns it: real tokens see only real ones, padding rows see anything."""
+    """Return attention as a masked model does (no weight on padding, rows of padding arbitrary), and the mask."""
     attention = random_attention(len(lengths), 2, n, n)
     mask = torch.zeros(len(lengths), n, dtype=torch.long)
     for row, length in enumerate(lengths):
@@ -30,7 +30,7 @@ def padded(lengths, n, left=False):
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OFFSETS])
-def test_a_padded_batch_gives_what_each_sequence_gives_alone(name, left):
+def test_a_padded_batch_has_the_values_of_each_sequence_alone(name, left):
     lengths, n = [9, 4, 12, 9], 12
     attention, mask = padded(lengths, n, left)
     metric = getattr(metrics, name)
@@ -41,7 +41,7 @@ def test_a_padded_batch_gives_what_each_sequence_gives_alone(name, left):
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_row_values_stand_at_their_tokens_and_padding_is_nan(name):
+def test_row_values_are_at_their_tokens_and_padding_is_nan(name):
     attention, mask = padded([5, 8], 8, left=True)
     metric = getattr(metrics, name)
     together = metric(attention, mask=mask, rows=True)
@@ -71,7 +71,7 @@ def test_padding_rows_may_be_nan():
     assert measure(attention, mask=mask).symmetry.isfinite().all()
 
 
-def test_one_mask_serves_every_layer():
+def test_one_mask_applies_to_every_layer():
     attention, mask = padded([5, 8], 8)
     layers = (attention, attention)
     assert locality(layers, mask=mask).shape == (2, 2, 2)
@@ -79,22 +79,24 @@ def test_one_mask_serves_every_layer():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_spelling_of_a_mask_says_the_same(name):
+def test_every_form_of_a_mask_gives_the_same_values(name):
     attention, mask = padded([5, 8, 1], 8)
-    wanted = getattr(metrics, name)(attention, mask=mask)
+    expected = getattr(metrics, name)(attention, mask=mask)
     hidden = mask == 0
-    spelled = [
+    forms = [
         mask.bool(), mask.float(), mask.to(torch.uint8), mask.numpy(), mask.tolist(), mask.bool().tolist(),
         *(torch.zeros(3, 8, dtype=dtype).masked_fill(hidden, low) for dtype, low in [
             (torch.float32, -torch.inf), (torch.float32, torch.finfo(torch.float32).min), (torch.float64, -1e4),
             (torch.float16, torch.finfo(torch.float16).min), (torch.bfloat16, torch.finfo(torch.bfloat16).min),
         ]),
     ]  # fmt: skip
-    for one in spelled:
-        torch.testing.assert_close(getattr(metrics, name)(attention, mask=one), wanted, rtol=0, atol=0, equal_nan=True)
+    for form in forms:
+        torch.testing.assert_close(
+            getattr(metrics, name)(attention, mask=form), expected, rtol=0, atol=0, equal_nan=True
+        )
 
 
-def test_a_mask_of_stacked_layers_names_its_axis():
+def test_a_mask_of_stacked_layers_needs_a_layer_axis():
     layers = torch.stack([padded([5, 8, 6], 8)[0] for _ in range(3)])  # three layers of three sequences
     mask = padded([5, 8, 6], 8)[1]
     with pytest.raises(ValueError, match=r"mask\[None\]"):
@@ -129,7 +131,7 @@ def test_gradients_pass_through_a_mask():
         (torch.tensor([[0.0] * 7 + [torch.inf]] * 2), "got inf"),
     ],
 )
-def test_a_mask_that_means_nothing_is_refused(mask, words):
+def test_invalid_mask_values_raise_an_error(mask, words):
     with pytest.raises(ValueError, match=words):
         locality(random_attention(2, 2, 8, 8), mask=mask)
 
@@ -137,34 +139,34 @@ def test_a_mask_that_means_nothing_is_refused(mask, words):
 @pytest.mark.parametrize(
     "mask", ["all", [[1, 1], [1]], torch.ones(2, 8, dtype=torch.complex64), {"mask": 1}, [None] * 8]
 )
-def test_what_is_no_mask_is_refused_by_name(mask):
+def test_invalid_mask_types_raise_an_error(mask):
     with pytest.raises(TypeError, match="mask must"):
         locality(random_attention(2, 2, 8, 8), mask=mask)
 
 
-def test_logits_are_refused_also_behind_a_mask():
+def test_logits_with_a_mask_raise_an_error():
     with pytest.raises(ValueError, match="softmax"):
         locality(torch.rand(2, 8, 8), mask=torch.ones(2, 8))
 
 
-def test_crop_counts_from_the_end_as_a_slice_does():
+def test_crop_accepts_negative_indices_like_a_slice():
     attention = random_attention(3, 9, 9)
     torch.testing.assert_close(crop(attention, 1, -1), crop(attention, 1, 8))
     torch.testing.assert_close(crop(attention, 1, -1).sum(-1), torch.ones(3, 7, dtype=torch.float64))
 
 
-def test_crop_takes_what_the_metrics_take():
+def test_crop_accepts_the_inputs_of_the_metrics():
     layers = tuple(random_attention(2, 3, 9, 9, seed=seed) for seed in range(4))
     torch.testing.assert_close(crop(layers, 2, -1), torch.stack([crop(layer, 2, -1) for layer in layers]))
     with pytest.raises(ValueError, match="eager"):
         crop((None, None), 1)
 
 
-def test_crop_refuses_to_keep_nothing():
+def test_an_empty_crop_raises_an_error():
     with pytest.raises(ValueError, match="keeps no token"):
         crop(random_attention(4, 4), 3, 2)
 
 
-def test_crop_refuses_a_row_that_attends_only_outside():
+def test_crop_raises_an_error_for_a_row_without_remaining_weight():
     with pytest.raises(ValueError, match="renormalised"):
         crop(torch.eye(4)[[0, 0, 2, 3]], 1)

@@ -1,4 +1,4 @@
-"""Position tables become matrices; real ones are read as the field reads them."""
+"""Attention from tables of position embeddings, random and real."""
 
 import math
 
@@ -15,7 +15,7 @@ def random_table(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_heads_are_softmaxed_projections_scaled_by_their_width():
+def test_heads_are_softmaxes_of_projections_scaled_by_head_size():
     table, query, key = random_table(7, 5), random_table(3, 5, 4, seed=1), random_table(3, 5, 4, seed=2)
     weights = position_weights(table, query, key)
     for head in range(3):
@@ -23,7 +23,7 @@ def test_heads_are_softmaxed_projections_scaled_by_their_width():
         torch.testing.assert_close(weights[head], torch.tensor(logits, dtype=torch.float64).softmax(-1))
 
 
-def test_cosines_do_not_see_the_length_of_an_embedding():
+def test_cosines_ignore_the_norm_of_an_embedding():
     table = random_table(7, 5)
     stretched = table * torch.arange(1.0, 8.0, dtype=torch.float64)[:, None]
     torch.testing.assert_close(
@@ -35,7 +35,7 @@ def test_cosines_do_not_see_the_length_of_an_embedding():
     )
 
 
-def test_arrays_and_half_precision_are_taken():
+def test_arrays_and_half_precision_are_accepted():
     table = random_table(7, 5)
     torch.testing.assert_close(position_weights(table.numpy()), position_weights(table))
     assert position_weights(table.half()).dtype == torch.float32
@@ -55,13 +55,13 @@ def test_arrays_and_half_precision_are_taken():
         ({"table": torch.ones(3, 4), "temperature": 0.0}, ValueError, "positive"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, error, words):
+def test_invalid_tables_and_projections_raise_an_error(arguments, error, words):
     with pytest.raises(error, match=words):
         position_weights(**arguments)
 
 
 @NEEDS_DATA
-def test_gpt2_positions_are_more_local_than_chance_however_compared():
+def test_gpt2_positions_are_more_local_than_uniform_attention():
     table = np.load(DATA / "pe_matrices" / "gpt2_wpe_first64.npy")
     plain, sharp = position_weights(table), position_weights(table, similarity="cosine", temperature=0.1)
     assert 0 < adjusted_locality(plain) < 0.02  # sqrt(768) flattens a table that no head has projected

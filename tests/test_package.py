@@ -16,7 +16,7 @@ ARROWS = {
     "_checks": set(),
     "_display": set(),
     "metrics": set(),
-    "encodings": {"_checks"},
+    "encodings": {"_checks", "metrics"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": set(),

@@ -1,4 +1,4 @@
-"""The published definitions as loops written from the equations: slow, obvious, sharing no code with the library."""
+"""The published definitions as slow loops written from the equations, without code of the library."""
 
 import math
 
@@ -13,7 +13,7 @@ def locality(matrix):
 
 
 def tolerance(pairs, rtol=None, eps=EPS64):
-    """The largest R of a row that counts as constant."""
+    """Return the largest R of a row that counts as constant."""
     largest, least = max(map(max, pairs)), min(map(min, pairs))
     if rtol is None:
         nats = 1.0 if least == 0 < largest else math.log(largest / least) if largest else 0.0

@@ -15,7 +15,7 @@ def softmax(logits):
 
 
 def matrix(name):
-    """Rebuild the matrix a golden case is named for."""
+    """Return the matrix of a golden case, given its name."""
     kind, n = re.fullmatch(r"(.+?)_N(\d+)(?:_.*)?", name).groups()
     n = int(n)
     i = np.arange(n, dtype=np.float64)

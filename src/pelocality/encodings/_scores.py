@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
+from pelocality.metrics.distances import diagonal_sums
+
 # A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
 # logits, and bfloat16 rounds the usual -1e4 to -9984.
 HIDDEN = -1e3
@@ -33,22 +35,6 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
         return _tiled(by_distance, query_length)
     result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
     return result
-
-
-def diagonal_sums(matrix: Tensor) -> Tensor:
-    """Return the sums of all diagonals of a matrix, the gradient of `toeplitz`.
-
-    Args:
-        matrix: (..., q, k).
-
-    Returns:
-        (..., q + k - 1), the most negative distance first.
-    """
-    queries, keys = matrix.shape[-2:]
-    width = queries + keys - 1
-    # rows padded to width + 1 and read back with width: each row shifts by one, so that diagonals become columns
-    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], -1)
-    return rows.narrow(-1, 0, queries * width).reshape(*matrix.shape[:-2], queries, width).sum(-2)
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
-"""The public door of the metrics: what counts as attention, what is refused, and which tokens count.
+"""Input validation of the metrics: attention becomes batches of matrices, padding is left out.
 
-Every metric is a function of one batch of square matrices, (batch, n, n) -> (batch, ...). This file turns whatever a
-user holds (a tensor, an array, the tuple a Hugging Face model returns, a result of ours) into such batches, refuses
-what is not attention, leaves padding out, and folds the answers back into the user's shape.
+Every metric is a function of one batch of square matrices, (batch, n, n) -> (batch, ...). This file turns every
+accepted input (a tensor, an array, the tuple a Hugging Face model returns, a result of this library) into such batches
+and reshapes the values to the leading axes of the input.
 """
 
 from __future__ import annotations
@@ -14,18 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality.metrics._masks import Mask, Visible, expanded, of_layer, token_spans
+from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 
-Layout = Literal["matrix", "rows", "offsets"]
+Layout = Literal["scalar", "rows", "offsets", "matrix"]
 Kernel = Callable[..., Tensor]
-
-# The largest |sum of a row - 1| a softmax in that precision can leave behind, with room for a few thousand keys.
-ROW_SUM_TOLERANCE = {
-    torch.float64: 1e-3,
-    torch.float32: 1e-3,
-    torch.float16: 1e-2,
-    torch.bfloat16: 1e-2,
-}
 
 
 class HasAttention(Protocol):
@@ -39,34 +32,34 @@ class HasAttention(Protocol):
 Attention = Tensor | np.ndarray | Sequence[Any] | HasAttention
 
 
-def each_matrix(
+def map_matrices(
     attention: Attention,
     kernel: Kernel,
     *,
     mask: Mask | None = None,
-    visible: Visible | None = None,
-    layout: Layout = "matrix",
+    visible: Tensor | None = None,
+    layout: Layout = "scalar",
 ) -> Tensor:
-    """Apply a kernel to every matrix of the user's attention and give the answers the user's leading shape.
+    """Apply a kernel to every matrix of the attention and reshape its values to the leading axes of the input.
 
     Args:
-        attention: (..., n, n), or a sequence of such tensors (one a layer).
-        kernel: (batch, n, n) -> (batch,), (batch, n) for ``layout="rows"`` or (batch, 2n-1) for ``layout="offsets"``.
-            It receives float32 or float64 or half precision as given; it checks the rows itself or calls
-            `checked`. Where visible is given it receives that too, (batch, n, n).
+        attention: (..., n, n), or a sequence of such tensors (one per layer).
+        kernel: (batch, n, n) -> (batch,), or what ``layout`` names. It receives the weights in the precision given and
+            checks their rows itself (see `validated_weights`). With visible it receives that too, (batch, n, n).
         mask: Which tokens count, see `token_spans`.
         visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
-            (size 1 repeats), a sequence of layers counting as one axis more or not at all.
-        layout: How an answer for fewer tokens lies in one for all n; the rest is NaN.
+            (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
+        layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
+            Entries of padding are NaN; a matrix starts at its first counting token.
 
     Returns:
-        (...) for matrices, (..., n) for rows, (..., 2n-1) for offsets; a sequence of layers adds a leading axis.
+        (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
 
     Raises:
-        TypeError: The attention is no float tensor, array or sequence of them, or a mask is none.
+        TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask does not fit.
     """
-    attention = unwrapped(attention)
+    attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
             raise ValueError(
@@ -74,11 +67,11 @@ def each_matrix(
                 "load the model with attn_implementation='eager' and call it with output_attentions=True"
             )
         by_layer = [
-            each_matrix(layer, kernel, mask=mask, visible=of_layer(visible, index, attention), layout=layout)
-            for index, layer in enumerate(attention)
+            map_matrices(layer, kernel, mask=mask, visible=seen, layout=layout)
+            for layer, seen in zip(attention, visible_by_layer(visible, attention), strict=True)
         ]
         shapes = [
-            tuple(getattr(unwrapped(layer), "shape", values.shape))
+            tuple(getattr(unwrap(layer), "shape", values.shape))
             for layer, values in zip(attention, by_layer, strict=True)
         ]
         if len(set(shapes)) > 1:
@@ -87,106 +80,66 @@ def each_matrix(
                 f"{', '.join(map(str, shapes))}; measure them layer by layer"
             )
         return torch.stack(by_layer)
-    matrices = _as_tensor(attention)
-    given = [matrices] if visible is None else [matrices, expanded(visible, matrices)]
+    matrices = _square_matrices(attention)
+    given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
     spans = None if mask is None else token_spans(mask, matrices.shape[:-2], matrices.shape[-1])
-    values = kernel(*flat) if spans is None or not len(spans) else _kernel_on_spans(flat, spans, kernel, layout)
+    values = kernel(*flat) if spans is None or not len(spans) else _map_spans(flat, spans, kernel, layout)
     return values.reshape((*matrices.shape[:-2], *values.shape[1:]))
 
 
-def unwrapped(attention: Attention) -> Any:
-    """Return the weights that a result or the output of a model carries.
-
-    Args:
-        attention: What a user holds.
-
-    Returns:
-        Its ``.attention`` or ``.attentions``, or the same where it has neither.
-    """
+def unwrap(attention: Attention) -> Any:
+    """Return the ``.attention`` of a result or the ``.attentions`` of a model output; anything else as it is."""
     return getattr(attention, "attention", getattr(attention, "attentions", attention))
 
 
-def visible_keys(attention: Attention, visible: Visible | None, causal: bool | None) -> Any:
-    """Return which keys each query sees, as given or as a result carries it.
-
-    Args:
-        attention: What a user holds. A result may say so in ``.visible``, (*first axes of the attention, n, n).
-        visible: What the user says.
-        causal: The other way to say it.
-
-    Returns:
-        As `each_matrix` takes it; None where nobody says.
-
-    Raises:
-        ValueError: The user says both.
-    """
+def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
+    """Return visible, or else the ``.visible`` of a result; None if there is neither or ``causal`` is given."""
     if visible is not None and causal is not None:
-        raise ValueError(f"visible and causal={causal} both say which keys a query sees; give one of them")
+        raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
     carried = getattr(attention, "visible", None)
     if visible is not None or causal is not None or carried is None:
         return None if visible is None else torch.as_tensor(visible)
-    axes = unwrapped(attention).ndim - carried.ndim
-    return carried.reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
+    axes: int = unwrap(attention).ndim - carried.ndim
+    return torch.as_tensor(carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
 
 
-def refuse_hidden_weight(weights: Tensor, seen: Tensor, dtype: torch.dtype) -> None:
-    """Raise where a query has weight on a key that it is said not to see.
-
-    Args:
-        weights: (batch, n, n).
-        seen: Boolean, of the same shape.
-        dtype: Precision of the weights, which sets how much counts as weight.
-
-    Raises:
-        ValueError: There is such a query.
-    """
+def check_hidden_keys(weights: Tensor, seen: Tensor) -> None:
+    """Raise ValueError if a query has weight on a key that it does not see; both (batch, n, n)."""
     hidden = weights.detach().masked_fill(seen, 0).sum(-1)
-    if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[dtype]:
+    if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[weights.dtype]:
         raise ValueError(
-            f"visible hides keys that the attention rests on: some query has {hidden.max().item():.3g} of its weight "
-            "there; visible is True where query i (row) may see key j (column)"
+            f"visible hides keys with attention: some query has {hidden.max().item():.3g} of its weight on hidden "
+            "keys; visible is True where query i (row) may see key j (column)"
         )
 
 
-def checked(flat: Tensor) -> Tensor:
-    """Return the matrices (batch, n, n) in at least float32, once their rows are known to be distributions.
-
-    Args:
-        flat: (batch, n, n).
-
-    Returns:
-        The same tensor, half precision as float32.
-
-    Raises:
-        ValueError: See `refuse_unless_distributions`.
-    """
+def validated_weights(flat: Tensor) -> Tensor:
+    """Return the matrices (batch, n, n) in at least float32, after checking that their rows are distributions."""
     dtype = torch.promote_types(flat.dtype, torch.float32)
-    refuse_unless_distributions(flat.sum(-1, dtype=dtype), _least(flat), flat.dtype)
+    smallest = flat.detach().amin().item() if flat.numel() else 0.0
+    check_rows(flat.sum(-1, dtype=dtype), smallest, flat.dtype)
     return flat.to(dtype)
 
 
-def refuse_unless_distributions(total: Tensor, least: float, dtype: torch.dtype) -> None:
-    """Raise unless every row is a probability distribution.
+def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
+    """Raise ValueError unless every row is a probability distribution.
 
     Args:
-        total: The sum of every row, any shape.
-        least: The smallest weight of all, or 0 where none is negative.
-        dtype: Precision of the weights, which sets how exactly a row must sum to 1.
-
-    Raises:
-        ValueError: NaN or infinity, a negative weight, or rows that do not sum to 1.
+        totals: The sum of every row, any shape.
+        smallest: The smallest weight of all, or 0 if none is negative.
+        dtype: Precision of the weights, which determines how exactly a row must sum to 1.
     """
-    if not bool(torch.isfinite(total).all()):
+    if not bool(torch.isfinite(totals).all()):
         raise ValueError(
             "attention contains NaN or infinity; a row whose keys are all masked gives NaN: leave it out with mask="
         )
-    if least < 0:
+    if smallest < 0:
         raise ValueError(
-            f"attention weights must not be negative, the smallest is {least:.3g}; "
-            "these look like scores: apply .softmax(-1)?"
+            f"attention weights must not be negative, the smallest is {smallest:.3g}; "
+            "these look like logits: apply .softmax(-1)?"
         )
-    off = (total - 1).abs().max().item() if total.numel() else 0.0
+    off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off > ROW_SUM_TOLERANCE[dtype]:
         raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")
 
@@ -197,7 +150,7 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
         A'_ij = A_ij / sum_{start <= j' < stop} A_ij'     for start <= i, j < stop
 
     This leaves special tokens or attention sinks out: ``locality(crop(A, 1))`` is the locality among all tokens
-    but the first, whatever the first one drew.
+    but the first, however much attention the first one received.
 
     Args:
         attention: (..., n, n), rows sum to 1, as for `locality`.
@@ -209,8 +162,7 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
 
     Raises:
         TypeError: As for `locality`.
-        ValueError: As for `locality`, or nothing is left, or a kept row has all of its weight on tokens that are left
-            out.
+        ValueError: As for `locality`, or no token is kept, or a kept row has all of its weight on other tokens.
 
     Examples:
         >>> import torch
@@ -227,47 +179,40 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
             raise ValueError(f"crop keeps no token of {n}: start={start}, stop={stop}; widen the range")
         return _crop(flat, first, last)
 
-    return each_matrix(attention, kernel)
+    return map_matrices(attention, kernel)
 
 
-def _as_tensor(attention: Any) -> Tensor:
-    if isinstance(attention, np.ndarray):
-        if attention.dtype.newbyteorder("=") not in (np.float16, np.float32, np.float64):
-            raise TypeError(
-                f"attention must hold floating-point weights, got a numpy array of {attention.dtype}; "
-                "convert it with .astype('float64')"
-            )
-        native = np.ascontiguousarray(attention, attention.dtype.newbyteorder("="))
-        # torch warns about memory it must not write; we never write, a copy only silences it
-        attention = torch.from_numpy(native if native.flags.writeable else native.copy())
-    if not isinstance(attention, Tensor):
-        raise TypeError(
-            f"attention must be a tensor, a numpy array or the tuple a model returns, got {type(attention).__name__}"
-        )
-    if attention.dtype not in ROW_SUM_TOLERANCE:
-        raise TypeError(
-            f"attention must hold floating-point weights of 16, 32 or 64 bits, got {attention.dtype}; "
-            "convert it with .float()"
-        )
-    if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
+def float_tensor(name: str, given: Any) -> Tensor:
+    """Return a floating-point tensor or numpy array as a tensor; it may share memory with the input."""
+    if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") in (np.float16, np.float32, np.float64):
+        native = np.ascontiguousarray(given, given.dtype.newbyteorder("="))
+        # torch warns about read-only memory
+        return torch.from_numpy(native if native.flags.writeable else native.copy())
+    if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
+        return given
+    if not isinstance(given, Tensor | np.ndarray):
+        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}")
+    convert = ".float()" if isinstance(given, Tensor) else ".astype('float64')"
+    raise TypeError(
+        f"{name} must hold floating-point numbers of 16, 32 or 64 bits, got {given.dtype}; use {name}{convert}"
+    )
+
+
+def _square_matrices(attention: Any) -> Tensor:
+    """Return the attention as a float tensor (..., n, n) with n >= 1."""
+    matrices = float_tensor("attention", attention)
+    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2]:
         raise ValueError(
-            f"attention must be square in its last two axes (..., n, n), got shape {tuple(attention.shape)}"
+            f"attention must be square in its last two axes (..., n, n), got shape {tuple(matrices.shape)}"
         )
-    if attention.shape[-1] == 0:
-        raise ValueError("attention has no positions: its shape is " + str(tuple(attention.shape)))
-    return attention
-
-
-def _least(weights: Tensor) -> float:
-    return weights.detach().amin().item() if weights.numel() else 0.0
+    if matrices.shape[-1] == 0:
+        raise ValueError(f"attention has no positions: its shape is {tuple(matrices.shape)}")
+    return matrices
 
 
 def _crop(flat: Tensor, start: int, stop: int) -> Tensor:
-    """Tokens start..stop-1 of (batch, n, n), rows renormalised."""
-    kept_rows = flat[:, start:stop]
-    dtype = torch.promote_types(flat.dtype, torch.float32)
-    refuse_unless_distributions(kept_rows.sum(-1, dtype=dtype), _least(kept_rows), flat.dtype)
-    kept = kept_rows[..., start:stop].to(dtype)
+    """Return tokens start..stop-1 of (batch, n, n) with rows renormalised."""
+    kept = validated_weights(flat[:, start:stop])[..., start:stop]
     mass = kept.sum(-1, keepdim=True)
     if bool((mass <= 0).any()):
         raise ValueError(
@@ -277,8 +222,8 @@ def _crop(flat: Tensor, start: int, stop: int) -> Tensor:
     return kept / mass
 
 
-def _kernel_on_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
-    """Group equal spans, apply the kernel to the cropped matrices, put the answers in place."""
+def _map_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
+    """Apply the kernel to the cropped matrices of each span and pad its values with NaN to the full length."""
     flat, *seen = matrices
     n = flat.shape[-1]
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
@@ -287,9 +232,8 @@ def _kernel_on_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, 
         chosen = torch.nonzero(member == group).squeeze(-1)
         here = chosen.to(flat.device)
         values = kernel(_crop(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
-        room = {"matrix": None, "rows": (start, n - stop), "offsets": (n - (stop - start),) * 2}[layout]
-        if room is not None:
-            values = torch.nn.functional.pad(values, room, value=float("nan"))
-        pieces.append(values)
+        missing = n - (stop - start)
+        paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
+        pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
         order.append(chosen)
     return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(flat.device)]

@@ -11,18 +11,17 @@ from torch import Tensor
 
 Mask = Tensor | np.ndarray | Sequence[Any]
 Visible = Tensor | np.ndarray
-# What an additive mask adds to the scores of a hidden key is at most this; -inf or the dtype's smallest, as a rule.
-ADDITIVE = -1e4
+# An additive mask hides a key with this or less; usually with -inf or the smallest number of the dtype.
+HIDDEN_FROM = -1e4
 
 
 def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
-    """Read the mask as one run of counting tokens per matrix.
+    """Return the first and last counting token of every matrix.
 
     Args:
         mask: (*leading, n), True or 1 where a token counts, as in a Hugging Face ``attention_mask``, or additive: 0
             where it counts, -inf or at most -10,000 where it does not. The leading axes are the first ones of the
-            attention, size 1 repeats; at most the last (heads) may be left off, or all. Padding may stand left or
-            right.
+            attention, size 1 repeats; the last (heads) may be omitted, or all. Padding may be left or right.
         batch_shape: Leading shape of the attention.
         n: Number of positions.
 
@@ -30,8 +29,8 @@ def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
         (batch, 2) integers, start and stop (exclusive) of every matrix.
 
     Raises:
-        TypeError: It is nothing like a mask.
-        ValueError: Other values, the shape does not fit, or a row's tokens are none or not one run.
+        TypeError: It is not a mask.
+        ValueError: Other values, the shape does not fit, or a sequence has no token or a gap between its tokens.
     """
     flags = token_flags(mask)
     leading = tuple(flags.shape[:-1])
@@ -43,8 +42,8 @@ def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
         )
     if 0 < len(leading) < len(batch_shape) - 1:
         raise ValueError(
-            f"mask of shape {tuple(flags.shape)} does not say which axes of attention {(*batch_shape, n, n)} it is "
-            "for; name them all up to the heads, size 1 repeats: for (layer, batch, head, n, n) give mask[None]"
+            f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}; "
+            "wanted all axes up to the heads, size 1 repeats: for (layer, batch, head, n, n) give mask[None]"
         )
     position = torch.arange(n)
     start = torch.where(flags, position, n).amin(-1)
@@ -60,18 +59,7 @@ def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
 
 
 def token_flags(mask: Mask) -> Tensor:
-    """Read a mask as booleans.
-
-    Args:
-        mask: See `token_spans`.
-
-    Returns:
-        True where a token counts, of the same shape, on the CPU.
-
-    Raises:
-        TypeError: It is nothing like a mask.
-        ValueError: It holds other values.
-    """
+    """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     try:
         given = torch.as_tensor(mask).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -80,63 +68,38 @@ def token_flags(mask: Mask) -> Tensor:
         ) from error
     if given.is_complex():
         raise TypeError(f"mask must hold booleans, 0 and 1, or an additive mask, got {given.dtype}")
-    one = given == 1
-    other = ~one & (given != 0)
-    if not bool(other.any()):
+    one, zero, hidden = given == 1, given == 0, given <= HIDDEN_FROM
+    if bool((one | zero).all()):
         return one
-    hidden = given <= ADDITIVE
-    if bool((hidden | (given == 0)).all()):
+    if bool((hidden | zero).all()):
         return ~hidden
-    odd = given[other & ~hidden] if bool((other & ~hidden).any()) else given[hidden]
+    invalid = ~(one | zero | hidden)
+    odd = given[invalid if bool(invalid.any()) else hidden]
     raise ValueError(
         "mask must hold booleans, 0 and 1 (a token counts), or be additive (0 where a token counts, -inf where it does "
         f"not), got {odd[0].item():g}{' beside 1' if bool(one.any()) else ''}"
     )
 
 
-def of_layer(visible: Visible | None, index: int, layers: Sequence[Any]) -> Any:
-    """Return what concerns one layer of a sequence: its own part of visible, or what all layers share.
-
-    Args:
-        visible: As for `each_matrix`.
-        index: Which layer.
-        layers: The attention of every layer.
-
-    Returns:
-        As `each_matrix` takes it for that layer.
-
-    Raises:
-        ValueError: Visible is for another number of layers.
-    """
-    if visible is None or visible.ndim != getattr(layers[index], "ndim", 0) + 1:
-        return visible
+def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
+    """Return visible for each layer of a sequence: its first axis, or all of it where the layers share it."""
+    if visible is None or visible.ndim != getattr(layers[0], "ndim", 0) + 1:
+        return [visible] * len(layers)
     if visible.shape[0] not in (1, len(layers)):
         raise ValueError(f"visible holds {visible.shape[0]} layers, the attention {len(layers)}")
-    return visible[index if len(visible) > 1 else 0]
+    return visible.expand(len(layers), *visible.shape[1:])
 
 
-def expanded(visible: Visible, matrices: Tensor) -> Tensor:
-    """Return visible in the shape of the attention, on its device.
-
-    Args:
-        visible: As for `each_matrix`.
-        matrices: (..., n, n).
-
-    Returns:
-        Boolean, (..., n, n).
-
-    Raises:
-        TypeError: It is not boolean.
-        ValueError: It does not fit.
-    """
-    given = torch.as_tensor(visible)
-    if given.dtype != torch.bool:
-        raise TypeError(f"visible must hold booleans, True where a query sees a key, got {given.dtype}")
+def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
+    """Return visible as booleans in the shape of the matrices (..., n, n), on their device."""
+    if visible.dtype != torch.bool:
+        raise TypeError(f"visible must hold booleans, True where a query sees a key, got {visible.dtype}")
     shape = tuple(matrices.shape)
-    alike = given.ndim == len(shape) and all(a in (1, b) for a, b in zip(given.shape[:-2], shape[:-2], strict=True))
-    if given.shape[-2:] != shape[-2:] or (given.ndim != 2 and not alike):
+    fits = visible.ndim == len(shape) and all(a in (1, b) for a, b in zip(visible.shape[:-2], shape[:-2], strict=True))
+    if visible.shape[-2:] != shape[-2:] or (visible.ndim != 2 and not fits):
         raise ValueError(
-            f"visible of shape {tuple(given.shape)} does not fit attention of shape {shape}; wanted (n, n), or as many "
-            "axes as the attention, size 1 repeats: for (layer, n, n) beside (layer, head, n, n) give visible[:, None]"
+            f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}; wanted (n, n), or as "
+            "many axes as the attention, size 1 repeats; for attention (layer, head, n, n), (layer, n, n) becomes "
+            "visible[:, None]"
         )
-    return given.to(matrices.device).expand(shape)
+    return visible.to(matrices.device).expand(shape)

@@ -1,10 +1,8 @@
-"""One pass over the rows of attention: everything the published metrics need, block by block.
+"""One pass over the rows of attention, block by block, that computes the sums behind the published metrics.
 
-For row i the published symmetry compares m = min(i, n-1-i) pairs, d_k = |A[i,i-k] - A[i,i+k]|, k = 1..m. A block of
-rows is turned into the d of all its rows by two strided views that run along the diagonal, so nothing is gathered and
-the working memory is one block, whatever n. Numba does the same row by row where it is installed (``compiled``).
-
-Whether a row counts as constant, ``tolerance`` says.
+For row i the published symmetry compares m = min(i, n-1-i) pairs, d_k = |A[i,i-k] - A[i,i+k]|, k = 1..m. Two strided
+views that run along the diagonal give the d of a whole block of rows, so nothing is gathered and the working memory is
+one block, whatever n. Where numba is installed, ``_row_pass_numba`` computes the same row by row.
 """
 
 from __future__ import annotations
@@ -24,83 +22,83 @@ from pelocality.metrics._row_pass_autograd import plain_statistics
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
 
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
-# Elements of attention worked on at a time: about what a core's cache holds, or enough to fill a GPU.
+# Elements of attention in one block: about the size of a core's cache, or enough to occupy a GPU.
 _BUDGET = {"cpu": 1 << 18, "cuda": 1 << 25}
 _MAX_HEIGHT = 64
+_EMPTY = torch.empty(0)
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What one pass gives for every row of (batch, n, n); each tensor is (batch, n).
+    """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
 
     Args:
         total: Sum of the row.
-        least: The smallest weight of all where one is negative, else 0.
+        smallest: The smallest weight of all if one is negative, else 0.
         locality: sum_j A_ij / 2^|i-j|.
-        irregularity: c_i = sum_k (d_k - min d) / R, the part the row takes from symmetry; None if not asked for.
-        difference: sum_k d_k; None if not asked for.
-        paired: sum_k A[i,i-k] + A[i,i+k]; None if not asked for.
+        irregularity: c_i = sum_k (d_k - min d) / R, by how much the row lowers symmetry.
+        difference: sum_k d_k.
+        paired: sum_k A[i,i-k] + A[i,i+k].
     """
 
     total: Tensor
-    least: float
+    smallest: float
     locality: Tensor
-    irregularity: Tensor | None = None
-    difference: Tensor | None = None
-    paired: Tensor | None = None
+    irregularity: Tensor = _EMPTY
+    difference: Tensor = _EMPTY
+    paired: Tensor = _EMPTY
 
 
 def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
     """Measure every row of (batch, n, n) in one pass, differentiably.
 
     Args:
-        flat: (batch, n, n), float; never written to.
+        flat: (batch, n, n), float; not modified.
         pairs: Also compare left with right.
-        rtol: Relative range up to which a row counts as constant; that of `Tolerance` if None.
+        rtol: Relative range up to which a row counts as constant; None: see `Tolerance`.
 
     Returns:
-        Statistics in float32 or float64, on the same device.
+        Sums in float32 or float64, on the same device.
     """
-    tolerance = Tolerance.of(flat.dtype, rtol)
+    tolerance = Tolerance.for_dtype(flat.dtype, rtol)
     forward = unpack_dual(flat).tangent is not None  # type: ignore[no-untyped-call]
     if forward or (flat.requires_grad and torch.is_grad_enabled()):
-        least = min(0.0, flat.detach().amin().item()) if flat.numel() else 0.0
+        smallest = min(0.0, flat.detach().amin().item()) if flat.numel() else 0.0
         differentiable: Callable[..., tuple[Tensor, ...]] = plain_statistics if forward else _Differentiable.apply
         total, *rest = differentiable(flat, pairs, tolerance)
-        return RowStatistics(total, least, *rest)
+        return RowStatistics(total, smallest, *rest)
     flat = flat.detach()
     if _is_compiled(flat):
-        return _compiled(flat, 0, pairs, tolerance)
-    return _in_blocks(flat, pairs, tolerance)
+        return _measure_compiled(flat, 0, pairs, tolerance)
+    return _measure_in_blocks(flat, pairs, tolerance)
 
 
 def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None = None) -> RowStatistics:
-    """Measure the rows first..stop-1 of matrices of which only these exist, without gradients.
+    """Measure the rows first..stop-1 of larger matrices, without gradients.
 
     Args:
-        block: (batch, rows, n), the rows that `covering` names.
-        first: First row measured; all of them lie in one of the parts that `row_blocks` gives.
+        block: (batch, rows, n), the rows that `rows_needed` names.
+        first: First row measured; all rows lie in one block of `row_blocks`.
         stop: End of the rows measured, exclusive.
         rtol: As for `row_statistics`.
 
     Returns:
-        Statistics, each (batch, stop - first).
+        Sums, each (batch, stop - first).
     """
     n = block.shape[-1]
-    tolerance = Tolerance.of(block.dtype, rtol)
-    skip = first - covering(first, stop, n).start
+    tolerance = Tolerance.for_dtype(block.dtype, rtol)
+    skip = first - rows_needed(first, stop, n).start
     rows = block[:, skip : skip + stop - first]
     if _is_compiled(block):
-        return _compiled(rows, first, True, tolerance)
+        return _measure_compiled(rows, first, True, tolerance)
     shared = _Constants(block)
     decay, band = shared.decay_band(first, stop, n)
-    local = (rows[..., band] * decay).sum(-1)
-    zeros = torch.zeros_like(local)
+    sums = (rows.sum(-1), 0.0, (rows[..., band] * decay).sum(-1))
     if not 0 < first < n - 1:
-        return RowStatistics(rows.sum(-1), 0.0, local, zeros, zeros, zeros)
+        return RowStatistics(*sums, *[torch.zeros_like(sums[0])] * 3)
     pairs = _PairedBlock(block, first, stop, shared)
     low, high, difference, paired = pairs.compare()
-    return RowStatistics(rows.sum(-1), 0.0, local, pairs.irregularity(low, high, tolerance), difference, paired)
+    return RowStatistics(*sums, pairs.irregularity(low, high, tolerance), difference, paired)
 
 
 def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
@@ -112,8 +110,8 @@ def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice
         device: Where they are.
 
     Yields:
-        Blocks, all rows of some matrices before the next ones. No block crosses the middle, where the number of
-        pairs turns, and the two rows without pairs stand alone.
+        Blocks, all rows of some matrices before the next ones. No block crosses the middle row, after which the number
+        of pairs falls, and the first and the last row, which have no pairs, are blocks of their own.
     """
     height = _MAX_HEIGHT // 2 if n <= 1024 else _MAX_HEIGHT
     depth = max(1, _BUDGET.get(device.type, 1 << 25) // (height * n))
@@ -124,17 +122,8 @@ def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice
                 yield slice(b, min(b + depth, batch)), i, min(i + height, high)
 
 
-def covering(first: int, stop: int, n: int) -> slice:
-    """Name the rows that a block needs.
-
-    Args:
-        first: Its first row.
-        stop: Its end, exclusive.
-        n: Number of positions.
-
-    Returns:
-        Its own rows and, where they have pairs, the one before or after them.
-    """
+def rows_needed(first: int, stop: int, n: int) -> slice:
+    """Return the rows that the pairs of first..stop-1 are read from: these, and one before or after them."""
     if not 0 < first < n - 1:
         return slice(first, stop)
     return slice(first - 1, stop) if 2 * stop <= n + 1 else slice(first, stop + 1)
@@ -144,15 +133,15 @@ def _is_compiled(flat: Tensor) -> bool:
     return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed()
 
 
-def _compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
+def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
     from pelocality.metrics._row_pass_numba import measure_rows
 
-    total, lows, *rest = measure_rows(rows, first, pairs, tolerance.flat, tolerance.per_nat, ABSOLUTE_FLOOR)
-    return RowStatistics(total, lows.amin().item() if lows.numel() else 0.0, *rest)
+    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.flat, tolerance.per_nat, ABSOLUTE_FLOOR)
+    return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
 
 
 class _Constants:
-    """What every block of a call shares, made once: the decay band and the triangle of pairs beyond a row's end."""
+    """Tensors shared by all blocks: the decay 2^-|i-j| near the diagonal, and which pairs of a block are valid."""
 
     def __init__(self, flat: Tensor):
         self.dtype = torch.promote_types(flat.dtype, torch.float32)
@@ -161,19 +150,19 @@ class _Constants:
         row = torch.arange(_MAX_HEIGHT, device=flat.device)
         column = torch.arange(-self.reach, _MAX_HEIGHT + self.reach, device=flat.device)
         self.decay = torch.exp2(-(row[:, None] - column).abs().to(self.dtype))
-        # 1 where a pair past the fewest of a block is still the row's own, as (rows, columns); rows gain pairs in the
-        # upper half of a matrix and lose them in the lower
-        own = (row[1:] <= row[:, None]).to(self.dtype)
-        self.own = {True: own, False: own.flip(0)}
-        self.lift = {upper: 4 * (1 - own) for upper, own in self.own.items()}  # elsewhere: more than any d
+        # (rows, columns), 1 where a row has more pairs than the row of its block with the fewest: rows gain pairs in
+        # the upper half of a matrix and lose them in the lower
+        valid = (row[1:] <= row[:, None]).to(self.dtype)
+        self.valid = {True: valid, False: valid.flip(0)}
+        self.penalty = {upper: 4 * (1 - valid) for upper, valid in self.valid.items()}  # invalid pairs: above any d
 
     def triangle(self, height: int, upper: bool) -> tuple[Tensor, Tensor]:
-        """Own and lift for a block of some height."""
+        """Return valid and penalty for a block of some height."""
         rows = slice(0, height) if upper else slice(_MAX_HEIGHT - height, _MAX_HEIGHT)
-        return self.own[upper][rows, : height - 1], self.lift[upper][rows, : height - 1]
+        return self.valid[upper][rows, : height - 1], self.penalty[upper][rows, : height - 1]
 
     def decay_band(self, first: int, stop: int, n: int) -> tuple[Tensor, slice]:
-        """2^-|i-j| for the rows first..stop-1 within reach, and the columns it covers."""
+        """Return 2^-|i-j| for the rows first..stop-1, and the columns near enough for it to matter."""
         low, high = max(0, first - self.reach), min(n, stop + self.reach)
         offset = self.reach - first
         return self.decay[: stop - first, low + offset : high + offset], slice(low, high)
@@ -184,47 +173,47 @@ def _numba_is_installed() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def _in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowStatistics:
-    """The statistics in plain torch."""
+def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowStatistics:
+    """Compute the sums in torch."""
     n = flat.shape[-1]
     shared = _Constants(flat)
-    least = 0.0
+    smallest = 0.0
     blocks = list(row_blocks(len(flat), n, flat.device))
     gathered: list[tuple[Tensor, ...]] = []
     for matrices, first, stop in blocks:
         rows = flat[matrices, first:stop].to(shared.dtype)
         total = rows.sum(-1)
-        # the sign bit (a negative weight, or a harmless -0.0) through integers, which compare several times faster
+        # the sign bit (a negative weight, or -0.0, which is accepted) as integers, which compare several times faster
         if rows.numel() and rows.view(_INTEGER[shared.dtype]).amin().item() < 0:
-            least = min(least, rows.amin().item())
+            smallest = min(smallest, rows.amin().item())
         decay, band = shared.decay_band(first, stop, n)
         values: tuple[Tensor, ...] = (total, (rows[..., band] * decay).sum(-1))
         if pairs and 0 < first < n - 1:
-            values += _PairedBlock(flat[matrices, covering(first, stop, n)], first, stop, shared).compare()
+            values += _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop, shared).compare()
         elif pairs:
             values += (torch.zeros_like(values[0]),) * 4
         gathered.append(values)
     total, locality, *compared = (_assemble(part, blocks) for part in zip(*gathered, strict=True))
     if not pairs:
-        return RowStatistics(total, least, locality)
+        return RowStatistics(total, smallest, locality)
     low, high, difference, paired = compared
     position = torch.arange(n, device=flat.device, dtype=shared.dtype)
     spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
     irregularity = torch.where(spread <= ABSOLUTE_FLOOR, 0, excess / torch.where(spread <= ABSOLUTE_FLOOR, 1, spread))
     # The subtraction loses digits where the spread is small beside the differences, and only where it is small beside
-    # the tolerance can a row above the floor be constant: look at such rows again, exactly.
-    delicate = (spread > ABSOLUTE_FLOOR) & (spread < torch.clamp(high / 16, min=2 * tolerance.most))
-    if bool(delicate.any()):
+    # the tolerance can a row above the floor be constant: recompute such rows without cancellation.
+    imprecise = (spread > ABSOLUTE_FLOOR) & (spread < torch.clamp(high / 16, min=2 * tolerance.maximum))
+    if bool(imprecise.any()):
         for matrices, first, stop in blocks:
             here = (matrices, slice(first, stop))
-            if bool(delicate[here].any()):
-                block = _PairedBlock(flat[matrices, covering(first, stop, n)], first, stop, shared)
+            if bool(imprecise[here].any()):
+                block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop, shared)
                 irregularity[here] = block.irregularity(low[here], high[here], tolerance)
-    return RowStatistics(total, least, locality, irregularity, difference, paired)
+    return RowStatistics(total, smallest, locality, irregularity, difference, paired)
 
 
 def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]]) -> Tensor:
-    """Join what the blocks gave, (matrices, rows) each, to (batch, n)."""
+    """Join the values of the blocks, (matrices, rows) each, to (batch, n)."""
     per_chunk = sum(1 for _ in itertools.takewhile(lambda block: block[0] == blocks[0][0], blocks))
     chunks = [torch.cat(parts[i : i + per_chunk], -1) for i in range(0, len(parts), per_chunk)]
     return torch.cat(chunks)
@@ -233,124 +222,117 @@ def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]]) -
 class _PairedBlock:
     """The pairs of rows first..stop-1, all in one half of the matrix, as (batch, rows, K) with K the most pairs.
 
-    A row with m < K pairs reads beyond its end, into the row before or after it, which the block therefore includes;
-    that corner of K - fewest columns is masked out.
+    A row with m < K pairs reads beyond its end, into the row before or after it, which the block therefore includes.
+    These invalid pairs lie in the columns from min_pairs on and are set to 0.
     """
 
     def __init__(self, block: Tensor, first: int, stop: int, shared: _Constants):
         n, height = block.shape[-1], stop - first
         self.first, self.stop, self.dtype = first, stop, shared.dtype
         upper = 2 * stop <= n + 1
-        self.most = stop - 1 if upper else n - 1 - first
-        self.fewest = self.most - height + 1
-        self.own, self.lift = shared.triangle(height, upper)
+        self.max_pairs = stop - 1 if upper else n - 1 - first
+        self.min_pairs = self.max_pairs - height + 1
+        self.valid, self.penalty = shared.triangle(height, upper)
         self.left, self.right = self.windows(block)
 
     def windows(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Views (batch, rows, K) of the rows that `covering` names: A[i, i-K..i-1] and A[i, i+1..i+K]."""
+        """Return views of A[i, i-K..i-1] and A[i, i+1..i+K], each (batch, rows, K), given the `rows_needed`."""
         n = block.shape[-1]
         block = block.to(self.dtype)
         if block.stride(-1) != 1 or block.stride(-2) < n:
             block = block.contiguous()
         by_matrix, by_row, _ = block.stride()
-        skip = self.first - covering(self.first, self.stop, n).start
-        size = (block.shape[0], self.stop - self.first, self.most)
+        skip = self.first - rows_needed(self.first, self.stop, n).start
+        size = (block.shape[0], self.stop - self.first, self.max_pairs)
         stride = (by_matrix, by_row + 1, 1)
         diagonal = block.storage_offset() + skip * by_row + self.first
-        left = block.as_strided(size, stride, diagonal - self.most)
+        left = block.as_strided(size, stride, diagonal - self.max_pairs)
         right = block.as_strided(size, stride, diagonal + 1)
         return left, right
 
-    def only_pairs(self, window: Tensor) -> Tensor:
-        """Put 0 beyond a row's own pairs, in place."""
-        window[..., self.fewest :].mul_(self.own)
+    def zero_invalid(self, window: Tensor) -> Tensor:
+        """Set the invalid pairs to 0, in place."""
+        window[..., self.min_pairs :].mul_(self.valid)
         return window
 
-    def differences(self) -> Tensor:
-        """d_k in a new tensor (batch, rows, K), k = 1..K, 0 beyond a row's own pairs."""
-        return self.only_pairs(self.left.flip(-1).sub_(self.right).abs_())
-
     def compare(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The smallest, largest and summed d and the paired mass of every row, each (batch, rows)."""
-        d = self.only_pairs(self.left.flip(-1))
+        """Return the smallest, largest and summed d and the paired mass of every row, each (batch, rows)."""
+        d = self.zero_invalid(self.left.flip(-1))
         left = d.sum(-1)
-        self.only_pairs(d.sub_(self.right))
+        self.zero_invalid(d.sub_(self.right))
         paired = 2 * left - d.sum(-1)
         difference = d.abs_().sum(-1)
-        bits = d.view(_INTEGER[d.dtype])  # non-negative floats are ordered as their bits are
+        bits = d.view(_INTEGER[d.dtype])  # non-negative floats sort like their bits
         high = bits.amax(-1).view(d.dtype)
-        d[..., self.fewest :].add_(self.lift)
+        d[..., self.min_pairs :].add_(self.penalty)
         low = bits.amin(-1).view(d.dtype)
         return low, high, difference, paired
 
     def irregularity(self, low: Tensor, high: Tensor, tolerance: Tolerance) -> Tensor:
-        """sum_k (d_k - min d) / R without cancellation; 0 where the row counts as constant."""
-        spread = high - low
-        excess = self.only_pairs(self.differences().sub_(low[..., None])).sum(-1)
-        constant = spread <= tolerance.times(*self.extremes()).clamp(min=ABSOLUTE_FLOOR)
-        return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
+        """Return sum_k (d_k - min d) / R of every row without cancellation; 0 where the row counts as constant."""
+        excess = self.zero_invalid(self.left.flip(-1).sub_(self.right).abs_().sub_(low[..., None])).sum(-1)
+        return tolerance.irregularity(excess, high - low, *self.extremes())
 
     def extremes(self) -> tuple[Tensor, Tensor]:
-        """The largest and the smallest weight among the row's pairs, each (batch, rows)."""
-        sides = [self.only_pairs(side) for side in (self.left.flip(-1), self.right.clone())]
+        """Return the largest and the smallest weight among each row's pairs, each (batch, rows)."""
+        sides = [self.zero_invalid(side) for side in (self.left.flip(-1), self.right.clone())]
         largest = torch.maximum(*(side.amax(-1) for side in sides))
         for side in sides:
-            side[..., self.fewest :].add_(self.lift)
+            side[..., self.min_pairs :].add_(self.penalty)
         return largest, torch.minimum(*(side.amin(-1) for side in sides))
 
     def add_gradient(self, grad: Tensor, c: Tensor, weights: Sequence[Tensor]) -> None:
-        """Add to the same rows of the gradient what comes through the three comparisons, given theirs.
+        """Add to the same rows of ``grad`` the gradients of irregularity, difference and paired mass.
 
         With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest
-        -c/R, split over ties; nothing where the row counts as constant. Elsewhere c is at least 1.
+        -c/R, split over ties; 0 where the row counts as constant. Elsewhere c is at least 1.
         """
         to_irregularity, to_difference, to_paired = weights
-        signed = self.only_pairs(self.left.flip(-1).sub_(self.right))
+        signed = self.zero_invalid(self.left.flip(-1).sub_(self.right))
         d = signed.abs()
         high = d.amax(-1)
-        d[..., self.fewest :].add_(self.lift)
+        d[..., self.min_pairs :].add_(self.penalty)
         low = d.amin(-1)
         is_low, is_high = d == low[..., None], d == high[..., None]
         constant = c == 0
         slope = torch.where(constant, 0, to_irregularity / torch.where(constant, 1, high - low))  # upstream / R
-        m = self.fewest + self.own.sum(-1)
+        m = self.min_pairs + self.valid.sum(-1)
         at_low = slope * (c - m) / is_low.sum(-1)
         at_high = -slope * c / is_high.sum(-1)
         to_d = (slope + to_difference)[..., None] + torch.where(is_low, at_low[..., None], 0)
         to_d += torch.where(is_high, at_high[..., None], 0)
-        to_d *= signed.sign_()  # 0 beyond a row's own pairs
+        to_d *= signed.sign_()  # 0 for invalid pairs
         left, right = self.windows(grad)
-        paired = self.only_pairs(to_paired[..., None].expand(to_d.shape).clone())
+        paired = self.zero_invalid(to_paired[..., None].expand(to_d.shape).clone())
         right += paired - to_d
         left += paired.add_(to_d).flip(-1)
 
 
 class _Differentiable(torch.autograd.Function):
-    """`_in_blocks` with a backward that costs one gradient tensor and one block, not a graph over every pass."""
+    """`_measure_in_blocks` with a backward pass that needs one gradient tensor and the memory of one block."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, pairs: bool, tolerance: Tolerance) -> tuple[Tensor, ...]:
-        s = _in_blocks(flat.detach(), pairs, tolerance)
-        fields = (s.total, s.locality, s.irregularity, s.difference, s.paired)
+        s = _measure_in_blocks(flat.detach(), pairs, tolerance)
         ctx.save_for_backward(flat, s.irregularity)
-        ctx.tolerance = tolerance
-        return tuple(field for field in fields if field is not None)
+        ctx.pairs, ctx.tolerance = pairs, tolerance
+        return (s.total, s.locality, s.irregularity, s.difference, s.paired)[: 5 if pairs else 2]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
         flat, irregularity = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the gradient may be differentiated itself
-            outputs = plain_statistics(flat, irregularity is not None, ctx.tolerance)
+        if torch.is_grad_enabled():  # create_graph=True
+            outputs = plain_statistics(flat, ctx.pairs, ctx.tolerance)
             return *torch.autograd.grad(outputs, flat, grads, create_graph=True), None, None
         n = flat.shape[-1]
         shared = _Constants(flat)
         to_total, to_locality, *to_compared = grads
         grad = to_total[..., None].expand(flat.shape).contiguous()
         for matrices, first, stop in row_blocks(len(flat), n, flat.device):
-            here, rows = (matrices, slice(first, stop)), covering(first, stop, n)
+            here, rows = (matrices, slice(first, stop)), rows_needed(first, stop, n)
             decay, band = shared.decay_band(first, stop, n)
             grad[matrices, first:stop, band] += to_locality[here][..., None] * decay
-            if irregularity is not None and 0 < first < n - 1:
+            if ctx.pairs and 0 < first < n - 1:
                 block = _PairedBlock(flat[matrices, rows], first, stop, shared)
                 block.add_gradient(grad[matrices, rows], irregularity[here], [to[here] for to in to_compared])
         return grad.to(flat.dtype), None, None

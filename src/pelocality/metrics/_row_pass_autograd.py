@@ -1,11 +1,11 @@
-"""The row pass of ``rows`` in operations that autograd differentiates any number of times, at the price of memory."""
+"""The row pass of ``_row_pass`` in operations that autograd differentiates any number of times; needs more memory."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
+from pelocality.metrics._tolerance import Tolerance
 
 
 def plain_statistics(flat: Tensor, pairs: bool, tolerance: Tolerance) -> tuple[Tensor, ...]:
@@ -17,7 +17,7 @@ def plain_statistics(flat: Tensor, pairs: bool, tolerance: Tolerance) -> tuple[T
         tolerance: Relative range up to which a row counts as constant.
 
     Returns:
-        Total and locality, and with pairs irregularity, difference and paired mass, as in `rows.RowStatistics`, each
+        Total and locality, with pairs also irregularity, difference and paired mass, as in `RowStatistics`, each
         (batch, n).
     """
     weights = flat.to(torch.promote_types(flat.dtype, torch.float32))
@@ -27,17 +27,16 @@ def plain_statistics(flat: Tensor, pairs: bool, tolerance: Tolerance) -> tuple[T
     if not pairs:
         return total, locality
     k = torch.arange(1, max(2, (n + 1) // 2), device=flat.device)
-    own = (k <= torch.minimum(i, n - 1 - i)).to(weights.dtype)  # (n, k), 1 where row i has a pair at distance k
-    lift = 4 * (1 - own)  # elsewhere: more than any weight
+    valid = (k <= torch.minimum(i, n - 1 - i)).to(weights.dtype)  # (n, k), 1 where row i has a pair at distance k
+    penalty = 4 * (1 - valid)  # above any weight
     left, right = (
-        weights.gather(-1, column.clamp(0, n - 1).expand(len(flat), -1, -1)) * own for column in (i - k, i + k)
+        weights.gather(-1, column.clamp(0, n - 1).expand(len(flat), -1, -1)) * valid for column in (i - k, i + k)
     )
     d = (left - right).abs()
-    low, high = (d + lift).amin(-1), d.amax(-1)
+    low, high = (d + penalty).amin(-1), d.amax(-1)
     largest = torch.maximum(left, right).amax(-1)
-    least = (torch.minimum(left, right) + lift).amin(-1)
-    spread = high - low  # negative in rows without pairs
-    constant = spread <= tolerance.times(largest, least).clamp(min=ABSOLUTE_FLOOR)
-    excess = ((d - low[..., None]) * own).sum(-1)
-    irregularity = torch.where(constant, 0, excess / torch.where(constant, 1, spread))
+    smallest = (torch.minimum(left, right) + penalty).amin(-1)
+    excess = ((d - low[..., None]) * valid).sum(-1)
+    # in rows without pairs high - low is negative
+    irregularity = tolerance.irregularity(excess, high - low, largest, smallest)
     return total, locality, irregularity, d.sum(-1), (left + right).sum(-1)

@@ -1,8 +1,7 @@
-"""The row pass of ``rows`` in numba: the same numbers, row by row, without any intermediate tensor.
+"""The row pass of ``_row_pass`` in numba: the same sums, row by row, without any intermediate tensor.
 
-Loaded only where numba is installed (the ``fast`` extra). Indices are cast to unsigned so that the compiler need not
-provide for negative ones, and extremes are taken over the bits of non-negative floats: either alone decides whether
-the loops vectorise.
+Loaded only where numba is installed (the ``fast`` extra). Two details make the compiler vectorise the loops: indices
+are cast to unsigned integers, and extremes are taken over the bits of non-negative floats.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, per_nat: fl
 
     Args:
         rows: (batch, rows, n), float32 or float64 on the CPU; consecutive rows of each matrix.
-        first: Position of the first of them.
+        first: Position of the first row.
         pairs: Also compare left with right.
         rtol: Relative range up to which a row counts as constant.
-        per_nat: What is added to it where the pairs' weights span a factor of e or more, see `Tolerance`.
-        floor: Absolute range up to which it does.
+        per_nat: Added to rtol where the weights of the pairs span a factor of e or more, see `Tolerance`.
+        floor: Absolute range up to which a row counts as constant.
 
     Returns:
-        The fields of `RowStatistics` that were asked for, in order, each (batch, rows).
+        The fields of `RowStatistics` in order, without the last three unless pairs, each (batch, rows).
     """
     batch, height, n = rows.shape
     weights = rows.contiguous().numpy().reshape(batch * height, n)
@@ -65,11 +64,8 @@ def _measure(  # type: ignore[no-untyped-def]
             total += row[j]
             sign = min(sign, row_bits[j])
         out[0, r] = total
-        if sign < 0:  # the sign bit: a negative weight, or a harmless -0.0
-            least = row[0]
-            for j in range(n):
-                least = min(least, row[j])
-            out[1, r] = least
+        if sign < 0:  # the sign bit: a negative weight, or -0.0, which is accepted
+            out[1, r] = row.min()
         near = min(m, decay.size - 1)
         local = row[i]
         for k in range(1, near + 1):
@@ -97,16 +93,16 @@ def _measure(  # type: ignore[no-untyped-def]
         spread = d[m] - low
         excess = difference - m * low
         constant = spread <= floor
-        # as in rows.py: only where the spread is small did the subtraction lose digits or may the row be constant
+        # as in _row_pass.py: only where the spread is small did the subtraction lose digits or may the row be constant
         if spread < max(d[m] / 16, 2 * (rtol + per_nat)):
             excess = zero
             for k in range(m):
                 excess += d[k] - low
-            largest, least = tiny, row[unsigned(i - 1)]
+            largest, smallest = tiny, row[unsigned(i - 1)]
             for j in range(i - m, i + m + 1):
                 if j != i:
-                    largest, least = max(largest, row[j]), min(least, row[j])
-            nats = min(1.0, np.log(largest / max(least, tiny)))
+                    largest, smallest = max(largest, row[j]), min(smallest, row[j])
+            nats = min(1.0, np.log(largest / max(smallest, tiny)))
             constant = constant or spread <= (rtol + per_nat * nats) * largest
         if not constant:
             out[3, r] = excess / spread

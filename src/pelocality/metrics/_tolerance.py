@@ -1,8 +1,10 @@
-"""When a row counts as constant, and so as perfectly symmetric, in floating point.
+"""How far rounding may move the sum of a row from 1, and which rows of d count as constant.
 
 For R = max d - min d and s the largest weight among the row's pairs:
 
     a row counts as constant  <=>  R <= max(10 eps64, rtol * s)
+
+A constant row is perfectly symmetric.
 """
 
 from __future__ import annotations
@@ -12,63 +14,61 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# The largest |sum of a row - 1| that rounding can explain: half an eps for each weight, and room for thousands of keys.
+ROW_SUM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The relative range of d up to which a row counts as constant: what a softmax's own rounding can make of it.
+    """The relative range of d up to which a row counts as constant: the rounding of a softmax and of its logits.
 
         rtol = flat + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs
 
-    Exponential, sum and division leave a few eps in every weight; rounded logits leave an error in proportion to the
-    logits, whose range within the row is ln(s / l).
+    Exponential, sum and division leave an error of a few eps in every weight; rounded logits leave an error
+    proportional to the logits, whose range within the row is ln(s / l).
 
     Args:
-        flat: The part every row has.
-        per_nat: The part of a row whose weights span a factor of e or more.
+        flat: The term of every row.
+        per_nat: The term of a row whose weights span a factor of e or more.
     """
 
     flat: float
     per_nat: float = 0.0
 
     @classmethod
-    def of(cls, dtype: torch.dtype, rtol: float | None = None) -> Tolerance:
-        """Give the tolerance for attention of some precision.
+    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Tolerance:
+        """Return the tolerance for attention of a dtype, or ``rtol`` for every row.
 
-        Args:
-            dtype: Of the attention.
-            rtol: One number for every row, or None for 8 eps and 1024 eps per nat, where the softmax of half
-                precision has the eps of float32 inside.
-
-        Returns:
-            The tolerance.
-
-        Raises:
-            ValueError: A negative rtol, or NaN.
+        The default is 8 eps, and 1024 eps per nat with at most the eps of float32, in which the softmax of half
+        precision is computed.
         """
         if rtol is None:
             working = torch.promote_types(dtype, torch.float32)
             return cls(8 * torch.finfo(dtype).eps, 1024 * torch.finfo(working).eps)
         if not rtol >= 0:
-            raise ValueError(f"rtol must be at least 0, got {rtol}; leave it None for the dtype's own")
+            raise ValueError(f"rtol must be at least 0, got {rtol}; use None for the default of the dtype")
         return cls(rtol)
 
     @property
-    def most(self) -> float:
-        """The largest it can be for any row."""
+    def maximum(self) -> float:
+        """The largest rtol of any row."""
         return self.flat + self.per_nat
 
-    def times(self, largest: Tensor, least: Tensor) -> Tensor:
-        """Return the largest R of a constant row, rtol * s.
+    def irregularity(
+        self, excess: Tensor, spread: Tensor, largest: Tensor, smallest: Tensor, floor: float | Tensor = ABSOLUTE_FLOOR
+    ) -> Tensor:
+        """Return excess / spread, sum_k (d_k - min d) / R, for every row; 0 where the row counts as constant.
 
         Args:
-            largest: s, any shape.
-            least: l, of the same shape.
-
-        Returns:
-            Of the same shape.
+            excess: sum_k (d_k - min d), any shape, as all others.
+            spread: R.
+            largest: The largest weight s among the row's pairs.
+            smallest: The smallest weight l among them.
+            floor: Absolute range up to which a row counts as constant.
         """
         tiny = torch.finfo(largest.dtype).tiny
-        nats = (largest.clamp(min=tiny) / least.clamp(min=tiny)).log().clamp(max=1)
-        return (self.flat + self.per_nat * nats) * largest
+        nats = (largest.clamp(min=tiny) / smallest.clamp(min=tiny)).log().clamp(max=1)
+        threshold = (self.flat + self.per_nat * nats) * largest
+        constant = spread <= torch.clamp(threshold, min=floor)
+        return torch.where(constant, 0, excess / torch.where(constant, 1, spread))

@@ -1,7 +1,7 @@
-"""The metrics as torchmetrics classes: fed batch by batch, summed over processes, read once.
+"""The metrics as torchmetrics classes: updated batch by batch, summed over processes.
 
-States are sums and counts, so batches may be uneven and ``torch.distributed`` needs nothing of its own: torchmetrics
-synchronises on ``compute()``, under torchrun, accelerate or Lightning alike.
+States are sums and counts, so batches may be uneven. Under ``torch.distributed`` (torchrun, accelerate, Lightning)
+torchmetrics synchronises them on ``compute()``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pelocality import metrics
-from pelocality.metrics._inputs import Attention, crop, each_matrix, unwrapped
-from pelocality.metrics._masks import Mask, token_flags, token_spans
+from pelocality.metrics._inputs import Attention, crop, map_matrices, unwrap
+from pelocality.metrics._masks import Mask
 
 
 class MeanOver(Metric):
-    """Average any metric of this library over all the matrices it is given.
+    """Average any metric of this library over all matrices it is updated with.
 
         mean over matrices of metric(A)
 
@@ -29,7 +29,7 @@ class MeanOver(Metric):
         **kwargs: For ``torchmetrics.Metric``.
 
     Note:
-        Matrices whose value is NaN (fewer than three tokens have no symmetry) do not count.
+        Matrices whose value is NaN (such as symmetry of fewer than three tokens) are left out of the mean.
 
     Examples:
         >>> import torch
@@ -46,7 +46,7 @@ class MeanOver(Metric):
     def __init__(self, metric: Callable[..., Tensor], shape: Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
         self.metric, self.shape = metric, tuple(shape)
-        # float64: a float32 sum over a corpus loses what it is summing
+        # float64: a float32 sum over a corpus loses precision
         self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(self.shape, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -69,10 +69,10 @@ class MeanOver(Metric):
         self.count += counted.sum(0)
 
     def compute(self) -> Tensor:
-        """Return the mean over everything given, on all processes.
+        """Return the mean over all batches and processes.
 
         Returns:
-            (*shape), NaN where nothing counted.
+            (*shape), NaN where no matrix counted.
         """
         return self.total / self.count
 
@@ -110,7 +110,7 @@ class Symmetry(MeanOver):
 
     Note:
         This is the mean of symmetries. The symmetry of the mean matrix is another, usually larger number: for that,
-        accumulate a `MeanAttention` and measure what it computes.
+        accumulate a `MeanAttention` and measure the matrix that it computes.
 
     Examples:
         >>> import torch
@@ -125,12 +125,11 @@ class Symmetry(MeanOver):
 
 
 class MeanAttention(Metric):
-    """Keep the mean attention matrix itself over batches and processes.
+    """Average the attention matrix itself over batches and processes.
 
         M_ij = mean of A_ij over the sequences that have a token i
 
-    because the symmetry of a mean is not the mean of symmetries, and a mean matrix can still be drawn, profiled and
-    measured in every other way.
+    The symmetry of a mean is not the mean of symmetries, and a mean matrix can be plotted and measured by every metric.
 
     Args:
         length: Longest sequence n expected; the state is (*shape, n, n).
@@ -159,7 +158,7 @@ class MeanAttention(Metric):
         self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, attention: Attention, mask: Mask | None = None) -> None:
-        """Add the matrices of a batch, each moved so that its first counting token is token 0.
+        """Add the matrices of a batch, each shifted so that its first counting token is token 0.
 
         Args:
             attention: As for `MeanOver.update`.
@@ -170,25 +169,18 @@ class MeanAttention(Metric):
             ValueError: As for `metrics.locality`, the axes do not end with ``shape``, or a sequence is longer than
                 ``length``.
         """
-        weights = _batch_first(attention, each_matrix(attention, _identity)).detach()
-        *leading, n, _ = weights.shape
-        if mask is None:
-            mask = torch.ones(n)
-        elif _is_layers(attention):
-            mask = token_flags(mask)
-            mask = mask[:, None] if mask.ndim > 1 else mask  # (batch, layer, n)
-        weights = _flatten_to(self.shape, weights, trailing=2)  # (sequences, *shape, n, n)
-        spans = _flatten_to(self.shape, token_spans(mask, leading, n).reshape(*leading, 2), trailing=1)
-        spans = spans[(slice(None),) + (0,) * len(self.shape)]  # padding is the same for every layer and head
-        if len(spans) and int((spans[:, 1] - spans[:, 0]).max()) > self.length:
-            raise ValueError(f"a sequence is longer than length={self.length}; make the MeanAttention longer")
-        for matrix, (start, stop) in zip(weights, spans.tolist(), strict=True):
-            m = stop - start
-            self.total[..., :m, :m] += crop(matrix, start, stop)
-            self.count[:m] += 1
+        matrices = map_matrices(attention, crop, mask=mask, layout="matrix")
+        matrices = _flatten_to(self.shape, _batch_first(attention, matrices).detach(), trailing=2)
+        # padding is the same for every layer and head
+        present = ~matrices.diagonal(dim1=-2, dim2=-1).isnan()[(slice(None),) + (0,) * len(self.shape)]
+        m = int(present.any(0).sum())
+        if m > self.length:
+            raise ValueError(f"a sequence of {m} tokens is longer than length={self.length}; increase length=")
+        self.total[..., :m, :m] += matrices[..., :m, :m].nan_to_num(0).sum(0, dtype=torch.float64)
+        self.count[:m] += present[:, :m].sum(0)
 
     def compute(self) -> Tensor:
-        """Return the mean matrix over everything given, on all processes.
+        """Return the mean matrix over all batches and processes.
 
         Returns:
             (*shape, m, m) with m the longest sequence seen; rows sum to 1, float64.
@@ -197,22 +189,13 @@ class MeanAttention(Metric):
         return self.total[..., :m, :m] / self.count[:m, None]
 
 
-def _identity(flat: Tensor) -> Tensor:
-    return flat
-
-
 def _batch_first(attention: Attention, values: Tensor) -> Tensor:
-    """Turn (layer, batch, ...), as a tuple of layers gives it, into (batch, layer, ...)."""
-    return values.movedim(0, 1) if _is_layers(attention) else values
-
-
-def _is_layers(attention: Attention) -> bool:
-    """Whether it is one tensor per layer, given as such or within a model's output."""
-    return isinstance(unwrapped(attention), list | tuple)
+    """Return the values of a tuple of layers, (layer, batch, ...), as (batch, layer, ...)."""
+    return values.movedim(0, 1) if isinstance(unwrap(attention), list | tuple) else values
 
 
 def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Tensor:
-    """(..., *shape, *rest) -> (-1, *shape, *rest), rest having `trailing` axes."""
+    """Reshape (..., *shape, *rest) to (-1, *shape, *rest), where rest has `trailing` axes."""
     end = values.ndim - trailing
     if values.shape[end - len(shape) : end] != shape:
         raise ValueError(

@@ -1,22 +1,21 @@
-"""Companions of symmetry: how one-sided, and to which side."""
+"""Metrics complementary to symmetry: how one-sided the attention is, and to which side."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, checked, each_matrix
+from pelocality.metrics._inputs import Attention, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
-from pelocality.metrics.published import checked_statistics, relative_asymmetry_of
+from pelocality.metrics.published import pooled, ratio, validated_statistics
 
 
 def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
-    """Say which share of the weight around each position is not balanced by its mirror image.
+    """Return which share of the weight around each position is not balanced by its mirror image.
 
         sum_ik |A[i,i-k] - A[i,i+k]| / sum_ik (A[i,i-k] + A[i,i+k]),  k = 1..min(i, n-1-i)
 
-    Our companion to the published symmetry: continuous, so noise stays noise, and it says 1 where attention is
-    causal. It answers "how large is the asymmetry", which the published scaling hides.
+    Ours, complementary to the published symmetry: continuous, so small noise has a small effect, and 1 for causal
+    attention. It measures how large the asymmetry is, which the published scaling hides.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -31,8 +30,8 @@ def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: 
         ValueError: As for `locality`.
 
     Note:
-        Only positions with a mirror image count, as in the published symmetry. What the first token sees far to its
-        right has none.
+        Only pairs of keys at equal distance count, as in the published symmetry; the keys far to the right of the
+        first token have no counterpart.
 
     Examples:
         >>> import torch
@@ -43,17 +42,18 @@ def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: 
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        return relative_asymmetry_of(checked_statistics(flat), rows)
+        s = validated_statistics(flat)
+        return ratio(s.difference, s.paired) if rows else pooled(s)[2]
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
 
 
 def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
-    """Say to which side the attention leans.
+    """Return to which side of the diagonal the attention leans.
 
         (mass right of the diagonal - mass left of it) / mass off the diagonal
 
-    Our companion: the sign that `symmetry` and `relative_asymmetry` do not have.
+    Ours: the sign that `symmetry` and `relative_asymmetry` do not have.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -61,16 +61,16 @@ def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: b
         rows: One value per query instead of one of the whole matrix.
 
     Returns:
-        (...), or (..., n) for rows: -1 looks only back (causal), 0 balanced, 1 looks only ahead; 0 where nothing
-        lies off the diagonal.
+        (...), or (..., n) for rows: -1 all weight in the past (causal), 0 balanced, 1 all in the future; 0 where
+        the diagonal holds all weight.
 
     Raises:
         TypeError: As for `locality`.
         ValueError: As for `locality`.
 
     Note:
-        All positions count, also those without a mirror image, so the first rows lean right and the last ones left
-        even under uniform attention; over the whole matrix that cancels.
+        All keys count, also those without a counterpart on the other side, so the first rows lean right and the last
+        ones left even under uniform attention; over the whole matrix that cancels.
 
     Examples:
         >>> import torch
@@ -79,11 +79,10 @@ def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: b
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        weights = checked(flat)
+        weights = validated_weights(flat)
         left, right = weights.tril(-1).sum(-1), weights.triu(1).sum(-1)
         if not rows:
             left, right = left.sum(-1), right.sum(-1)
-        off_diagonal = left + right
-        return (right - left) / torch.where(off_diagonal > 0, off_diagonal, 1)
+        return ratio(right - left, left + right)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")

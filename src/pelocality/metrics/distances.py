@@ -1,4 +1,4 @@
-"""Companions of locality: attention as a function of distance, in tokens."""
+"""Metrics complementary to locality: attention as a function of distance in tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from pelocality.metrics._inputs import Attention, checked, each_matrix, visible_keys
+from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._row_pass import row_statistics
-from pelocality.metrics.published import checked_statistics, visible_counts
+from pelocality.metrics.published import ratio, validated_statistics, visible_counts
 
 
 def adjusted_locality(
@@ -21,32 +22,32 @@ def adjusted_locality(
     visible: Visible | None = None,
     mask: Mask | None = None,
 ) -> Tensor:
-    """Say how much more local the attention is than uniform attention over the same keys.
+    """Return how much more local the attention is than uniform attention over the same keys.
 
         (Loc(A) - Loc(U)) / (1 - Loc(U)),  U uniform over the visible keys
 
-    Our companion, corrected for chance as a kappa is: comparable between lengths, and between causal and
+    Ours, corrected for chance like Cohen's kappa: comparable between lengths, and between causal and
     bidirectional models.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
-        visible: Which keys each query sees where that is neither all nor the past (a sliding window, say): boolean
-            (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: what a result
-            carries as ``.visible``, else as causal says.
+        visible: Which keys each query sees where that is neither all nor the past (a sliding window): boolean
+            (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the
+            ``.visible`` of a result, otherwise see causal.
         mask: As for `locality`.
 
     Returns:
         (...), at most 1: 1 for the identity, 0 for uniform attention at every n, below 0 where attention avoids its
-        own neighbourhood. Queries that see a single key have no choice and do not count; NaN where there is no other.
+        own neighbourhood. Queries that see a single key do not count; NaN where all queries do.
 
     Raises:
         TypeError: As for `locality`, or visible is not boolean.
         ValueError: As for `locality`, or visible does not fit, hides keys with weight, or comes with causal.
 
     Note:
-        Zeros in the attention do not say what is visible: a head that looks at one key among many is told from one
-        that sees a single key only by ``visible``.
+        Visible keys are not inferred from single zeros in the attention: pass ``visible`` to distinguish a head that
+        attends to one key among many from a head that sees only one key.
 
     Examples:
         >>> import torch
@@ -57,18 +58,18 @@ def adjusted_locality(
     """
 
     def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
-        value = checked_statistics(flat, pairs=False).locality
+        value = validated_statistics(flat, pairs=False).locality
         support, uniform = _uniform_locality(flat, causal, seen)
         choice = support > 1
-        room = torch.where(choice, 1 - uniform, 0).sum(-1)
+        most = torch.where(choice, 1 - uniform, 0).sum(-1)
         gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
-        return torch.where(room > 0, gained / torch.where(room > 0, room, 1), torch.nan).to(value.dtype)
+        return ratio(gained, most, torch.nan).to(value.dtype)
 
-    return each_matrix(attention, kernel, mask=mask, visible=visible_keys(attention, visible, causal))
+    return map_matrices(attention, kernel, mask=mask, visible=resolve_visible(attention, visible, causal))
 
 
 def _uniform_locality(flat: Tensor, causal: bool | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """How many keys each query sees, and the locality of attention uniform over them, each (batch, n), float64."""
+    """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
     support = visible_counts(flat, causal, seen)
     if seen is not None:
         return support, row_statistics(seen.to(torch.float64), pairs=False).locality / support
@@ -79,12 +80,12 @@ def _uniform_locality(flat: Tensor, causal: bool | None, seen: Tensor | None) ->
 
 
 def past_locality(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
-    """Say how near the past lies that a token attends to; for decoders.
+    """Return how near the past tokens are that a token attends to; for decoders.
 
         mean_i [ sum_{j<i} A_ij / 2^(i-j-1)  /  sum_{j<i} A_ij ]
 
-    Our companion: the weight on the token itself and on the future is left out, so a perfect previous-token head,
-    0.5 by the published locality, scores 1.
+    Ours: the weight on the token itself and on the future is left out, so a perfect previous-token head, whose
+    published locality is 0.5, scores 1.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -107,23 +108,22 @@ def past_locality(attention: Attention, *, mask: Mask | None = None, rows: bool 
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        past = checked(flat).tril(-1)
+        past = validated_weights(flat).tril(-1)
         mass = past.sum(-1)
-        statistics = row_statistics(past, pairs=False)
-        values = 2 * statistics.locality / torch.where(mass > 0, mass, 1)
-        return torch.where(mass > 0, values, torch.nan) if rows else mean_of(values, mass > 0)
+        values = ratio(2 * row_statistics(past, pairs=False).locality, mass, torch.nan)
+        return values if rows else masked_mean(values, mass > 0)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
 
 
 def distance_profile(attention: Attention, *, mask: Mask | None = None) -> Tensor:
-    """Return the mean attention at every signed distance: the curve behind the numbers.
+    """Return the mean attention at every signed distance.
 
         p(k) = mean_i A[i, i+k],  k = -(n-1)..n-1
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        mask: As for `locality`; distances that only other tokens have are NaN.
+        mask: As for `locality`; distances beyond the counting tokens are NaN.
 
     Returns:
         (..., 2n-1), p(k) at index k + n - 1, the past first; each between 0 and 1. The mean is over the n - |k|
@@ -142,10 +142,10 @@ def distance_profile(attention: Attention, *, mask: Mask | None = None) -> Tenso
     def kernel(flat: Tensor) -> Tensor:
         n = flat.shape[-1]
         count = n - torch.arange(1 - n, n, device=flat.device).abs()
-        weights = checked(flat)
-        return (diagonal_sums(weights) / count).to(weights.dtype)
+        weights = validated_weights(flat)
+        return (diagonal_sums(weights, torch.float64) / count).to(weights.dtype)
 
-    return each_matrix(attention, kernel, mask=mask, layout="offsets")
+    return map_matrices(attention, kernel, mask=mask, layout="offsets")
 
 
 def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tensor:
@@ -153,14 +153,14 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tens
 
         (p(k) - p(-k)) / (p(k) + p(-k)),  k = 1..n-1
 
-    Ours: where along the distance a lean to one side sits; see `distance_profile` for p.
+    Ours: at which distances the attention leans to one side; see `distance_profile` for p.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
 
     Returns:
-        (..., n-1), between -1 (all of it in the past) and 1; 0 where neither side holds weight.
+        (..., n-1), between -1 (all weight in the past) and 1; 0 where neither side has weight.
 
     Raises:
         TypeError: As for `locality`.
@@ -174,44 +174,25 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tens
     profile = distance_profile(attention, mask=mask)
     n = (profile.shape[-1] + 1) // 2
     past, future = profile[..., : n - 1].flip(-1), profile[..., n:]
-    both = past + future
-    return (future - past) / torch.where(both == 0, 1, both)
+    return ratio(future - past, past + future)
 
 
-def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """Average over some rows of each matrix.
-
-    Args:
-        values: (batch, n).
-        chosen: Which rows, boolean, of the same shape.
-
-    Returns:
-        (batch,), NaN without a gradient where no row is chosen.
-    """
-    count = chosen.sum(-1)
-    mean = torch.where(chosen, values, 0).sum(-1) / count.clamp(min=1)
-    return torch.where(count > 0, mean, torch.nan)
+def masked_mean(values: Tensor, chosen: Tensor) -> Tensor:
+    """Return the mean of the chosen rows of each matrix, (batch, n) -> (batch,); NaN where no row is chosen."""
+    return ratio(torch.where(chosen, values, 0).sum(-1), chosen.sum(-1), torch.nan)
 
 
-def diagonal_sums(weights: Tensor) -> Tensor:
-    """Sum along the diagonals.
-
-    Args:
-        weights: (batch, n, n).
-
-    Returns:
-        (batch, 2n-1), the diagonal furthest in the past first, in float64.
-    """
-    batch, n, _ = weights.shape
-    if n == 1:
-        return weights.reshape(batch, 1).to(torch.float64)
-    # rows laid out every 2n - 2 elements and read back every 2n - 1 shift by one each: diagonals become columns
-    laid_out = torch.nn.functional.pad(weights, (0, n - 2)).flatten(1)
-    return torch.nn.functional.pad(laid_out, (n - 1, 1)).reshape(batch, n, 2 * n - 1).sum(1, dtype=torch.float64)
+def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum along the diagonals, furthest past first: (..., q, k) -> (..., q + k - 1)."""
+    queries, keys = matrix.shape[-2:]
+    width = queries + keys - 1
+    # rows padded to one more element than they are read back in shift by one each: diagonals become columns
+    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], -1)[..., : queries * width]
+    return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
 
 
 def mean_distance(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
-    """Return how many tokens away the attention lies on average.
+    """Return the mean distance of the attention, in tokens.
 
         mean_i sum_j A_ij |i - j|
 
@@ -234,10 +215,10 @@ def mean_distance(attention: Attention, *, mask: Mask | None = None, rows: bool 
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        values = (checked(flat) * _distance(flat)).sum(-1)
+        values = (validated_weights(flat) * _distance(flat)).sum(-1)
         return values if rows else values.mean(-1)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
 
 
 def window(
@@ -274,20 +255,20 @@ def window(
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
 
     def kernel(flat: Tensor) -> Tensor:
-        weights = checked(flat.detach())
+        weights = validated_weights(flat.detach())
         n = weights.shape[-1]
         if rows:
             distance = _distance(flat).to(torch.int64).expand(flat.shape)
             exact = weights.to(torch.float64)
             by_distance = torch.zeros_like(exact).scatter_add_(-1, distance, exact)
         else:
-            diagonals = diagonal_sums(weights) / n
+            diagonals = diagonal_sums(weights, torch.float64) / n
             by_distance = torch.cat([diagonals[:, n - 1 : n], diagonals[:, n:] + diagonals[:, : n - 1].flip(-1)], -1)
         held = by_distance.cumsum(-1)  # (batch, [n,] w)
-        enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(torch.float64).eps)  # float64's own rounding
+        enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(torch.float64).eps)  # float64 rounding
         return enough.to(torch.uint8).argmax(-1).to(weights.dtype)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
 
 
 def half_life(
@@ -300,17 +281,17 @@ def half_life(
 
         -ln 2 / slope of log p(k) against |k|,  k >= 1
 
-    Ours: the slope is a least-squares fit weighted by p(k) itself, so that the bulk of the attention decides and not
-    the many far distances that hold next to nothing. Exact for an exponential profile.
+    Ours: the slope is a least-squares fit weighted by p(k), so that the many far distances with hardly any weight have
+    little influence. Exact for an exponential profile.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        side: Which distances: the mean of both sides, or one of them.
+        side: The mean of both sides, or one of them.
         mask: As for `locality`.
 
     Returns:
         (...), in tokens, above 0; infinite where attention does not fall with distance, NaN where fewer than two
-        distances hold weight.
+        distances have weight.
 
     Raises:
         TypeError: As for `locality`.
@@ -332,27 +313,27 @@ def half_life(
 
     def kernel(flat: Tensor) -> Tensor:
         n = flat.shape[-1]
-        sums = diagonal_sums(checked(flat))
+        sums = diagonal_sums(validated_weights(flat), torch.float64)
         k = torch.arange(1, n, device=flat.device, dtype=torch.float64)
         past, future = sums[:, : n - 1].flip(-1) / (n - k), sums[:, n:] / (n - k)
         p = {"both": (past + future) / 2, "past": past, "future": future}[side]
         held = p > 0
         mass = p.sum(-1, keepdim=True)
-        weight = p / torch.where(mass > 0, mass, 1)
+        weight = ratio(p, mass)
         log_p = torch.where(held, p, 1).log()
         away = k - (weight * k).sum(-1, keepdim=True)
         fall = -(weight * away * (log_p - (weight * log_p).sum(-1, keepdim=True))).sum(-1)  # times spread: -slope
         spread = (weight * away**2).sum(-1)
-        # log p is off by eps of the input at most, and fall by that times the mean distance from the mean
+        # the error of log p is at most eps of the input, that of fall this times the mean distance from the mean
         falling = fall > torch.finfo(flat.dtype).eps * (weight * away.abs()).sum(-1)
         values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
         values = torch.where(held.sum(-1) < 2, torch.nan, values)
         return values.to(torch.promote_types(flat.dtype, torch.float32))
 
-    return each_matrix(attention, kernel, mask=mask)
+    return map_matrices(attention, kernel, mask=mask)
 
 
 def _distance(flat: Tensor) -> Tensor:
-    """|i - j|, (n, n), in the working precision."""
+    """Return |i - j|, (n, n), in the working precision."""
     i = torch.arange(flat.shape[-1], device=flat.device)
     return (i - i[:, None]).abs().to(torch.promote_types(flat.dtype, torch.float32))

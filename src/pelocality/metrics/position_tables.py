@@ -1,13 +1,15 @@
-"""From a table of position embeddings to the attention it would give alone."""
+"""Attention computed from a table of position embeddings alone."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pelocality.metrics._inputs import float_tensor
 
 Similarity = Literal["dot", "cosine"]
 
@@ -24,27 +26,27 @@ def position_weights(
         delta_ij = (p_i W_q)(p_j W_k)^T,    A = softmax_j(delta / temperature)
 
     delta is the positional correlation of absolute encodings (Chen et al. 2023); without W_q and W_k the embeddings
-    are compared as they are, with their cosine for ``similarity="cosine"``.
+    are compared directly. With ``similarity="cosine"`` delta is the cosine of the two.
 
     Args:
         table: Position embeddings P, (n, d).
         query: W_q, (d, d_head), or (heads, d, d_head). Of a ``torch.nn.Linear`` this is ``weight.T``.
         key: W_k, of the same shape; both or neither.
         similarity: ``"dot"``, or ``"cosine"`` of the two projected embeddings.
-        temperature: What the similarity is divided by. None: sqrt(d_head) for dot products, as attention does
+        temperature: Divisor of the similarity. None: sqrt(d_head) for dot products, as attention does
             (sqrt(d) without projections), and 1 for cosines.
 
     Returns:
         (n, n), or (heads, n, n); rows sum to 1; half precision comes back as float32.
 
     Raises:
-        TypeError: No float tensors or arrays.
+        TypeError: Not float tensors or arrays.
         ValueError: Shapes that do not fit, NaN or infinity, an unknown similarity, a temperature that is not positive,
             similarities beyond the range of the precision.
 
     Note:
-        With the temperature of 1, a cosine can never prefer one key to another by more than e^2, so even a strongly
-        local table gives nearly uniform weights at large n. Dot products keep the scale the model learned.
+        At temperature 1, cosines give no key more than e^2 times the weight of another, so even a strongly local
+        table gives nearly uniform weights at large n. Dot products keep the scale that the model learned.
 
     Examples:
         >>> import torch
@@ -53,23 +55,12 @@ def position_weights(
         >>> position_weights(table, temperature=0.5)[0]
         tensor([0.6774, 0.2701, 0.0399, 0.0127])
     """
-    queries, keys = projections(table, query, key, similarity, temperature)
-    return weights_of(queries, keys)
+    queries, keys = project(table, query, key, similarity, temperature)
+    return softmax_weights(queries, keys)
 
 
-def weights_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """Turn queries and keys into weights.
-
-    Args:
-        queries: (..., m, d_head), divided by the temperature.
-        keys: (..., n, d_head).
-
-    Returns:
-        (..., m, n), rows sum to 1.
-
-    Raises:
-        ValueError: Their products are too large for the precision.
-    """
+def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the weights, (..., m, n), of scaled queries (..., m, d_head) and keys (..., n, d_head)."""
     weights = (queries @ keys.transpose(-1, -2)).softmax(-1)
     if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
         raise ValueError(
@@ -79,30 +70,15 @@ def weights_of(queries: Tensor, keys: Tensor) -> Tensor:
     return weights
 
 
-def projections(
+def project(
     table: Tensor | np.ndarray,
     query: Tensor | np.ndarray | None,
     key: Tensor | np.ndarray | None,
     similarity: Similarity,
     temperature: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys whose products are the positional logits.
-
-    Args:
-        table: As for `position_weights`, and so the rest.
-        query: See there.
-        key: See there.
-        similarity: See there.
-        temperature: See there.
-
-    Returns:
-        Queries, divided by the temperature, and keys: (n, d_head), or (heads, n, d_head).
-
-    Raises:
-        TypeError: As for `position_weights`.
-        ValueError: As for `position_weights`.
-    """
-    positions = _floats("table", table)
+    """Return scaled queries and keys, ([heads,] n, d_head), whose products are the logits of `position_weights`."""
+    positions = _finite("table", table)
     if positions.ndim != 2 or positions.shape[0] == 0:
         raise ValueError(f"table must be (n, d), one embedding per position, got shape {tuple(positions.shape)}")
     if (query is None) != (key is None):
@@ -127,8 +103,8 @@ def projections(
     return queries / temperature, keys
 
 
-def _projection(name: str, given: Tensor | np.ndarray | None, positions: Tensor) -> Tensor:
-    matrix = _floats(name, given).to(positions)
+def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
+    matrix = _finite(name, given).to(positions)
     if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1]:
         raise ValueError(
             f"{name} must be (d, d_head) or (heads, d, d_head) with d = {positions.shape[-1]}, "
@@ -137,12 +113,8 @@ def _projection(name: str, given: Tensor | np.ndarray | None, positions: Tensor)
     return matrix
 
 
-def _floats(name: str, given: Tensor | np.ndarray | None) -> Tensor:
-    if isinstance(given, np.ndarray):
-        given = torch.from_numpy(np.array(given))
-    if not isinstance(given, Tensor) or not given.is_floating_point():
-        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
-        raise TypeError(f"{name} must be a tensor or array of floating-point numbers, got {kind}")
-    if not bool(torch.isfinite(given).all()):
+def _finite(name: str, given: Any) -> Tensor:
+    tensor = float_tensor(name, given)
+    if not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name} contains NaN or infinity")
-    return given.to(torch.promote_types(given.dtype, torch.float32))
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

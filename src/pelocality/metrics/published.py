@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, each_matrix, refuse_hidden_weight, refuse_unless_distributions
+from pelocality.metrics._inputs import Attention, check_hidden_keys, check_rows, map_matrices
 from pelocality.metrics._masks import Mask
 from pelocality.metrics._row_pass import RowStatistics, row_blocks, row_statistics
 
@@ -21,7 +21,7 @@ class Measurement:
     Args:
         locality: (...), 0 to 1, 1 where every token attends to itself.
         symmetry: (...), 0 to 1, as published; NaN for fewer than three positions.
-        relative_asymmetry: (...), 0 (symmetric) to 1 (one-sided); read it beside the published symmetry.
+        relative_asymmetry: (...), 0 (symmetric) to 1 (one-sided); complements the published symmetry.
     """
 
     locality: Tensor
@@ -30,7 +30,7 @@ class Measurement:
 
 
 def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
-    """Say how much of the attention lies near its own position.
+    """Return how much of the attention is near the position of its query.
 
         Loc(A) = mean_i sum_j A_ij / 2^|i-j|
 
@@ -41,7 +41,7 @@ def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = Fal
         attention: Positional weights (..., query, key), rows sum to 1; or the tuple of attentions a model returns,
             or a result with an ``.attention``.
         mask: (*first axes, n), True or 1 where a token counts, as a tokenizer's ``attention_mask``, or additive (0
-            counts, -inf or at most -10,000 does not); the others are left out and the rows renormalised. For
+            counts, -inf or at most -10,000 does not); other tokens are left out and the rows renormalised. For
             (batch, head, n, n), or a tuple of them, give (batch, n); for a stacked (layer, batch, head, n, n) give
             (1, batch, n).
         rows: One value per query instead of their mean.
@@ -50,12 +50,12 @@ def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = Fal
         (...), or (..., n) for rows, between 0 and 1; differentiable, on the same device, half precision as float32.
 
     Raises:
-        TypeError: Integers, or nothing like attention.
+        TypeError: Integers, or not attention.
         ValueError: Not square, no positions, NaN or infinity, negative weights, rows that do not sum to 1 (logits).
 
     Note:
-        Values are comparable only at equal n: uniform attention scores about 3/n, whatever one thinks of it.
-        `adjusted_locality` takes that out.
+        Values are comparable only at equal n: uniform attention scores about 3/n. `adjusted_locality` corrects for
+        that.
 
     Examples:
         >>> import torch
@@ -66,10 +66,10 @@ def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = Fal
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        statistics = checked_statistics(flat, pairs=False)
-        return statistics.locality if rows else statistics.locality.mean(-1)
+        values = validated_statistics(flat, pairs=False).locality
+        return values if rows else values.mean(-1)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
 
 
 def symmetry(
@@ -79,7 +79,7 @@ def symmetry(
     mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
-    """Say how evenly the attention is balanced around its own position, by the published definition.
+    """Return how evenly the attention is balanced around the position of its query, by the published definition.
 
         d_ik = |A[i,i-k] - A[i,i+k]|,  k = 1..m_i,  m_i = min(i, n-1-i)
         v_ik = (d_ik - min_k d_ik) / (max_k d_ik - min_k d_ik), 0 where the row is constant
@@ -91,8 +91,8 @@ def symmetry(
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         rtol: Relative range up to which a row counts as constant. None: 8 eps + 1024 eps min(1, ln(s / l)), l the
-            smallest weight among its pairs and eps that of the dtype (in the second term at most float32's): what
-            the rounding of a softmax and of its logits can make of a symmetric row. 0: the released code in float64.
+            smallest weight among its pairs and eps that of the dtype (in the second term at most float32's), which
+            covers the rounding of a softmax and of its logits. 0: the released code in float64.
         mask: As for `locality`.
         rows: One value per query, 1 - mean_k v_ik, NaN for the first and the last, instead of the pooled mean.
 
@@ -100,17 +100,17 @@ def symmetry(
         (...), or (..., n) for rows, between 0 and 1; NaN for fewer than three positions, which have no pairs.
 
     Raises:
-        TypeError: Integers, or nothing like attention.
+        TypeError: As for `locality`.
         ValueError: As for `locality`, or a negative rtol.
 
     Warns:
-        UserWarning: The attention is one-sided (a causal mask, say). The number then means nothing: causal uniform
-            attention scores 1.
+        UserWarning: The attention is one-sided (because of a causal mask, for example). The value is then meaningless:
+            causal uniform attention scores 1.
 
     Note:
         The scaling within each row hides how large an asymmetry is: a perfect previous-token head scores 0.94 at
-        n = 64, and the faintest tilt of a perfectly symmetric matrix drops it from 1 to about 0.8. Read
-        `relative_asymmetry` beside it. The symmetry of a mean is not the mean of symmetries.
+        n = 64, and the slightest asymmetry added to a symmetric matrix lowers it from 1 to about 0.8. Report
+        `relative_asymmetry` with it. The symmetry of a mean is not the mean of symmetries.
 
     Examples:
         >>> import torch
@@ -124,14 +124,14 @@ def symmetry(
     one_sided = []
 
     def kernel(flat: Tensor) -> Tensor:
-        statistics = checked_statistics(flat, rtol=rtol)
+        statistics = validated_statistics(flat, rtol=rtol)
         one_sided.append(_is_one_sided(flat.detach()))
-        return _symmetry_of_rows(statistics) if rows else _symmetry(statistics)
+        return _symmetry_of_rows(statistics.irregularity) if rows else pooled(statistics)[1]
 
-    values = each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    values = map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
     if any(one_sided):
         _warn_caller(
-            "the attention is one-sided (causal), on which the published symmetry means nothing (causal uniform "
+            "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
             "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "
             "the scores before the mask"
         )
@@ -141,8 +141,8 @@ def symmetry(
 def measure(attention: Attention, rtol: float | None = None, *, mask: Mask | None = None) -> Measurement:
     """Measure locality, symmetry and relative asymmetry in a single pass.
 
-    The same numbers as `locality`, `symmetry` and `relative_asymmetry`, at about half the cost of asking for each.
-    It does not warn about one-sided attention: a relative asymmetry of 1 says so.
+    The same numbers as `locality`, `symmetry` and `relative_asymmetry`, at about half the cost of computing each.
+    It does not warn about one-sided attention, whose relative asymmetry is 1.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -164,40 +164,35 @@ def measure(attention: Attention, rtol: float | None = None, *, mask: Mask | Non
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        statistics = checked_statistics(flat, rtol=rtol)
-        values = [statistics.locality.mean(-1), _symmetry(statistics), relative_asymmetry_of(statistics)]
-        return torch.stack(values, -1)
+        return torch.stack(pooled(validated_statistics(flat, rtol=rtol)), -1)
 
-    return Measurement(*each_matrix(attention, kernel, mask=mask).unbind(-1))
+    return Measurement(*map_matrices(attention, kernel, mask=mask).unbind(-1))
 
 
-def relative_asymmetry_of(statistics: RowStatistics, rows: bool = False) -> Tensor:
-    """Divide what is unbalanced among the pairs by all they hold, see `relative_asymmetry`.
+def pooled(statistics: RowStatistics) -> tuple[Tensor, Tensor, Tensor]:
+    """Return locality, symmetry and relative asymmetry of each matrix from the sums over its rows, each (batch,)."""
+    n = statistics.locality.shape[-1]
+    sums = (statistics.locality, statistics.irregularity, statistics.difference, statistics.paired)
+    return pool_sums(n, *(values.sum(-1) for values in sums))
 
-    Args:
-        statistics: With pairs.
-        rows: One value per row instead of one per matrix.
 
-    Returns:
-        (batch,), or (batch, n) for rows; 0 where the pairs hold no weight.
-    """
-    difference, paired = statistics.difference, statistics.paired
-    assert difference is not None
-    assert paired is not None
-    if not rows:
-        difference, paired = difference.sum(-1), paired.sum(-1)
-    return difference / torch.where(paired > 0, paired, 1)
+def pool_sums(
+    n: int, locality: Tensor, irregularity: Tensor, difference: Tensor, paired: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return locality, symmetry and relative asymmetry from the sums of `RowStatistics` over all n rows."""
+    pairs = (n - 1) ** 2 // 4
+    symmetry = 1 - irregularity / pairs if pairs else irregularity * torch.nan
+    return locality / n, symmetry, ratio(difference, paired)
+
+
+def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
+    """Return part / whole for whole >= 0, and ``otherwise``, without a gradient, where the whole is 0."""
+    quotient = part / torch.where(whole > 0, whole, 1)
+    return torch.where(whole == 0, otherwise, quotient)
 
 
 def is_causal(flat: Tensor) -> Tensor:
-    """Tell which matrices hold no weight above their diagonal.
-
-    Args:
-        flat: (batch, n, n).
-
-    Returns:
-        (batch,) flags; a single position is not causal.
-    """
+    """Return which matrices, (batch,), have no weight above the diagonal; a single position is not causal."""
     n = flat.shape[-1]
     causal = (flat[:, 0, 1:] == 0).all(-1) & (n > 1)
     if bool(causal.any()):  # the first row decides nearly always; only then look at the whole
@@ -208,21 +203,15 @@ def is_causal(flat: Tensor) -> Tensor:
 
 
 def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Tensor:
-    """Count the keys that each query sees.
+    """Return the number of keys that each query sees, (batch, n), in float64.
 
     Args:
-        flat: (batch, n, n), rows known to be distributions.
-        causal: Whether they are its past and itself or all. None: see `is_causal`.
-        seen: Which they are, (batch, n, n), where neither is so.
-
-    Returns:
-        (batch, n), float64.
-
-    Raises:
-        ValueError: Some query has weight on a key that it does not see.
+        flat: (batch, n, n), validated weights.
+        causal: Whether queries see only their past and themselves, or all keys. None: see `is_causal`.
+        seen: Which keys they see, (batch, n, n), where it is neither.
     """
     if seen is not None:
-        refuse_hidden_weight(flat, seen, flat.dtype)
+        check_hidden_keys(flat, seen)
         return seen.sum(-1, dtype=torch.float64)
     n = flat.shape[-1]
     past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
@@ -230,49 +219,25 @@ def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Te
     return torch.where(past_only[:, None], position, float(n))
 
 
-def checked_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
-    """Measure every row, and refuse what is not attention, in one pass.
-
-    Args:
-        flat: (batch, n, n).
-        pairs: As for `row_statistics`.
-        rtol: As for `row_statistics`.
-
-    Returns:
-        The statistics of `row_statistics`.
-
-    Raises:
-        ValueError: As for `locality`.
-    """
+def validated_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
+    """Return `row_statistics`, after checking that the rows are distributions."""
     statistics = row_statistics(flat, pairs=pairs, rtol=rtol)
-    refuse_unless_distributions(statistics.total.detach(), statistics.least, flat.dtype)
+    check_rows(statistics.total.detach(), statistics.smallest, flat.dtype)
     return statistics
 
 
-def _symmetry(statistics: RowStatistics) -> Tensor:
-    irregularity = statistics.irregularity
-    assert irregularity is not None
-    n = irregularity.shape[-1]
-    pairs = (n - 1) ** 2 // 4
-    if pairs == 0:
-        return irregularity.sum(-1) * float("nan")
-    return 1 - irregularity.sum(-1) / pairs
-
-
-def _symmetry_of_rows(statistics: RowStatistics) -> Tensor:
-    irregularity = statistics.irregularity
-    assert irregularity is not None
+def _symmetry_of_rows(irregularity: Tensor) -> Tensor:
     position = torch.arange(irregularity.shape[-1], device=irregularity.device)
-    return 1 - irregularity / torch.minimum(position, position.flip(0))  # 0/0 is NaN for the two ends
+    return 1 - irregularity / torch.minimum(position, position.flip(0))  # 0/0 is NaN in the first and last row
 
 
 def _is_one_sided(flat: Tensor) -> bool:
-    """Whether some matrix holds no weight on one side of its diagonal."""
+    """Return whether some matrix has no weight on one side of its diagonal."""
     return flat.shape[-1] > 2 and bool((is_causal(flat) | is_causal(flat.transpose(-1, -2))).any())
 
 
 def _warn_caller(message: str) -> None:
-    """Warn at the line of the user's that led here, whatever of ours and torch's lies between."""
+    """Warn with the location of the first caller outside of this library and torch."""
     libraries = ("pelocality", "torch", "torchmetrics")
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in libraries:

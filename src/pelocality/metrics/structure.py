@@ -1,23 +1,23 @@
-"""Companions that ask what kind of matrix it is: a function of distance, monotone, concentrated, caught by a sink."""
+"""Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, or dominated by an attention sink."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, checked, each_matrix, refuse_hidden_weight, visible_keys
+from pelocality.metrics._inputs import Attention, check_hidden_keys, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible
-from pelocality.metrics.distances import diagonal_sums, mean_of
-from pelocality.metrics.published import is_causal, visible_counts
+from pelocality.metrics.distances import diagonal_sums, masked_mean
+from pelocality.metrics.published import is_causal, ratio, visible_counts
 
 
 def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask: Mask | None = None) -> Tensor:
-    """Say how much of the matrix is a function of the signed distance i - j alone.
+    """Return how much of the matrix is a function of the signed distance i - j alone.
 
         1 - sum_ij (A_ij - p(j-i))^2 / sum_ij (A_ij - mean A)^2,  p the mean of each diagonal
 
-    Ours: the share of variance that the diagonals explain. Only keys that a query sees count (on a matrix without
-    weight above the diagonal the lower half), or zeros would be explained for free.
+    Ours: the share of variance that the diagonals explain. Only visible keys count (in a matrix without weight above
+    the diagonal, the lower half), because hidden zeros would be explained trivially.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -25,14 +25,14 @@ def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask
         mask: As for `locality`.
 
     Returns:
-        (...), between 0 and 1: 1 where every diagonal is constant, also for uniform attention.
+        (...), between 0 and 1: 1 where every diagonal is constant, such as for uniform attention.
 
     Raises:
         TypeError: As for `adjusted_locality`.
         ValueError: As for `adjusted_locality`.
 
     Note:
-        A relative bias does not score exactly 1: the softmax has fewer keys to share among near the ends.
+        A relative bias does not score exactly 1, because the softmax normalises over fewer keys near the ends.
 
     Examples:
         >>> import torch
@@ -43,39 +43,39 @@ def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask
     """
 
     def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
-        weights = checked(flat)
+        weights = validated_weights(flat)
         n = weights.shape[-1]
         i = torch.arange(n, device=flat.device)
         if seen is None:
             seen = ~(is_causal(flat.detach())[:, None, None] & (i > i[:, None]))
         else:
-            refuse_hidden_weight(flat, seen, flat.dtype)
+            check_hidden_keys(flat, seen)
         counts = seen.to(weights.dtype)
         offset = i - i[:, None] + n - 1  # (n, n), index into the diagonals
-        profile = (diagonal_sums(weights) / diagonal_sums(counts).clamp(min=1)).to(weights.dtype)
+        profile = ratio(diagonal_sums(weights, torch.float64), diagonal_sums(counts, torch.float64)).to(weights.dtype)
         mean = weights.sum((-1, -2), keepdim=True) / counts.sum((-1, -2), keepdim=True)
         within = (counts * (weights - profile[:, offset]) ** 2).sum((-1, -2))
         total = (counts * (weights - mean) ** 2).sum((-1, -2))
         rounding = (n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
-    return each_matrix(attention, kernel, mask=mask, visible=visible_keys(attention, visible, None))
+    return map_matrices(attention, kernel, mask=mask, visible=resolve_visible(attention, visible, None))
 
 
 def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
-    """Say how often attention does not grow from one token to the next one further away, on either side.
+    """Return how often attention does not grow from one token to the next one further away, on either side.
 
         past:   share of (i, k) with A[i, i-k] >= A[i, i-k-1]
         future: share of (i, k) with A[i, i+k] >= A[i, i+k+1],  k >= 0
 
-    In the spirit of Wang et al. (ICLR 2021), who ask it of position embeddings; this definition is ours.
+    In the spirit of Wang et al. (ICLR 2021), who study it for position embeddings; this definition is ours.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
 
     Returns:
-        (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side that holds no weight (the
+        (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side without weight (the
         future of a causal matrix) or has no such pair. Not differentiable.
 
     Raises:
@@ -83,7 +83,7 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
         ValueError: As for `locality`.
 
     Note:
-        Keys hidden by a sliding window hold zeros, which do not grow: they count as kept.
+        Keys hidden by a sliding window have weight 0, which does not grow: such pairs count as monotone.
 
     Examples:
         >>> import torch
@@ -93,17 +93,17 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        weights = checked(flat.detach())
+        weights = validated_weights(flat.detach())
         n = weights.shape[-1]
         shares = []
         for side in (weights, weights.flip(-1, -2)):  # reversing both axes turns the future into the past
             nearer, farther = side[..., 1:, 1:], side[..., 1:, :-1]  # A[i, j] and A[i, j-1], i >= 1
-            kept = (nearer >= farther).tril().sum((-1, -2))
-            held = side.tril(-1).sum((-1, -2)) > 0
-            shares.append(torch.where(held, kept.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
+            monotone = (nearer >= farther).tril().sum((-1, -2))
+            has_weight = side.tril(-1).sum((-1, -2)) > 0
+            shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
         return torch.stack(shares, -1)
 
-    return each_matrix(attention, kernel, mask=mask)
+    return map_matrices(attention, kernel, mask=mask)
 
 
 def entropy(
@@ -114,7 +114,7 @@ def entropy(
     mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
-    """Say how evenly each token spreads its attention over the keys it can see.
+    """Return how evenly each token spreads its attention over the keys it can see.
 
         mean_i [ -sum_j A_ij ln A_ij / ln s_i ],  s_i visible keys
 
@@ -134,7 +134,8 @@ def entropy(
         ValueError: As for `adjusted_locality`.
 
     Note:
-        The true slope at a weight of 0 is infinite; the gradient there is 0, so that masked keys have one.
+        The true slope at a weight of 0 is infinite; the gradient there is set to 0, so that it stays finite for masked
+        keys.
 
     Examples:
         >>> import torch
@@ -145,15 +146,15 @@ def entropy(
     """
 
     def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
-        weights = checked(flat)
+        weights = validated_weights(flat)
         support = visible_counts(flat, causal, seen)
         choice = support > 1
         nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
         values = nats / torch.where(choice, support, 2).log().to(weights.dtype)
-        return torch.where(choice, values, torch.nan) if rows else mean_of(values, choice)
+        return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
-    seen_by = visible_keys(attention, visible, causal)
-    return each_matrix(attention, kernel, mask=mask, visible=seen_by, layout="rows" if rows else "matrix")
+    resolved = resolve_visible(attention, visible, causal)
+    return map_matrices(attention, kernel, mask=mask, visible=resolved, layout="rows" if rows else "scalar")
 
 
 def sink_rate(
@@ -163,19 +164,18 @@ def sink_rate(
     mask: Mask | None = None,
     rows: bool = False,
 ) -> Tensor:
-    """Say which share of the attention falls on the first keys, whatever the query.
+    """Return which share of the attention falls on the first keys.
 
         mean_{i >= s} sum_{j < s} A_ij,  s = sinks
 
-    A head with a large rate parks its attention on a sink (Xiao et al. 2023, Gu et al. 2024); `crop(A, sinks)` is
-    what it does beside that, renormalised. The sinks' own rows do not count: in a causal model the first one has no
-    choice.
+    A head with a large rate has an attention sink (Xiao et al. 2023, Gu et al. 2024); `crop(A, sinks)` is the rest of
+    its attention, renormalised. The rows of the sinks do not count: in a causal model the first one sees only itself.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         sinks: How many first keys count as sinks, 1 to n.
         mask: As for `locality`; the first counting token is the first sink.
-        rows: One value per query, NaN for the sinks themselves.
+        rows: One value per query, NaN for the sinks.
 
     Returns:
         (...), or (..., n) for rows, between 0 and 1; NaN where every token is a sink.
@@ -193,10 +193,10 @@ def sink_rate(
         raise ValueError(f"sinks must be at least 1, got {sinks}")
 
     def kernel(flat: Tensor) -> Tensor:
-        drawn = checked(flat)[..., :sinks].sum(-1)
+        mass = validated_weights(flat)[..., :sinks].sum(-1)
         if not rows:
-            return drawn[:, sinks:].mean(-1)
+            return mass[:, sinks:].mean(-1)
         is_sink = torch.arange(flat.shape[-1], device=flat.device) < sinks
-        return torch.where(is_sink, torch.nan, drawn)
+        return torch.where(is_sink, torch.nan, mass)
 
-    return each_matrix(attention, kernel, mask=mask, layout="rows" if rows else "matrix")
+    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models._restore import hooked, inference, restoring
 from pelocality.models._weights import check_ids, embedding_weight, hooks_of, token_embeddings
 from pelocality.models.families import architecture, known_families, longest_input
@@ -36,9 +37,6 @@ _REFUSED = {
     "canine": "it attends within blocks of characters and to a shortened sequence",
     "longt5": "its encoder attends within blocks",
 }
-
-# softmax rows sum to 1 up to the rounding of n terms in the model's precision
-_ROW_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
 def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
@@ -195,7 +193,7 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         if "attention_mask" in inputs:  # rows of padding may hold anything
             totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
         off = float((totals - 1).abs().max())
-        if not off <= _ROW_TOLERANCE.get(weights.dtype, 1e-3):  # not <=, so that NaN is refused too
+        if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
             reason = (
                 "and some weights are negative: it returns something else than attention, its logits for one"
                 if bool((weights < 0).any())
