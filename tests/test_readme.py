@@ -24,7 +24,7 @@ SMALL = {
     "-m venv": "--without-pip",
     "pip install": "--dry-run --no-deps --no-index --no-build-isolation",
     "examples/measure_model.py": "--words 2 --length 16 --output {tmp_path}",
-    "-m pytest": "--collect-only tests/test_package.py src/pelocality/intervals.py",
+    "-m pytest": "--collect-only tests/test_package.py src/pelocality/statistics.py",
     "-m benchmarks": "--help",
 }
 
@@ -79,7 +79,7 @@ def test_every_link_to_a_file_leads_somewhere(page):
 
 PAGES = [
     "README.md",
-    *(str(p.relative_to(ROOT)) for folder in ("docs", "examples") for p in (ROOT / folder).rglob("*.*")),
+    *(str(p.relative_to(ROOT)) for folder in ("docs", "examples", "experiments") for p in (ROOT / folder).rglob("*.*")),
 ]
 
 
@@ -88,4 +88,11 @@ def test_every_corpus_that_a_page_names_is_in_the_repository(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "../shared" not in text
     for target in re.findall(r"examples/data/[\w.]*\w", text):
+        assert (ROOT / target).exists(), f"{page} names {target}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith((".md", ".py"))])
+def test_every_script_that_a_page_names_is_in_the_repository(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"(?:examples|experiments|benchmarks)/\w+\.py", text):
         assert (ROOT / target).exists(), f"{page} names {target}"

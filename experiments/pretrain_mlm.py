@@ -1,15 +1,15 @@
-"""Pre-train a small BERT by masked language modelling, any positional encoding by flag, and watch its positions.
+"""Pre-train a small BERT by masked language modelling with any positional encoding, and measure it as it trains.
 
-    python examples/pretrain_mlm.py --output runs/story --steps 200      # the story in examples/data
-    python examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
-    python examples/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5 --symmetry 1
-    torchrun --nproc_per_node 2 examples/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
+    python experiments/pretrain_mlm.py --output runs/story --steps 200      # the story in examples/data
+    python experiments/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
+    python experiments/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
+    torchrun --nproc_per_node 2 experiments/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
 
-The text has one paragraph a line. One run of paragraphs in fifty is held out; a word-piece tokenizer is trained on the
-rest once for each text, beside the output folder. Killed at any moment, the same command goes on from the last complete
-checkpoint and ends where it would have; with other flags or another text it is refused, and once the run is complete it
-only prints the result. In the output folder: run.json (flags and text), checkpoints, trajectory.csv (locality and
-symmetry per layer over training), result.json.
+The text has one paragraph a line. Every fiftieth run of paragraphs is held out; a WordPiece tokenizer is trained on the
+rest, once per text, and stored beside the output folder. A killed run resumes from its last complete checkpoint when
+the same command is repeated, with the same outcome; other flags or another text are refused, and a complete run only
+prints its result. The output folder holds run.json (flags and text), checkpoints, trajectory.csv (metrics per layer)
+and result.json.
 """
 
 import argparse
@@ -17,7 +17,10 @@ import gzip
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
-from runs import claim, fingerprint, last_complete_checkpoint, train, write_whole
+from runs import DATA, claim, fingerprint, last_complete_checkpoint, train, write_atomically
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
@@ -45,35 +48,39 @@ from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
 from pelocality.models.callback import encoding_parameters
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+# flags of an attenuated encoding and their defaults
+ATTENUATED = {"decay": 0.5, "symmetry": 1.0, "form": "logits", "learnable": False}
+# glibc returns each large tensor to the kernel and asks for it again: half of a small model's step time on a CPU
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**35)}
 
 
 class MaskedOnlyBert(BertForMaskedLM):
-    """BERT that predicts the words asked for and no others: the same loss for a fraction of the vocabulary's cost."""
+    """BERT that computes logits at masked positions only: the same loss at a fraction of the cost."""
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        """The loss of the words asked for; without labels, the logits of all."""
+        """Return the loss at labelled positions; without labels, all logits."""
         if labels is None:
             return super().forward(input_ids, **options)
-        asked = labels != -100
+        labelled = labels != -100
         hidden = self.bert(input_ids, **options).last_hidden_state
-        return MaskedLMOutput(loss=functional.cross_entropy(self.cls(hidden[asked]), labels[asked]))
+        return MaskedLMOutput(loss=functional.cross_entropy(self.cls(hidden[labelled]), labels[labelled]))
 
 
 class EncodingTrainer(Trainer):
-    """A Trainer whose weight decay leaves encodings alone: it would pull them to its own idea of zero."""
+    """A Trainer without weight decay on encodings: decay would pull log_decay to 0, a decay of 1."""
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """The parameters that decay."""
+        """Return the names of the parameters with weight decay."""
         return [name for name in super().get_decay_parameter_names(model) if name not in encoding_parameters(model)]
 
 
-def paragraphs(path: Path) -> tuple[list[str], list[str]]:
-    """The training part, and every fiftieth run of (where there are enough) 100 paragraphs, held out."""
+def split_paragraphs(path: Path) -> tuple[list[str], list[str]]:
+    """Return training and held-out paragraphs; every fiftieth run of (at most) 100 paragraphs is held out."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file if line.strip()]
     run = min(100, len(lines) // 50)
     if run == 0:
-        raise ValueError(f"{path} has {len(lines)} paragraphs; at least 50 are needed to hold some out")
+        raise ValueError(f"{path} has {len(lines)} paragraphs; at least 50 are needed")
     parts: tuple[list[str], list[str]] = ([], [])
     for number, line in enumerate(lines):
         parts[number // run % 50 == 49].append(line)
@@ -92,50 +99,49 @@ def train_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast
 
 
 def blocks(text: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Dataset:
-    """Numbered blocks of `length` tokens, running on over paragraphs, framed by [CLS] and [SEP]."""
-    held: list[int] = []
+    """Return numbered blocks of `length` tokens, joined across paragraphs, between [CLS] and [SEP]."""
+    pending: list[int] = []
     rows: list[list[int]] = []
     for ids in tokenizer(text, add_special_tokens=False)["input_ids"]:
-        held += ids
-        while len(held) >= length - 2:
-            rows.append([tokenizer.cls_token_id, *held[: length - 2], tokenizer.sep_token_id])
-            held = held[length - 2 :]
+        pending += ids
+        while len(pending) >= length - 2:
+            rows.append([tokenizer.cls_token_id, *pending[: length - 2], tokenizer.sep_token_id])
+            pending = pending[length - 2 :]
     if not rows:
         raise ValueError(f"{len(text)} paragraphs do not fill one block of --length {length}; give a longer text")
     return Dataset.from_dict({"input_ids": rows, "number": range(len(rows))})
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dataset, Dataset]:
-    """Tokenizer, training blocks and held-out blocks; made by the first run on a text, read by those beside it.
+    """Return tokenizer, training and held-out blocks: created by the first run on a text, read by later ones.
 
-    Training the tokenizer twice would give two of them, since equally frequent pieces are drawn.
+    A tokenizer trained twice on one text differs, since ties between equally frequent pieces are broken at random.
     """
     name = f"text-{arguments.vocabulary}-{arguments.length}-{fingerprint(arguments.text.read_bytes())}"
     folder = arguments.output.parent / name
     if not folder.exists():
-        train_text, held_out_text = paragraphs(arguments.text)
+        train_text, held_out_text = split_paragraphs(arguments.text)
         tokenizer = train_tokenizer(train_text, arguments.vocabulary)
         with TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as unfinished:
-            made = Path(unfinished) / name
-            tokenizer.save_pretrained(made)
-            blocks(train_text, tokenizer, arguments.length).save_to_disk(made / "train")
-            blocks(held_out_text, tokenizer, arguments.length).save_to_disk(made / "held-out")
-            with suppress(OSError):  # a run beside this one was faster; its tokenizer is the one to use
-                made.rename(folder)
+            prepared = Path(unfinished) / name
+            tokenizer.save_pretrained(prepared)
+            blocks(train_text, tokenizer, arguments.length).save_to_disk(prepared / "train")
+            blocks(held_out_text, tokenizer, arguments.length).save_to_disk(prepared / "held-out")
+            with suppress(OSError):  # a parallel run was faster: use its tokenizer
+                prepared.rename(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
-    # the held-out words asked for are the same in every run
     share = arguments.masked
+    # held-out masks are the same in every run
     return tokenizer, masked(train, tokenizer, share, 1 + arguments.seed), masked(held_out, tokenizer, share, seed=0)
 
 
 def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, seed: int) -> Dataset:
-    """The blocks with a share of their words asked for: 80 % of those masked, 10 % replaced, 10 % left, as in BERT.
+    """Return the blocks with a share of their tokens to predict: 80 % masked, 10 % replaced, 10 % kept, as in BERT.
 
-    Which words is drawn from the seed and the block's number alone, equally many in every block: so neither a restart
-    nor the number of processes changes what is learned.
+    The tokens depend on the seed and the block's number alone, so neither a restart nor the number of processes
+    changes them; every block has equally many.
     """
-    first_word = len(SPECIAL)
 
     def mask(block: list[int], number: int) -> tuple[list[int], list[int]]:
         generator = np.random.default_rng([seed, number])
@@ -146,7 +152,7 @@ def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, 
         fate = generator.random(len(places))
         ids[places[fate < 0.8]] = tokenizer.mask_token_id
         replaced = places[fate >= 0.9]
-        ids[replaced] = generator.integers(first_word, len(tokenizer), len(replaced))
+        ids[replaced] = generator.integers(len(SPECIAL), len(tokenizer), len(replaced))
         return ids.tolist(), labels.tolist()
 
     def mask_batch(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
@@ -167,7 +173,7 @@ def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert
         max_position_embeddings=arguments.length,
         hidden_dropout_prob=arguments.dropout,
         attention_probs_dropout_prob=arguments.dropout,
-        initializer_range=arguments.width**-0.5,  # BERT's 0.02 is near this for 768 units, and whispers in fewer
+        initializer_range=arguments.width**-0.5,  # BERT's 0.02 suits 768 units and is too small for fewer
     )
     model = MaskedOnlyBert(config)
     if arguments.encoding == "attenuated":
@@ -184,43 +190,35 @@ def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert
     return model
 
 
-# the flags of an attenuated encoding, and what they are unless given
-ATTENUATED = {"decay": 0.5, "symmetry": 1.0, "form": "logits", "learnable": False}
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags of a command, or of this script's own."""
+    """Parse the given flags, or those of this process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ours = Path(__file__).with_name("data") / "text.txt"
-    parser.add_argument(
-        "text", type=Path, nargs="?", default=ours, help="text file, one paragraph a line; .gz is read as it is"
-    )
+    story = DATA / "text.txt"
+    parser.add_argument("text", type=Path, nargs="?", default=story, help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
     parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
-    parser.add_argument("--decay", type=float, help="the paper's w; 0.5 if not given")
-    parser.add_argument("--symmetry", type=float, help="the paper's s; 1 if not given")
-    parser.add_argument("--form", choices=("weights", "logits"), help="logits if not given")
-    parser.add_argument("--learnable", action="store_true", default=None, help="train decay and symmetry")
+    parser.add_argument("--decay", type=float, help="the paper's w; default 0.5")
+    parser.add_argument("--symmetry", type=float, help="the paper's s; default 1")
+    parser.add_argument("--form", choices=("weights", "logits"), help="default logits")
+    parser.add_argument("--learnable", action="store_true", default=None, help="learn decay and symmetry")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument(
-        "--length", type=int, default=32, help="tokens a block; in long ones positions take long to learn"
-    )
+    parser.add_argument("--length", type=int, default=32, help="tokens per block; long blocks learn positions slowly")
     parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--masked", type=float, default=0.3, help="share of the words asked for; BERT's is 0.15")
+    parser.add_argument("--masked", type=float, default=0.3, help="share of the tokens to predict; BERT's is 0.15")
     parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements and checkpoints")
     parser.add_argument("--words", type=int, default=16, help="identical words per measurement")
-    parser.add_argument("--dropout", type=float, default=0.0, help="a run this short sees no text twice")
+    parser.add_argument("--dropout", type=float, default=0.0, help="0 by default: short runs see no text twice")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order, masks and dropout")
     parser.add_argument(
         "--bf16",
         action=argparse.BooleanOptionalAction,
         default=torch.cuda.is_available(),
-        help="mixed precision; the default on a GPU. A CPU without units for it is three times slower with it",
+        help="mixed precision; default on a GPU only, as most CPUs are three times slower with it",
     )
     arguments = parser.parse_args(words)
     for name, default in ATTENUATED.items():
@@ -231,8 +229,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def ingredients(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a run is made of: flags, text and processes; not where files lie."""
+def run_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what identifies a run: flags, content of the text, number of processes; no paths."""
     flags = {name: value for name, value in vars(arguments).items() if name not in ("text", "output")}
     return flags | {
         "text": fingerprint(arguments.text.read_bytes()),
@@ -240,8 +238,8 @@ def ingredients(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def make(arguments: argparse.Namespace, result: Path) -> None:
-    """Train and measure, and write the result last."""
+def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
+    """Train and measure; write the result file last."""
     settings = TrainingArguments(
         output_dir=str(arguments.output),
         max_steps=arguments.steps,
@@ -260,14 +258,16 @@ def make(arguments: argparse.Namespace, result: Path) -> None:
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
         remove_unused_columns=False,
-        # BERT's loss is a mean over its own batch already; averaged "across devices" the Trainer would multiply it
+        # the model's loss is already a mean over its batch; the Trainer would multiply it by the number of devices
         average_tokens_across_devices=False,
     )
     with settings.main_process_first():
         tokenizer, train_blocks, held_out = prepare(arguments)
     checkpoint = last_complete_checkpoint(arguments.output)
     if checkpoint and PreTrainedTokenizerFast.from_pretrained(checkpoint).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(f"the text of {arguments.output} was prepared anew since it began; choose another --output")
+        raise ValueError(
+            f"the tokenizer of {arguments.output} was trained again since it started; choose another --output"
+        )
 
     set_seed(arguments.seed)
     trainer = EncodingTrainer(
@@ -287,15 +287,43 @@ def make(arguments: argparse.Namespace, result: Path) -> None:
         callback.table.to_csv(arguments.output / "trajectory.csv", index=False)
         tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
         found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
-        write_whole(result, json.dumps(ingredients(arguments) | found, indent=1))
+        write_atomically(result, json.dumps(run_settings(arguments) | found, indent=1))
+
+
+def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> None:
+    """Run this script once per folder with its flags, `workers` at a time; each run logs to a file of its name.
+
+    Raises:
+        ValueError: a folder holds another run.
+        RuntimeError: a run failed; the message contains the end of its log.
+    """
+    commands = {folder: [str(part) for part in (text, "--output", folder, *flags)] for folder, flags in runs.items()}
+    for folder, flags in commands.items():
+        claim(folder, run_settings(parse(flags)))
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    environment = os.environ | {"OMP_NUM_THREADS": threads} | KEEP_MEMORY
+
+    def one(folder: Path, flags: Sequence[str]) -> None:
+        if (folder / "result.json").exists():
+            return
+        log = folder.parent / f"{folder.name}.log"
+        with log.open("a") as file:
+            command = [sys.executable, __file__, *flags]
+            finished = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        if finished.returncode:
+            raise RuntimeError(f"{folder.name} failed:\n{log.read_text()[-2000:]}")
+
+    with ThreadPoolExecutor(workers) as pool:
+        for run in [pool.submit(one, folder, flags) for folder, flags in commands.items()]:
+            run.result()
 
 
 def main() -> None:
     arguments = parse()
-    claim(arguments.output, ingredients(arguments))
+    claim(arguments.output, run_settings(arguments))
     result = arguments.output / "result.json"
     if not result.exists():
-        make(arguments, result)
+        train_and_save(arguments, result)
     if os.environ.get("RANK", "0") == "0":
         found = json.loads(result.read_text())
         loss, tokens = found["held_out_loss"], found["tokens"]

@@ -1,22 +1,18 @@
 """Do positional heads find short relations, and contextual heads long ones?
 
-    python examples/dependency_heads.py                         # the small treebank in examples/data
-    python examples/dependency_heads.py en_ewt-ud-dev.conllu --model bert-base-uncased
+    python experiments/dependency_heads.py                         # the small treebank in examples/data
+    python experiments/dependency_heads.py en_ewt-ud-dev.conllu --model bert-base-uncased
 
-Reads sentences with dependencies (CoNLL-U, or PropBank frames joined to them), prints the best head of each relation
-against the best fixed offset, then the best positional against the best contextual head, and saves both tables and a
-figure.
+Reads sentences with dependencies (CoNLL-U, or PropBank frames with dependencies), prints the best head of each relation
+beside the best fixed offset, then the best positional beside the best contextual head; saves both tables and a figure.
 """
 
 import argparse
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import pandas as pd
-from measure_model import packaged_model
+from runs import DATA, markdown, packaged_model
 from transformers import AutoModel, AutoTokenizer, logging
 
 from pelocality import plots, position_share
@@ -26,7 +22,7 @@ from pelocality.evaluation.dependencies.result import DIRECTIONS
 
 
 def batches(tokenizer, sentences, size=16):
-    """The same sentences, tokenised as `dependency_accuracy` does, for `position_share`."""
+    """Yield the sentences, tokenised as in `dependency_accuracy`, for `position_share`."""
     for start in range(0, len(sentences), size):
         words = [list(sentence.words) for sentence in sentences[start : start + size]]
         yield tokenizer(
@@ -35,12 +31,13 @@ def batches(tokenizer, sentences, size=16):
 
 
 def interval(table, name, low, high):
+    """Return a column with its interval as text."""
     cells = table[[name, low, high]].itertuples(index=False)
     return [f"{value:.3f} [{below:.3f}, {above:.3f}]" for value, below, above in cells]
 
 
 def best_table(best):
-    """The best head of each relation beside the best fixed offset."""
+    """Return the best head of each relation beside the best fixed offset, as text."""
     return pd.DataFrame(
         {
             "relation": best["relation"],
@@ -57,7 +54,7 @@ def best_table(best):
 
 
 def kinds_table(table):
-    """The best positional beside the best contextual head of each relation."""
+    """Return the best positional beside the best contextual head of each relation, as text."""
     shown = pd.DataFrame(
         {"relation": table["relation"], "distance": table["distance"].map("{:.1f}".format), "n": table["n"]}
     )
@@ -70,20 +67,14 @@ def kinds_table(table):
     return shown
 
 
-def markdown(table):
-    rows = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
-
-
 def main() -> None:
+    plt.switch_backend("agg")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ours = Path(__file__).with_name("data") / "en_sentences.conllu"
-    parser.add_argument(
-        "treebank", type=Path, nargs="?", default=ours, help=".conllu, or .jsonl of frames joined to dependencies"
-    )
+    treebank = DATA / "en_sentences.conllu"
+    parser.add_argument("treebank", type=Path, nargs="?", default=treebank, help=".conllu, or .jsonl of frames")
     parser.add_argument("--model", help="hub name or local folder; the packaged all-MiniLM-L6-v2 if left out")
-    parser.add_argument("--heads", type=int, help="positional and contextual heads, of each; half of all if left out")
-    parser.add_argument("--minimum", type=int, default=20, help="least occurrences of a relation in each half")
+    parser.add_argument("--heads", type=int, help="number of heads of each type; default half of all")
+    parser.add_argument("--minimum", type=int, default=20, help="occurrences of a relation needed in each half")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for tables and figure")
     arguments = parser.parse_args()
     logging.set_verbosity_error()

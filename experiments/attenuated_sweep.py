@@ -1,17 +1,14 @@
-"""What decay and symmetry of an attenuated encoding do to every metric.
+"""How does each metric depend on the decay and symmetry of an attenuated encoding?
 
-    python examples/attenuated_sweep.py
-    python examples/attenuated_sweep.py --length 512 --output docs/figures
+    python experiments/attenuated_sweep.py
+    python experiments/attenuated_sweep.py --length 512 --output docs/figures
 
-Saves two figures: each metric against the decay w, a line for each symmetry s, and against s, a line for each w.
+Saves two figures: each metric against the decay w, one line per symmetry s, and against s, one line per w.
 """
 
 import argparse
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import torch
 
@@ -39,14 +36,14 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
 def sweep(decays: list[float], symmetries: list[float], length: int) -> torch.Tensor:
-    """Weights of every pair, (decays, symmetries, length, length)."""
+    """Return the weights of every pair, (decays, symmetries, length, length)."""
     pairs = torch.cartesian_prod(torch.tensor(decays), torch.tensor(symmetries))
     encoding = AttenuatedEncoding(len(pairs), pairs[:, 0], pairs[:, 1]).double()
     return encoding.weights(length).unflatten(0, (len(decays), len(symmetries)))
 
 
 def figure(weights: torch.Tensor, x: list[float], lines: list[float], names: tuple[str, str]) -> plt.Figure:
-    """A panel a metric; weights (x, lines, length, length)."""
+    """Plot one panel per metric; weights (x, lines, length, length)."""
     fig, axes = plt.subplots(3, 5, figsize=(16, 8.4), layout="constrained", sharex=True)
     colours = plt.colormaps["viridis"](torch.linspace(0.05, 0.85, len(lines)).tolist())
     for (name, metric), axis in zip(METRICS.items(), axes.flat, strict=True):
@@ -70,8 +67,9 @@ def figure(weights: torch.Tensor, x: list[float], lines: list[float], names: tup
 
 
 def main() -> None:
+    plt.switch_backend("agg")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--length", type=int, default=64, help="tokens")
+    parser.add_argument("--length", type=int, default=64, help="positions n")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for the figures")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -85,9 +83,9 @@ def main() -> None:
         fig.savefig(arguments.output / f"{name}.png", dpi=110)
         print(f"figure: {arguments.output / name}.png")
 
-    line = metrics.symmetry(over_s[:, few_w.index(0.1)])
+    values = metrics.symmetry(over_s[:, few_w.index(0.1)])
     chosen = [many_s.index(2.0**k) for k in range(-3, 4)]
-    print("published symmetry at w = 0.1, s = 1/8 ... 8:", [round(line[i].item(), 3) for i in chosen])
+    print("published symmetry at w = 0.1, s = 1/8 ... 8:", [round(values[i].item(), 3) for i in chosen])
 
 
 if __name__ == "__main__":

@@ -1,25 +1,21 @@
-"""What do decay and symmetry of an attenuated encoding cost or bring a small masked language model?
+"""How do decay and symmetry of an attenuated encoding change the loss of a small masked language model?
 
-    python examples/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
-    python examples/encoding_grid.py --text books.txt.gz --output runs
+    python experiments/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
+    python experiments/encoding_grid.py --text books.txt.gz --output runs
 
 Pre-trains with `pretrain_mlm.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
-attention is the encoding's weights), one in the published form, no encoding, learned positions; one run a seed. The
-same seed gives the same blocks in the same order and the same masks. Prints the masked-LM loss on
-held-out text, mean and interval over seeds, beside the locality and symmetry of what was put in. Runs that are complete
-are not repeated.
+attention equals the encoding's weights), one in the published form, no encoding, learned positions; one run per seed.
+A seed fixes the blocks, their order and their masks. Prints the held-out masked-LM loss, mean and interval over seeds,
+beside the encoding's locality and symmetry. Complete runs are not repeated.
 """
 
 import json
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import pandas as pd
-from dependency_heads import markdown
-from positions_in_training import pretrain, runs_parser
+from pretrain_mlm import pretrain
+from runs import markdown, runs_parser, signed
 from scipy import stats
 
 from pelocality import AttenuatedEncoding, measure
@@ -31,7 +27,7 @@ MARKS = ("o--", "s-", "^:")
 
 
 def configurations() -> dict[str, dict[str, object]]:
-    """Flags of `pretrain_mlm.py` by name."""
+    """Return the flags of `pretrain_mlm.py` for each encoding, by name."""
     attenuated = {
         f"w={decay:g},s={symmetry:g}": {"encoding": "attenuated", "decay": decay, "symmetry": symmetry}
         for decay in DECAYS
@@ -43,7 +39,7 @@ def configurations() -> dict[str, dict[str, object]]:
 
 
 def collect(folders: dict[tuple[str, int], Path], length: int) -> pd.DataFrame:
-    """A row per run: what it was given, its metrics, its loss."""
+    """Return one row per run: its encoding, the encoding's metrics, its loss."""
     rows = []
     for (name, seed), folder in folders.items():
         result = json.loads((folder / "result.json").read_text())
@@ -58,46 +54,37 @@ def collect(folders: dict[tuple[str, int], Path], length: int) -> pd.DataFrame:
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """Mean and interval of the loss by configuration, and of its difference to no encoding, seed by seed."""
+    """Return the loss of each encoding and its difference to no encoding, paired by seed, with intervals."""
     loss = runs.pivot(index="seed", columns="name", values="loss")
     rows = []
     for name, of_name in runs.groupby("name", sort=False):
-        below = mean_over_runs(loss[name] - loss["none"])
-        given = of_name[["locality", "symmetry", "relative asymmetry"]].iloc[0]
+        against_none = mean_over_runs(loss[name] - loss["none"])
+        metrics = of_name[["locality", "symmetry", "relative asymmetry"]].iloc[0]
         rows.append(
             {"encoding": name}
-            | {metric: "" if pd.isna(value) else f"{value:.3f}" for metric, value in given.items()}
+            | {metric: "" if pd.isna(value) else f"{value:.3f}" for metric, value in metrics.items()}
             | {"held-out loss": str(mean_over_runs(of_name["loss"]))}
-            | {"less than none": "" if name == "none" else f"{below.value:+.3f} [{below.low:+.3f}, {below.high:+.3f}]"}
+            | {"against none": "" if name == "none" else signed(against_none)}
         )
     return pd.DataFrame(rows)
 
 
 def figure(runs: pd.DataFrame) -> plt.Figure:
-    """Loss against locality, a line per symmetry; learned positions and none across."""
+    """Plot loss against locality, one line per symmetry; learned positions and no encoding as horizontal lines."""
     fig, ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     attenuated = runs.dropna(subset="decay")
     for (s, of_s), mark in zip(attenuated.groupby("s"), MARKS, strict=True):
         means = [(place, mean_over_runs(rows["loss"])) for place, rows in of_s.groupby("locality")]
         places, estimates = zip(*means, strict=True)
         values = [float(estimate) for estimate in estimates]
-        ends = [
-            [one.value - one.low for one in estimates],
-            [one.high - one.value for one in estimates],
-        ]
-        ax.errorbar(places, values, ends, fmt=mark, capsize=3, lw=1.4, markersize=5, label=f"attenuated, s = {s:g}")
-    for name, colour in (("learned", "0.25"), ("none", "0.6")):
+        errors = [[one.value - one.low for one in estimates], [one.high - one.value for one in estimates]]
+        ax.errorbar(places, values, errors, fmt=mark, capsize=3, lw=1.4, markersize=5, label=f"attenuated, s = {s:g}")
+    for name, label, colour in (("learned", "learned positions", "0.25"), ("none", "no encoding", "0.6")):
         level = mean_over_runs(runs[runs["name"] == name]["loss"])
         ax.axhline(level.value, color=colour, lw=1.2)
         ax.axhspan(level.low, level.high, color=colour, alpha=0.15, lw=0)
-        ax.annotate(
-            {"learned": "learned positions", "none": "no encoding"}[name],
-            (1, level.value),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=9,
-        )
+        place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        ax.annotate(label, (1, level.value), fontsize=9, **place)
     ax.set(xlabel="locality of the encoding", ylabel="masked-LM loss on held-out text (nats)")
     ax.grid(alpha=0.25, lw=0.6)
     ax.spines[["top", "right"]].set_visible(False)
@@ -106,6 +93,7 @@ def figure(runs: pd.DataFrame) -> plt.Figure:
 
 
 def main() -> None:
+    plt.switch_backend("agg")
     parser = runs_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--length", type=int, default=32)
@@ -116,7 +104,7 @@ def main() -> None:
     shared = ["--steps", arguments.steps, "--every", arguments.steps, "--length", arguments.length]
     shared += ["--layers", arguments.layers, "--width", arguments.width, *options]
     folders, flags = {}, {}
-    for seed in arguments.seeds:  # seed by seed, so that a grid cut off is a whole one with fewer seeds
+    for seed in arguments.seeds:  # an interrupted grid has complete seeds
         for name, configuration in configurations().items():
             folders[name, seed] = arguments.output / f"grid-{name}-{seed}"
             given = [part for flag, value in configuration.items() for part in (f"--{flag}", value)]

