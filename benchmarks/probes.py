@@ -9,6 +9,7 @@ Speeds are sentences per second in one process, the best of three; a ratio below
 
 import argparse
 import contextlib
+import functools
 import json
 import random
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from nltk import Tree
 
-from pelocality.corpora import Pair, Sentence, parse_bracketed, read_snli, read_trees
+from pelocality.corpora import Corpus, Pair, Sentence, parse_bracketed, read_snli, read_trees
 from pelocality.probes import (
     constituency_shuffling,
     minimal_pairs,
@@ -99,27 +100,21 @@ def speeds(path: Path) -> None:
             print(f"{name:36}{rate:12,.0f}{rate / bare:9.2f}")
 
 
-class MadeUpPairs:
-    """As many pairs as asked for, one at a time, with trees where they are wanted."""
+def made_up_pair(number: int, where: str, with_trees: bool) -> Pair:
+    """Return the pair of a number, with trees if wanted."""
+    rng = random.Random(number)
+    sides = []
+    for _ in range(2):
+        words, constituents = parse_bracketed(made_up_tree(rng), "made up")
+        spaces = (*[" "] * (len(words) - 2), "", "")
+        sides.append(Sentence(words, spaces, constituents=constituents if with_trees else None))
+    return Pair(sides[0], sides[1], "neutral", where)
 
-    def __init__(self, count: int, with_trees: bool) -> None:
-        self.name = "made up"
-        self.count = count
-        self.with_trees = with_trees
 
-    def records(self) -> Iterator[int]:
-        """Number the pairs."""
-        return iter(range(self.count))
-
-    def parse(self, record: int) -> Pair:
-        """Make up one pair, the same each time."""
-        rng = random.Random(record)
-        sides = []
-        for _ in range(2):
-            words, constituents = parse_bracketed(made_up_tree(rng), "made up")
-            spaces = (*[" "] * (len(words) - 2), "", "")
-            sides.append(Sentence(words, spaces, constituents=constituents if self.with_trees else None))
-        return Pair(sides[0], sides[1], "neutral", str(record))
+def made_up_pairs(count: int, with_trees: bool) -> Corpus[Pair]:
+    """Return a corpus of made-up pairs, one at a time."""
+    read = functools.partial(made_up_pair, with_trees=with_trees)
+    return Corpus("made up", functools.partial(enumerate, range(count)), read)
 
 
 def peak(builder: str, count: int) -> None:
@@ -127,9 +122,9 @@ def peak(builder: str, count: int) -> None:
     start = time.perf_counter()
     with highest_of(lambda: resident("RssAnon")) as own:
         if builder == "random_shuffling":
-            probe = random_shuffling(MadeUpPairs(count, with_trees=False))
+            probe = random_shuffling(made_up_pairs(count, with_trees=False))
         else:
-            probe = constituency_shuffling(MadeUpPairs(count, with_trees=True), 3)
+            probe = constituency_shuffling(made_up_pairs(count, with_trees=True), 3)
     print(
         f"{builder:28}{len(probe):10,} rows{own[0]:9.0f} MiB of its own{resident('RssFile'):9.0f} MiB mapped from files"
         f"{time.perf_counter() - start:9.0f} s",

@@ -1,4 +1,4 @@
-"""Readers: streaming, exact text, line numbers in errors, counts of what was left out."""
+"""Readers: streaming, exact text, line numbers in errors, counts of items left out."""
 
 import gzip
 import json
@@ -90,7 +90,7 @@ def conllu(*rows):
     return "\n".join(r if r.startswith("#") or not r else "\t".join(r.split(" ")) for r in rows) + "\n\n"
 
 
-def test_conllu_reads_contractions_empty_nodes_spacing_and_features(tmp_path):
+def test_conllu_reads_multiword_tokens_empty_nodes_spacing_and_features(tmp_path):
     text = conllu(
         "# sent_id = s1", "# text = Beim  See(da)!",
         "1-2 Beim _ _ _ _ _ _ _ _", "1 Bei _ ADP _ _ 3 case _ _", "2 dem _ DET _ Case=Dat 3 det _ _",
@@ -102,7 +102,7 @@ def test_conllu_reads_contractions_empty_nodes_spacing_and_features(tmp_path):
     assert (sentence.uid, sentence.language) == ("s1", "de")
     assert sentence.words == ("Bei", "dem", "See", "(", "da", ")", "!")
     assert sentence.text == "Beim  See(da)!"
-    assert sentence.contractions == ((0, 2, "Beim"),)
+    assert sentence.multiword_tokens == ((0, 2, "Beim"),)
     assert sentence.dependencies.heads == (3, 3, 0, 5, 3, 5, 3)
     assert sentence.dependencies.features[2] == {"Case": "Dat", "Number": "Sing"}
 
@@ -111,7 +111,7 @@ def test_conllu_reads_contractions_empty_nodes_spacing_and_features(tmp_path):
     ("name", "language"), [("en-ud-dev.conllu", "en"), ("EN_x-ud-dev.conllu", "en"), ("eng_x.conllu", "en"),
                            ("de_pud.conllu.gz", "de"), ("dev.conllu", ""), ("my-dev.conllu", "")],
 )  # fmt: skip
-def test_the_language_of_a_treebank_is_in_its_name_or_missed_aloud(tmp_path, name, language, caplog):
+def test_the_language_of_a_treebank_is_in_its_name_or_a_warning_is_logged(tmp_path, name, language, caplog):
     content = conllu("1 Go _ VERB _ _ 0 root _ _").encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     [sentence] = read_conllu(tmp_path / name)
@@ -119,7 +119,7 @@ def test_the_language_of_a_treebank_is_in_its_name_or_missed_aloud(tmp_path, nam
     assert ("pass language=" in caplog.text) == (not language)
 
 
-def test_language_tags_are_normalised_and_names_of_languages_refused_at_the_door(tmp_path):
+def test_language_tags_are_normalised_and_names_of_languages_refused(tmp_path):
     path = write(tmp_path / "a.mrg", TREES)
     assert [s.language for tag in ("EN", "eng", "en-US") for s in read_trees(path, tag)] == ["en"] * 3
     for read in (read_trees, read_conllu, read_frames):
@@ -158,7 +158,7 @@ def test_frames_without_tokens_take_words_from_the_tree(tmp_path):
     assert (sentence.text, sentence.spacing) == ("Cats chase mice.", "rule")
 
 
-def test_a_tree_that_does_not_parse_costs_the_constituents_and_warns(tmp_path, caplog):
+def test_a_tree_that_does_not_parse_is_left_out_with_a_warning(tmp_path, caplog):
     [sentence] = read_frames(write(tmp_path / "f.jsonl", frames_row(tree="(TOP (X (NFP //)))) ")))
     assert sentence.constituents is None
     assert "f.jsonl:1" in caplog.text
@@ -174,7 +174,7 @@ def test_frames_whose_text_is_not_that_of_their_words_are_dropped_and_counted(tm
     assert corpus.dropped == {"text and words disagree": 1}
 
 
-def test_a_tree_over_other_words_costs_the_constituents_and_warns(tmp_path, caplog):
+def test_a_tree_over_other_words_is_left_out_with_a_warning(tmp_path, caplog):
     [sentence] = read_frames(write(tmp_path / "f.jsonl", frames_row(tree=frames_row()["tree"].replace("mice", "rats"))))
     assert (sentence.constituents, sentence.text) == (None, "Cats chase mice.")
     assert "does not fit the tokens" in caplog.text
@@ -299,7 +299,7 @@ def test_stanza_documents_become_sentences():
     )  # fmt: skip
     sentence = StanzaParser("de")._sentence(doc)
     assert sentence.words == ("zu", "dem", "See")
-    assert sentence.contractions == ((0, 2, "Zum"),)
+    assert sentence.multiword_tokens == ((0, 2, "Zum"),)
     assert sentence.dependencies.features[1] == {"Case": "Dat", "Number": "Sing"}
 
 

@@ -1,4 +1,4 @@
-"""What a reader makes of records that are not what they should be, and of labels of every kind."""
+"""Readers on malformed records, and labels of every type."""
 
 import gzip
 import json
@@ -59,7 +59,7 @@ def test_snli_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, chan
 
 
 @pytest.mark.parametrize("source", [["x"], [None], [["a", "b"]]])
-def test_rows_that_are_no_mappings_are_errors(source):
+def test_rows_that_are_not_mappings_are_errors(source):
     with pytest.raises(ValueError, match="list:1: a row must be a mapping of fields, got"):
         list(read_pairs(source))
 
@@ -121,17 +121,17 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
     [
         (["1 Go _ VERB _ _ 1 root _ _"], "word 1 must not be its own head"),
         (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "one word must be the root"),
-        (["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"], "word 2 run in a circle"),
+        (["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"], "word 2 form a cycle"),
         (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must lie in 0\.\.1, got 7"),
         (["1 Go _ VERB _ _ _ root _ _"], "head of word 1 must be a whole number, got None"),
         (["1 Go _"], "word 1 must have the 10 columns"),
-        (["# text = Go"], "comments alone"),
+        (["# text = Go"], "only comments"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
         (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], "got 1-4"),
         (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
     ],
 )
-def test_conllu_that_makes_no_tree_is_an_error_with_the_line(tmp_path, rows, says):
+def test_conllu_that_is_not_a_tree_is_an_error_with_the_line(tmp_path, rows, says):
     good = conllu("1 Go _ VERB _ _ 0 root _ _")
     with pytest.raises(ValueError, match=rf"en_x\.conllu:3: .*{says}"):
         list(read_conllu(write(tmp_path / "en_x.conllu", good + conllu(*rows))))
@@ -155,7 +155,7 @@ def test_conllu_errors_name_the_line_where_the_sentence_starts(tmp_path):
         ({"frames": [{"args": []}]}, "no field 'roleset'; there are 'args'"),
         ({"frames": [{"roleset": "x.01", "args": [["V", 1, 2, 3]]}]}, r"x\.01 must be \[role, start, end\], got"),
         ({"frames": [{"roleset": "x.01", "args": [["V", "1", "2"]]}]}, r"x\.01 must be \[role, start, end\], got"),
-        ({"frames": [{"roleset": "x.01", "args": [["V", 1, 9]]}]}, "spans must hold words of the 4"),
+        ({"frames": [{"roleset": "x.01", "args": [["V", 1, 9]]}]}, "spans must lie within the 4 words"),
     ],
 )
 def test_frames_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, changes, says):
@@ -178,13 +178,13 @@ def test_a_label_number_of_any_kind_gets_its_name(one):
 @pytest.mark.parametrize(
     "none", [None, "", " ", "-", "-1", -1, -1.0, np.int64(-1), torch.tensor(-1), float("nan"), np.nan, pandas.NA]
 )
-def test_a_label_that_says_none_is_dropped_and_counted(none):
+def test_a_missing_label_is_dropped_and_counted(none):
     assert labels([none], label_names=NAMES) == ([], 1)
     assert labels([none]) == ([], 1)
 
 
 @pytest.mark.parametrize("wrong", [3, "3", "Neutral", 0.5, float("inf"), [1], {}, torch.tensor([1, 2]), np.array([1])])
-def test_a_label_that_has_no_name_is_an_error_with_the_row(wrong):
+def test_a_label_without_a_name_is_an_error_with_the_row(wrong):
     with pytest.raises(ValueError, match=r"list:1: .*label"):
         labels([wrong], label_names=NAMES)
 
@@ -197,7 +197,7 @@ def test_labels_of_a_table_are_numbers_too(tmp_path):
 
 
 @pytest.mark.parametrize("names", ["entailment", {0: "entailment"}, [0, 1]])
-def test_label_names_that_are_no_list_of_names_are_refused_at_once(names):
+def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
     with pytest.raises(TypeError, match="label_names must be a list of names"):
         read_pairs([], label_names=names)
 
@@ -205,13 +205,13 @@ def test_label_names_that_are_no_list_of_names_are_refused_at_once(names):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*header \(3\), got 4.*quotes"),
+        ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*header \(3\), got 4.*quoted"),
         ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*header \(3\), got 2"),
         ("premise,premise,label\n", r"a\.csv:1: the header must name each column once"),
         ("", r"a\.csv:1: must begin with a header"),
     ],
 )
-def test_a_row_with_cells_too_many_or_too_few_is_an_error(tmp_path, text, says):
+def test_a_row_with_too_many_or_too_few_cells_is_an_error(tmp_path, text, says):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=says):
         list(read_pairs(tmp_path / "a.csv"))

@@ -1,4 +1,4 @@
-"""One data model: words, spacing, phrases, dependencies."""
+"""The data model: words, spacing, phrases, dependencies."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def test_align_undoes_treebank_escapes_and_quotes():
         (["他", "来", "了", "。"], "他来了。"),
     ],
 )
-def test_rule_spacing_writes_as_people_do(words, text):
+def test_rule_spacing_matches_written_text(words, text):
     sentence = Sentence(tuple(words))
     assert (sentence.text, sentence.spacing) == (text, "rule")
 
@@ -74,7 +74,7 @@ def test_rule_spacing_writes_as_people_do(words, text):
          "'The dogs' toy' we said"),
     ],
 )  # fmt: skip
-def test_quotes_dashes_and_ellipses_of_a_tree_are_spaced_as_people_write_them(bracketed, text):
+def test_quotes_dashes_and_ellipses_of_a_tree_are_spaced_as_in_written_text(bracketed, text):
     words, found = parse_bracketed(bracketed, "x")
     assert Sentence(words, constituents=found).text == text
 
@@ -92,9 +92,9 @@ def test_without_tags_quotes_open_and_close_in_turn(words, text):
     assert Sentence(tuple(words)).text == text
 
 
-def test_a_dash_does_not_make_one_written_word_of_two():
+def test_a_dash_does_not_join_two_surface_tokens():
     sentence = Sentence(("the", "man", "--", "a", "cook", "...", "eats"))
-    assert [sentence.written(*place) for place in sentence.written_words] == ["the", "man", "a", "cook", "eats"]
+    assert [sentence.surface(*place) for place in sentence.surface_tokens] == ["the", "man", "a", "cook", "eats"]
 
 
 @settings(deadline=None)  # the first call imports nltk
@@ -107,7 +107,7 @@ def test_rule_spacing_gives_one_gap_per_word_whatever_the_marks(words):
 
 
 @pytest.mark.parametrize("path", corpora("frames.jsonl"))
-def test_the_rule_puts_most_gaps_of_a_treebank_right(path):
+def test_most_gaps_of_a_treebank_are_guessed_correctly(path):
     right, gaps = Counter(), Counter()
     for sentence in read_frames(path):
         rule = spaces_by_rule(sentence.words, sentence.constituents and sentence.constituents.tags)
@@ -126,31 +126,31 @@ def test_hyphens_tagged_as_such_are_written_without_spaces():
     )  # fmt: skip
 
 
-def test_written_words_keep_contractions_whole_and_leave_punctuation_out():
+def test_surface_tokens_keep_contractions_whole_and_leave_punctuation_out():
     sentence = Sentence(("(", "He", "ca", "n't", ",", "well", "-", "known", ")"),
                         ("", " ", "", "", " ", "", "", "", ""))  # fmt: skip
-    assert [sentence.written(*place) for place in sentence.written_words] == ["He", "can't", "well-known"]
+    assert [sentence.surface(*place) for place in sentence.surface_tokens] == ["He", "can't", "well-known"]
 
 
-def test_words_written_as_one_are_one_written_word_and_one_form_in_the_text():
-    sentence = Sentence(("zu", "dem", "See"), ("", " ", ""), contractions=((0, 2, "zum"),))
+def test_a_multiword_token_is_one_surface_token_and_one_form_in_the_text():
+    sentence = Sentence(("zu", "dem", "See"), ("", " ", ""), multiword_tokens=((0, 2, "zum"),))
     assert sentence.text == "zum See"
-    assert sentence.written_words == ((0, 2), (2, 3))
+    assert sentence.surface_tokens == ((0, 2), (2, 3))
 
 
-def test_scripts_without_spaces_have_words_all_the_same():
+def test_words_of_scripts_without_spaces_are_surface_tokens():
     sentence = Sentence(("他", "用", "iPhone", "15", "。"), ("", "", " ", "", ""))
-    assert len(sentence.written_words) == 4
+    assert len(sentence.surface_tokens) == 4
 
 
-def test_marks_count_as_part_of_the_letter_they_stand_on():
-    assert Sentence(("か\u3099", "る"), ("", "")).written_words == ((0, 1), (1, 2))
+def test_marks_belong_to_the_letter_before_them():
+    assert Sentence(("か\u3099", "る"), ("", "")).surface_tokens == ((0, 1), (1, 2))
     assert join(["e\u0301", "a"], ["", ""]) == "e\u0301 a"
     assert is_punctuation("\u203c\ufe0f")
     assert not is_punctuation("नि")
 
 
-def test_join_puts_a_space_where_two_words_would_run_into_one():
+def test_join_adds_a_space_where_two_words_would_become_one():
     assert join(["用", "iPhone", "15"], ["", "", ""]) == "用iPhone 15"
     assert join(["don", "'t"], ["", ""]) == "don't"
 
@@ -161,7 +161,7 @@ def test_marks_are_punctuation(token):
 
 
 @pytest.mark.parametrize("token", ["n't", "%", "&", "3", "€", "犬"])
-def test_what_is_read_aloud_is_not_punctuation(token):
+def test_signs_that_are_read_aloud_are_not_punctuation(token):
     assert not is_punctuation(token)
 
 
@@ -201,7 +201,7 @@ def test_broken_brackets_are_an_error(broken):
         "(S (NP (DT the) cat))",
     ],
 )
-def test_trees_without_labels_are_refused_before_they_lose_words(binary):
+def test_trees_without_labels_are_refused(binary):
     with pytest.raises(ValueError, match=r"label in each node.*sentence1_binary_parse.*sentence1_parse"):
         parse_bracketed(binary, "x")
 
@@ -235,7 +235,7 @@ def test_categories_are_labels_without_functions():
     assert [category(x) for x in ("NP-TMP", "NP=2", "-RRB-", "VP")] == ["NP", "NP", "-RRB-", "VP"]
 
 
-def test_only_subtrees_in_one_piece_are_phrases():
+def test_only_contiguous_subtrees_are_phrases():
     # word 2 hangs from word 4 over its head's other child: 2-4 is not in one piece with 3 outside
     crossing = Dependencies((0, 4, 1, 1), ("root", "a", "b", "c"), "gold")
     assert [(c.start, c.end) for c in dependency_constituents(crossing).spans] == [(0, 4)]
@@ -245,7 +245,7 @@ def test_a_cycle_in_dependencies_does_not_hang():
     assert dependency_constituents(Dependencies((2, 1), ("a", "b"), "broken")).spans is not None
 
 
-def test_phrases_prefer_a_sentences_own_and_say_when_they_are_a_rule():
+def test_phrases_are_the_constituents_or_dependency_subtrees_and_name_their_source():
     layer = Dependencies((2, 0), ("det", "root"), "gold")
     own = Constituents((Constituent(0, 2, ("NP",)),), "tree")
     assert phrases(Sentence(("a", "cat"), dependencies=layer, constituents=own)) is own
@@ -274,24 +274,24 @@ def test_layers_that_do_not_fit_the_words_are_refused(layers):
     ("tag", "code"), [("en", "en"), ("EN", "en"), ("eng", "en"), ("en-US", "en"), ("en_GB", "en"), ("", ""), 
                       ("deu", "de"), ("tur", "tr"), ("zh-hans", "zh"), ("fil", "fil")],
 )  # fmt: skip
-def test_language_tags_are_cut_down_to_the_code_that_rules_go_by(tag, code):
+def test_language_tags_are_reduced_to_the_language_code(tag, code):
     assert Sentence(("a",), language=tag).language == code
 
 
 @pytest.mark.parametrize(
     ("tag", "error"), [("English", ValueError), ("e", ValueError), ("-", ValueError), (None, TypeError)]
 )
-def test_what_is_no_language_tag_is_refused(tag, error):
+def test_invalid_language_tags_are_refused(tag, error):
     with pytest.raises(error, match="language must be an ISO code"):
         Sentence(("a",), language=tag)
 
 
-def test_a_pair_of_strings_is_refused_with_the_way_out():
+def test_a_pair_of_strings_is_refused_with_a_hint():
     with pytest.raises(TypeError, match=r"premise must be .*Sentence, got str.*read_pairs"):
         Pair("A cat.", "A dog.")  # type: ignore[arg-type]
 
 
-def test_replacing_spans_leaves_the_rest_as_it_stands():
+def test_replacing_spans_leaves_the_rest_unchanged():
     sentence = Sentence(("A", "cat", ",", "too", "."), (" ", "", "  ", "", ""))
     assert sentence.replaced([(1, 2, "dog"), (3, 4, "also")]) == "A dog,  also."
     assert sentence.replaced([]) == sentence.text

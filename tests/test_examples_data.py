@@ -1,4 +1,4 @@
-"""The small corpus in examples/data: its layers agree, its trees are trees, and every builder finds rows in it."""
+"""The small corpus in examples/data: its layers agree, its trees are valid, and every builder finds rows in it."""
 
 import json
 import re
@@ -44,7 +44,7 @@ FEATURES = frozenset(
     {"Case", "Definite", "Degree", "Gender", "Mood", "NumForm", "NumType", "Number", "Number[psor]", "Person"}
     | {"Polarity", "Poss", "PronType", "Reflex", "Tense", "VerbForm", "Voice"}
 )
-# of a relation, the parts of speech of the word it holds
+# allowed parts of speech of the dependent, by relation
 PARTS_OF_SPEECH = {
     "punct": {"PUNCT"},
     "cc": {"CCONJ"},
@@ -71,19 +71,19 @@ def blocks(path):
 
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
 def test_every_sentence_is_a_projective_tree_with_one_root(path):
-    sentences = list(read_conllu(path))  # which refuses circles and heads out of range
+    sentences = list(read_conllu(path))  # which refuses cycles and heads out of range
     assert len({sentence.uid for sentence in sentences}) == len(sentences)
     for sentence in sentences:
         layer = sentence.dependencies
         assert layer.heads.count(0) == 1, sentence.uid
         assert layer.relations[layer.heads.index(0)] == "root", sentence.uid
-        held_below = {k for k, head in enumerate(layer.heads) if layer.heads.count(k + 1)}
-        # a phrase of one stretch for each word that holds others: no subtree has a gap
-        assert len(dependency_constituents(layer).spans) == len(held_below), sentence.uid
+        with_dependents = {k for k, head in enumerate(layer.heads) if layer.heads.count(k + 1)}
+        # one contiguous phrase for each word with dependents
+        assert len(dependency_constituents(layer).spans) == len(with_dependents), sentence.uid
 
 
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
-def test_names_are_those_of_universal_dependencies(path):
+def test_labels_are_those_of_universal_dependencies(path):
     for sentence in blocks(path):
         for token in sentence:
             where = f"{sentence.metadata['sent_id']}: {token['form']}"
@@ -99,10 +99,10 @@ def test_names_are_those_of_universal_dependencies(path):
             assert (token["upos"] == "PUNCT") == (relation == "punct"), where
             assert token["lemma"] not in (None, "_"), where
             if token["head"]:
-                holder = sentence.filter(id=token["head"])[0]
+                head = sentence.filter(id=token["head"])[0]
                 if relation.split(":")[0] in ("det", "amod", "nummod") or relation == "nmod:poss":
-                    assert holder["upos"] in ("NOUN", "PROPN", "PRON"), where
-                assert holder["deprel"] not in ("punct", "case", "cc", "mark", "det", "aux", "aux:pass", "cop"), where
+                    assert head["upos"] in ("NOUN", "PROPN", "PRON"), where
+                assert head["deprel"] not in ("punct", "case", "cc", "mark", "det", "aux", "aux:pass", "cop"), where
 
 
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
@@ -110,23 +110,23 @@ def test_verbs_agree_with_their_subjects_and_articles_with_their_nouns(path):
     for sentence in blocks(path):
         words = {token["id"]: token for token in sentence if isinstance(token["id"], int)}
         for token in words.values():
-            holder, feats = words.get(token["head"], {}), token["feats"] or {}
+            head, feats = words.get(token["head"], {}), token["feats"] or {}
             if token["deprel"] in ("det", "det:poss", "amod"):
-                theirs = holder["feats"] or {}
+                theirs = head["feats"] or {}
                 for name in ("Case", "Gender", "Number"):
                     assert feats.get(name) in (None, theirs.get(name)), (sentence.metadata["sent_id"], token["form"])
             if token["deprel"].startswith("nsubj") and feats.get("PronType") not in ("Rel", "Int"):
                 verbs = [
-                    t for t in words.values() if t["head"] == holder["id"] and t["deprel"].startswith(("aux", "cop"))
+                    t for t in words.values() if t["head"] == head["id"] and t["deprel"].startswith(("aux", "cop"))
                 ]
-                finite = next(f for t in [*verbs, holder] if (f := t["feats"] or {}).get("VerbForm") == "Fin")
+                finite = next(f for t in [*verbs, head] if (f := t["feats"] or {}).get("VerbForm") == "Fin")
                 joined = any(t["deprel"] == "conj" and t["head"] == token["id"] for t in words.values())
                 number = "Plur" if joined else feats.get("Number")
                 assert finite.get("Number") in (None, number), sentence.metadata["sent_id"]
                 assert finite.get("Person") in (None, feats.get("Person", "3")), sentence.metadata["sent_id"]
 
 
-def test_there_are_as_many_sentences_and_pairs_as_the_readme_says():
+def test_the_numbers_of_sentences_and_pairs_are_those_of_the_readme():
     assert {path.name: len(list(read_conllu(path))) for path in TREEBANKS} == {
         "de_sentences.conllu": 14,
         "en_sentences.conllu": 76,
@@ -140,7 +140,7 @@ def test_there_are_as_many_sentences_and_pairs_as_the_readme_says():
 
 
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
-def test_texts_come_back_as_written(path):
+def test_texts_are_read_exactly(path):
     texts = [sentence.metadata["text"] for sentence in blocks(path)]
     assert [sentence.text for sentence in read_conllu(path)] == texts
     assert len(set(texts)) == len(texts)
@@ -185,14 +185,14 @@ def test_arguments_of_frames_are_phrases_around_a_verb():
             assert not argument.start <= frame.verb[0] < argument.end, (sentence.uid, argument)
 
 
-def test_frames_bear_the_lemma_of_their_verb():
+def test_frames_have_the_lemma_of_their_verb():
     for sentence, block in zip(read_frames(EXAMPLES / "frames.jsonl"), blocks(ENGLISH), strict=True):
         words = [token for token in block if isinstance(token["id"], int)]
         for frame in sentence.frames:
             assert frame.roleset.split(".")[0] == words[frame.verb[0]]["lemma"]
 
 
-def test_parses_of_pairs_give_their_sentences():
+def test_parses_of_pairs_contain_their_sentences():
     uids = []
     for row in map(json.loads, PAIRS.read_text(encoding="utf-8").splitlines()):
         uids.append(row["pairID"])
@@ -207,7 +207,7 @@ def test_parses_of_pairs_give_their_sentences():
             assert all(len(node) == 2 for node in tree.subtrees())
     assert len(set(uids)) == len(uids)
     premises = {row["premise"] for row in map(json.loads, (EXAMPLES / "nli_train.jsonl").open(encoding="utf-8"))}
-    assert not premises & {pair.premise.text for pair in read_snli(PAIRS)}  # nothing is trained on that is tested
+    assert not premises & {pair.premise.text for pair in read_snli(PAIRS)}  # no test item is in the training set
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6])

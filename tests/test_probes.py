@@ -1,4 +1,4 @@
-"""Shuffles: what they permute, what they leave alone, and that they are the same everywhere."""
+"""Shuffles: which words they permute, which they keep, and that they are reproducible."""
 
 import itertools
 import json
@@ -59,21 +59,21 @@ def bag(text):
 def test_a_shuffle_keeps_the_words_and_touches_nothing_outside_its_spans(name, seed, side):
     for row in SHUFFLES[name](PAIRS[:2], seed=seed, side=side):
         for half in ("premise", "hypothesis"):
-            original, edited = row[f"original_{half}"], row[half]
+            original, perturbed = row[f"original_{half}"], row[half]
             spans = [span for span in row["spans"] if span["side"] == half]
-            assert bag(edited) == bag(original)
-            assert (edited != original) == bool(spans)
+            assert bag(perturbed) == bag(original)
+            assert (perturbed != original) == bool(spans)
             rebuilt = original
             for span in spans:
-                assert span["original"] != span["edited"]
-                rebuilt = rebuilt.replace(span["original"], span["edited"], 1)
-            assert rebuilt == edited
+                assert span["original"] != span["perturbed"]
+                rebuilt = rebuilt.replace(span["original"], span["perturbed"], 1)
+            assert rebuilt == perturbed
         assert row["label"] == row["original_label"]
         assert row["seed"] == seed
 
 
 @pytest.mark.parametrize("name", SHUFFLES)
-def test_a_bag_of_words_loses_nothing_and_an_oracle_of_order_everything(name):
+def test_bags_of_words_stay_the_same_and_no_perturbed_text_is_an_original(name):
     probe = SHUFFLES[name](PAIRS)
 
     def classify(premise, hypothesis):  # any function of the two bags: three arbitrary classes
@@ -83,18 +83,18 @@ def test_a_bag_of_words_loses_nothing_and_an_oracle_of_order_everything(name):
     assert len(probe) > 0
     for row in probe:
         original = row["original_premise"], row["original_hypothesis"]
-        edited = row["premise"], row["hypothesis"]
-        assert classify(*original) == classify(*edited)
+        perturbed = row["premise"], row["hypothesis"]
+        assert classify(*original) == classify(*perturbed)
         assert original in known
-        assert edited not in known
+        assert perturbed not in known
 
 
 def test_constituents_have_the_size_asked_for_without_counting_punctuation():
     row = constituency_shuffling([sentence(TREE)], 6)[0]
     [span] = row["spans"]
     assert (row["size"], row["category"], span["original"]) == (6, "NP", "a long, sad story about whales")
-    assert span["edited"][-1] != ","
-    assert span["edited"].split()[1].endswith(",")  # the comma keeps its place, after the second word
+    assert span["perturbed"][-1] != ","
+    assert span["perturbed"].split()[1].endswith(",")  # the comma keeps its place, after the second word
 
 
 def test_all_disjoint_constituents_are_taken_longest_first():
@@ -116,7 +116,7 @@ def test_a_constituent_that_is_the_whole_sentence_is_skipped():
     assert probe_info(probe).dropped == {"no constituent of that size": 1}
 
 
-def test_a_constituent_of_like_words_cannot_be_shuffled():
+def test_a_constituent_of_equal_words_cannot_be_shuffled():
     probe = constituency_shuffling([sentence("(S (NP (NN no) (NN no)) (VP (VBD said)))")], 2)
     assert probe_info(probe).skipped == {"no order of the constituent's words changes the text": 1}
 
@@ -138,7 +138,7 @@ def test_words_that_make_one_string_in_any_order_are_dropped(words, spaces):
 
 @given(st.lists(st.sampled_from(["人", "人人", "人人人", "大", "大人"]), min_size=1, max_size=5), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_a_sentence_is_shuffled_exactly_where_some_order_reads_differently(words, spaced):
+def test_a_sentence_is_shuffled_exactly_if_some_order_changes_its_text(words, spaced):
     space = " " if spaced else ""
     item = Sentence(tuple(words), (space,) * (len(words) - 1) + ("",), uid="1", language="zh")
     orders = {space.join(order) for order in itertools.permutations(words)}
@@ -156,7 +156,7 @@ def test_a_constituent_that_cuts_a_surface_token_is_skipped():
     }
 
 
-def test_windows_match_the_constituents_in_number_and_size_and_are_none_themselves():
+def test_windows_match_the_constituents_in_number_and_size_and_are_not_constituents():
     items = [pair(f"s{k}", hypothesis=f"(S (NP (NNP Ada{k})) (VP (VBD wept)))") for k in range(40)]
     constituents = {(0, 3), (4, 7), (7, 14), (12, 14), (3, 14), (0, 15)}
     for spans in ("one", "all"):
@@ -171,7 +171,7 @@ def test_windows_match_the_constituents_in_number_and_size_and_are_none_themselv
     assert len({str(row["spans"]) for row in control}) > 3  # places are drawn, not fixed
 
 
-def test_dependency_subtrees_serve_where_there_are_no_constituents():
+def test_dependency_subtrees_are_used_without_constituents():
     layer = Dependencies((2, 3, 0, 6, 6, 3), ("det", "nsubj", "root", "det", "amod", "obj"), "gold")
     item = Sentence(("the", "cat", "saw", "a", "big", "dog"), uid="d", dependencies=layer)
     [row] = constituency_shuffling([item], 3)
@@ -185,13 +185,13 @@ def test_random_shuffling_needs_no_trees():
     assert probe[0]["hypothesis"] == "one"
 
 
-def test_labels_choose_pairs_and_the_others_are_counted():
+def test_labels_select_pairs_and_the_others_are_counted():
     probe = random_shuffling(PAIRS, labels=("neutral",))
     assert set(probe["label"]) == {"neutral"}
-    assert probe_info(probe).dropped == {"label not asked for": 6}
+    assert probe_info(probe).dropped == {"label not in labels": 6}
 
 
-def test_every_item_is_a_row_or_counted_and_one_log_line_says_so(caplog):
+def test_every_item_has_a_row_or_is_counted_and_logged(caplog):
     items = [*PAIRS, pair("q", premise=SHORT)]
     with caplog.at_level(logging.INFO, logger="pelocality"):
         probe = constituency_shuffling(items, 6)
@@ -244,11 +244,11 @@ def test_the_number_of_processes_and_other_rows_change_nothing():
 def test_choices_depend_on_the_texts_and_not_on_place_or_uid():
     texts = ["one two three four five", "six seven eight nine ten", "red blue green black white"]
 
-    def edits(order):  # without ids of one's own a uid is the place in the input
+    def perturbed_texts(order):  # without ids, the uid is the place in the input
         rows = [{"premise": texts[k], "hypothesis": "x", "label": "neutral"} for k in order]
         return {row["original_premise"]: row["premise"] for row in random_shuffling(read_pairs(rows))}
 
-    assert edits([0, 1, 2]) == edits([2, 0, 1])
+    assert perturbed_texts([0, 1, 2]) == perturbed_texts([2, 0, 1])
     renamed = [sentence(TREE, uid) for uid in ("a", "b")]
     assert len({row["sentence"] for row in constituency_shuffling(renamed, range(2, 7))}) == 1
     clauses = "(S {0} (CC and) {0})".format("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (NNP Ada))))")
@@ -262,7 +262,7 @@ def test_pairs_that_share_a_premise_get_different_shuffles():
     assert len(set(random_shuffling(read_pairs(rows))["premise"])) > 5
 
 
-def test_a_process_that_finds_no_row_does_no_harm():
+def test_a_process_without_rows_is_allowed():
     items = [*PAIRS[:3], *(pair(f"q{k}", premise=SHORT) for k in range(3))]
     assert len(constituency_shuffling(items, 6, num_proc=2)) == 3
 
@@ -328,7 +328,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(call, error, says):
+def test_invalid_arguments_are_refused(call, error, says):
     with pytest.raises(error, match=says):
         call()
 
@@ -338,7 +338,7 @@ def test_an_empty_source_gives_an_empty_probe():
     assert probe_info(random_shuffling([])).items == 0
 
 
-def test_minimal_pairs_set_originals_beside_edits_and_never_alike():
+def test_minimal_pairs_hold_originals_and_different_perturbations():
     both = minimal_pairs(random_shuffling(PAIRS, side="both"))
     assert len(both) == 18
     assert set(both["side"]) == {"premise", "hypothesis"}

@@ -1,4 +1,4 @@
-"""Role swaps: right where they are made, and not made where they would not be swaps."""
+"""Role swaps: correct text where they are made, and a reason where they are not."""
 
 import itertools
 
@@ -17,7 +17,8 @@ from pelocality.corpora import (
     read_snli,
 )
 from pelocality.probes import probe_info, semantic_role_swap
-from pelocality.probes.role_swap.english import agrees, head_of, inflect, number_of, verb_forms
+from pelocality.probes.role_swap.agreement import agrees, head_of, inflect, number_of
+from pelocality.probes.role_swap.english import verb_forms
 from tests.data import corpora
 
 
@@ -59,7 +60,7 @@ VERBS = [
 
 
 def clause(subject, verb, patient):
-    """Build the tree of a clause from scratch: what a right swap must amount to."""
+    """Build the tree of a clause from scratch: the expected result of a swap."""
     verb_phrase = VERBS[verb][NOUN_PHRASES[subject][2]].format(NOUN_PHRASES[patient][1])
     words, constituents = parse_bracketed(f"(S {NOUN_PHRASES[subject][0]} {verb_phrase} (. .))", "made up")
     words = (words[0][0].upper() + words[0][1:], *words[1:])
@@ -84,7 +85,7 @@ def test_a_swap_is_the_clause_built_the_other_way_round_and_twice_the_original(p
 
 @given(CLAUSES)
 @settings(max_examples=40, deadline=None)
-def test_skipping_leaves_out_exactly_what_would_have_to_be_reinflected(parts):
+def test_skipping_leaves_out_exactly_the_swaps_that_need_reinflection(parts):
     probe = semantic_role_swap([clause(*parts)], source="constituents", agreement="reinflect")
     changes = any(span["category"] == "agreement" for span in probe[0]["spans"])
     skipping = semantic_role_swap([clause(*parts)], source="constituents", agreement="skip")
@@ -115,7 +116,7 @@ def test_proper_names_keep_their_capital_and_others_do_not():
     assert swapped("(S (NP (NNP Ada)) (VP (VBD saw) (NP (DT the) (NN nun))))") == ["The nun saw Ada"]
     assert swapped("(S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada))))") == ["Ada saw the nun"]
     assert reasons("(S (NP (JJ Roman) (NNS nuns)) (VP (VBD saw) (NP (NNP Ada))))") == {
-        "whose capital the first word bears is unknown"
+        "whether the first word keeps its capital is unknown"
     }
 
 
@@ -134,33 +135,34 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         (S.format("(DT The) (NN nun)", "married", "(DT a) (NN judge)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "hid", "(PRP herself)"), "a reflexive or reciprocal in the clause"),
         (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the clause"),
-        (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"), "a pronoun in one argument may mean the other"),
+        (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"),
+         "a pronoun in one argument may refer to the other"),
         (S.format("(DT The) (NN nun)", "drank", "(NN water)"), "an argument is a bare singular noun"),
         (S.format("(DT The) (NN nun)", "walked", "(DT a) (NN mile)"), "an argument is a measure"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT any) (NN judge)"), "an argument is bound to negation"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT any) (NN judge)"), "an argument is a negative polarity item"),
         (S.format("(WP Who)", "saw", "(DT the) (NN judge)"), "an argument is interrogative or relative"),
         (S.format("(DT The) (NN nun)", "saw", "(DT The) (NN nun)"), "the arguments are the same"),
         (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (, ,) (DT a) (NN cap)"), "an argument has punctuation"),
         (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "a pronoun inside a longer argument"),
-        (S.format("(DT The) (NN nun)", "said", "(DT a) (NN word)"), "the verb takes words"),
+        (S.format("(DT The) (NN nun)", "said", "(DT a) (NN word)"), "the verb introduces quoted words"),
         (S.format("(DT The) (NNS nuns)", "were", "(DT a) (NN choir)"), "the verb is a copula"),
         ("(S (NP (NNP Ada)) (VP (VBZ 's) (VP (VBG hiding) (NP (DT a) (NN hat)))))", "an argument cuts a surface token"),
         ("(S (NP (DT A) (NN nun)) (VP (VBD had) (NP (NP (DT a) (NN hat)) (S (VP (TO to) (VP (VB wear)))))))",
-         "an argument carries an infinitive"),
+         "an argument contains an infinitive"),
         ("(S (NP (PRP I)) (VP (VBD picked) (PRT (RP up)) (NP (DT the) (NN hat))))",
-         "a pronoun would stand apart from its verb"),
+         "a pronoun would be separated from its verb"),
         ("(S (NP (DT The) (NNS nuns)) (ADVP (DT all)) (VP (VBD saw) (NP (DT the) (NN hat))))",
-         "a quantifier floats off its argument"),
+         "a floating quantifier belongs to an argument"),
         ("(S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))",
          "the verb would not agree with its new subject"),
     ],
 )  # fmt: skip
-def test_what_is_no_swap_is_skipped_with_its_reason(tree, reason):
+def test_candidates_that_cannot_be_swapped_are_skipped_with_a_reason(tree, reason):
     assert swapped(tree) == []
     assert reasons(tree) == {reason}
 
 
-def test_symmetric_verbs_are_the_callers_to_say():
+def test_the_caller_can_choose_the_symmetric_verbs():
     tree = S.format("(DT The) (NN nun)", "met", "(DT a) (NN judge)")
     assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
 
@@ -183,7 +185,9 @@ def test_gold_frames_are_kept_only_where_the_tree_agrees():
     words = ("the", "hat", "we", "saw")
     relative = framed(words, ("det", "root", "nsubj", "acl:relcl"), (2, 0, 4, 2), (("ARG0", 2, 3), ("ARG1", 0, 2)), 3,
                       upos=("DET", "NOUN", "PRON", "VERB"), language="en")  # fmt: skip
-    assert probe_info(semantic_role_swap([relative])).skipped == {"an argument is no place of the verb's own clause": 1}
+    assert probe_info(semantic_role_swap([relative])).skipped == {
+        "an argument is not a slot of the verb's own clause": 1
+    }
 
 
 VERB_LAST = {"deprel": ("nsubj", "case", "obj", "case", "root"), "heads": (5, 1, 5, 3, 0)}
@@ -204,15 +208,15 @@ def test_arguments_of_different_case_are_skipped(patient_case, rows):
                   upos=("NOUN", "VERB", "NOUN"), features=features, language="tr")  # fmt: skip
     probe = semantic_role_swap([item])
     assert len(probe) == rows
-    assert probe_info(probe).skipped == ({} if rows else {"the arguments bear different cases": 1})
+    assert probe_info(probe).skipped == ({} if rows else {"the arguments have different cases": 1})
 
 
-def test_an_article_bears_case_for_its_noun():
+def test_the_case_of_an_article_counts_for_its_noun():
     features = ({"Case": "Nom"}, {}, {}, {"Case": "Acc"}, {})
     item = framed(("der", "Hund", "sieht", "den", "Mann"), ("det", "nsubj", "root", "det", "obj"), (2, 3, 0, 5, 3),
                   (("ARG0", 0, 2), ("ARG1", 3, 5)), 2, upos=("DET", "NOUN", "VERB", "DET", "NOUN"),
                   features=features, language="de")  # fmt: skip
-    assert probe_info(semantic_role_swap([item])).skipped == {"the arguments bear different cases": 1}
+    assert probe_info(semantic_role_swap([item])).skipped == {"the arguments have different cases": 1}
 
 
 def test_agreement_is_read_off_features_in_other_languages():
@@ -298,11 +302,11 @@ def test_a_policy_may_be_a_function_and_leave_pairs_out():
     items = [nli(), nli("neutral")]
     probe = semantic_role_swap(items, source="constituents", label_policy=to_contradiction, num_proc=2)
     assert probe["label"] == ["contradiction"]
-    assert probe_info(probe).dropped == {"label policy gave no label": 1}
+    assert probe_info(probe).dropped == {"label_policy returned None": 1}
     assert probe_info(probe).settings["label_policy"] == "to_contradiction"
 
 
-def test_a_policy_that_returns_no_string_is_refused():
+def test_a_policy_that_does_not_return_a_string_is_refused():
     with pytest.raises(TypeError, match="label_policy must return a label's name or None, returned 2"):
         semantic_role_swap([nli()], source="constituents", label_policy=lambda label: 2)
 
@@ -336,7 +340,7 @@ def test_a_swap_that_would_leave_the_text_is_skipped():
 
 
 def test_labelled_pairs_without_policy_are_refused():
-    with pytest.raises(ValueError, match="label_policy must say"):
+    with pytest.raises(ValueError, match="label_policy must give the label"):
         semantic_role_swap([nli()], source="constituents")
 
 
@@ -388,7 +392,7 @@ def test_every_predicate_may_have_its_row():
         ({"side": "both"}, "side must be one of"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, says):
+def test_invalid_arguments_are_refused(arguments, says):
     with pytest.raises(ValueError, match=says):
         semantic_role_swap([nli()], **arguments)
 
@@ -413,7 +417,7 @@ def test_number_of_noun_phrases(words, tags, number):
     assert number_of(words.split(), tags.split()) == number
 
 
-def test_what_agrees_and_what_inflect_makes_is_consistent():
+def test_agrees_and_inflect_are_consistent():
     forms = [("is", "VBZ", "3sg"), ("are", "VBP", "plural"), ("am", "VBP", "1sg"), ("was", "VBD", "3sg"),
              ("goes", "VBZ", "3sg"), ("carry", "VBP", "plural"), ("has", "VBZ", "3sg")]  # fmt: skip
     for (word, tag, old), new in itertools.product(forms, ("1sg", "3sg", "plural")):
@@ -448,11 +452,11 @@ SOURCES = [
     ("path", "read", "arguments"),
     [pytest.param(*path.values, *rest, id=path.id) for kind, *rest in SOURCES for path in corpora(kind)],
 )
-def test_swaps_of_corpora_lose_no_sentence_unaccounted_and_always_change_the_text(path, read, arguments, agreement):
+def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(path, read, arguments, agreement):
     probe = semantic_role_swap(read(path), agreement=agreement, **arguments)
     info = probe_info(probe)
     with_rows = len(set(probe["uid"]))
-    # next to none where case or agreement mark the roles
+    # few where case or agreement marks the roles
     assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.07 * info.items)
     assert info.items == with_rows + sum(info.dropped.values())
     assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)

@@ -1,4 +1,4 @@
-"""Role swaps in English: capitals, verbs whose roles are no two, and what parsers misread."""
+"""Role swaps in English: capitals, verbs that do not have two different roles, and errors of parsers."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from tests.test_probes_role_swap import reasons, sentence, swapped
         ("(S (NP (PRP She)) (VP (VBD bit) (NP (PRP HIM))))", "HE bit her"),
     ],
 )  # fmt: skip
-def test_capitals_of_whole_sentences_and_inside_words_stay(tree, made):
+def test_capitals_of_whole_sentences_and_inside_words_are_kept(tree, made):
     assert swapped(tree, agreement="reinflect") == [made]
 
 
@@ -29,10 +29,10 @@ def test_capitals_of_whole_sentences_and_inside_words_stay(tree, made):
     ("tree", "reason"),
     [
         ("(S (NP (NNP iPhone) (CD 5)) (VP (VBD hit) (NP (DT the) (NN man))))",
-         "whose capital the first word bears is unknown"),
+         "whether the first word keeps its capital is unknown"),
         ("(S (NP (DT THE) (NN dog)) (VP (VBD bit) (NP (DT a) (NN man))))",
-         "whose capital the first word bears is unknown"),
-        ("(S (NP (DT The) (NNP Dog)) (VP (VBD Bit) (NP (DT a) (NNP Man))))", "the sentence is written as a heading"),
+         "whether the first word keeps its capital is unknown"),
+        ("(S (NP (DT The) (NNP Dog)) (VP (VBD Bit) (NP (DT a) (NNP Man))))", "the sentence is a heading"),
     ],
 )  # fmt: skip
 def test_capitals_in_doubt_are_skipped(tree, reason):
@@ -56,12 +56,12 @@ S = "(S (NP {}) (VP (VB{} {}) (NP {})) (. .))"
         (S.format("(DT The) (NN nun)", "D", "stayed", "(DT a) (NN judge)"), "the verb is a copula"),
         (S.format("(DT The) (NN nun)", "Z", "makes", "(DT a) (JJ good) (NN judge)"), "the verb is a copula"),
         ("(S (NP (DT A) (NN nun)) (VP (VBZ makes) (NP (PRP$ her) (NN guest)) (NP (DT a) (NN meal))))",
-         "an indirect object stands beside the arguments"),
+         "an indirect object besides the arguments"),
         ("(SBAR (IN whether) (S (NP (PRP you)) (VP (VB need) (NP (DT the) (NN hat)))))",
          "whether the verb is finite is in doubt"),
     ],
 )  # fmt: skip
-def test_what_is_no_exchange_in_english_is_skipped(tree, reason):
+def test_english_candidates_that_cannot_be_swapped_are_skipped(tree, reason):
     assert swapped(tree, agreement="reinflect") == []
     assert reasons(tree, agreement="reinflect") == {reason}
 
@@ -76,37 +76,37 @@ def test_what_is_no_exchange_in_english_is_skipped(tree, reason):
          "We made a nun see him."),
     ],
 )  # fmt: skip
-def test_what_looks_like_it_and_is_an_exchange_is_made(tree, made):
+def test_similar_clauses_that_can_be_swapped_are_swapped(tree, made):
     assert swapped(tree) == [made]
 
 
-# trees as a parser may build them: skipped from a parser, taken at their word from a treebank
+# trees as a parser may build them: skipped if a parser made them, trusted if they are from a treebank
 MISREAD = [
     ("(NP (NP (DT A) (NN nun)) (VP (VBG holding) (NP (DT a) (NN microphone) (NN singing))) (. .))",
-     "an argument may not end where the parser ends it"),
+     "the parser may have misplaced the end of an argument"),
     ("(S (NP (DT A) (NN nun)) (VP (VBZ is) (VP (VBG helping) (NP (DT a) (JJ small) (NN child) (NN dig)))) (. .))",
-     "an argument may not end where the parser ends it"),
+     "the parser may have misplaced the end of an argument"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG having) (NP (NNS drinks) (CC and) (VBG smoking) (NNS pipes))) (. .))",
-     "an argument may not end where the parser ends it"),
+     "the parser may have misplaced the end of an argument"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG washing) (NP (NNS stairs)) (S (VP (VBG leading) (ADVP (RB down))))) (. .))",
-     "an argument may not end where the parser ends it"),
+     "the parser may have misplaced the end of an argument"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG wearing) (NP (DT a) (NN hat)) (PP (IN in) (S (VP (VBG racing))))) (. .))",
-     "an argument may not end where the parser ends it"),
+     "the parser may have misplaced the end of an argument"),
     ("(S (NP (DT A) (NN nun)) (ADJP (JJ next) (PP (TO to) (NP (PRP him)))) (VP (VBD saw) (NP (DT a) (NN hat))) (. .))",
-     "an argument may not end where the parser ends it"),
+     "the parser may have misplaced the end of an argument"),
     ("(S (NP (DT A) (NN dog)) (VP (VBD took) (NP (NP (DT a) (NN stick)) (PP (IN on) (NP (DT the) (NN grass))))) (. .))",
-     "an argument may hold what belongs to the verb"),
+     "an argument may contain a modifier of the verb"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG running) (NP (DT a) (NN marathon) (NNS talks))) (. .))",
-     "a determiner does not fit its noun"),
+     "a determiner does not agree with its noun"),
     ("(NP (NP (NP (DT A) (NN view)) (PP (IN of) (NP (DT a) (NN nun)))) (VP (VBG having) (NP (DT a) (NN drink))) (. .))",
-     "whose participle the verb is may be misread"),
+     "the participle may modify another noun"),
     ("(NP (NP (NP (DT A) (NN nun)) (PP (IN in) (NP (NN red))) (CC and) (NP (DT a) (NN boy))) (VP (VBG riding)"
-     " (NP (DT a) (NN bike))) (. .))", "whose participle the verb is may be misread"),
+     " (NP (DT a) (NN bike))) (. .))", "the participle may modify another noun"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tree", "reason"), MISREAD)
-def test_what_parsers_misread_is_skipped_where_a_parser_read_it(tree, reason):
+def test_frequent_parser_errors_are_skipped_in_automatic_trees_only(tree, reason):
     gold = sentence(tree)
     parsed = dataclasses.replace(gold, constituents=dataclasses.replace(gold.constituents, automatic=True))
     probe = semantic_role_swap([parsed], source="constituents")
@@ -125,7 +125,7 @@ def test_what_parsers_misread_is_skipped_where_a_parser_read_it(tree, reason):
          "A row of hats saw a nun."),
     ],
 )  # fmt: skip
-def test_what_parsers_read_well_is_still_exchanged(tree, made):
+def test_similar_automatic_trees_are_still_swapped(tree, made):
     gold = sentence(tree)
     parsed = dataclasses.replace(gold, constituents=dataclasses.replace(gold.constituents, automatic=True))
     assert semantic_role_swap([parsed], source="constituents")["hypothesis"] == [made]

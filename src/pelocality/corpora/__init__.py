@@ -20,7 +20,6 @@ from pelocality.corpora.sentence import (
     Dropped as Dropped,
     Frame as Frame,
     Pair as Pair,
-    Records as Records,
     Sentence as Sentence,
 )
 from pelocality.corpora.spacing import (

@@ -1,7 +1,8 @@
-"""A corpus: something read from the start at every pass, with a count of what was left out."""
+"""A corpus: items read lazily from a source, again from the start at each pass, with a count of those left out."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,48 +17,46 @@ T = TypeVar("T")
 
 
 class Corpus(Generic[T]):
-    """Sentences or pairs of a file, read lazily, again from the start at each pass.
+    """Sentences or pairs, read lazily, again from the start at each pass.
 
-    Iterating yields the items. What was left out is counted by reason in ``dropped`` once a pass is complete,
-    and logged. The builders of ``pelocality.probes`` read records and parse them in several processes.
+    Iterating yields the items. Those left out are counted by reason in ``dropped`` when a pass is complete, and
+    logged. Reading takes two steps, so that the builders of ``pelocality.probes`` can share the slow second one among
+    processes: ``records`` yields raw records, ``parse`` makes an item of one.
+
+    Args:
+        name: Name of the source, such as the path of its file; errors begin with it.
+        records: Function that returns a new iterator over the raw records, each a line number and its content.
+        read: Function from the content of a record and its place (``"snli/dev.jsonl:7"``) to an item, or to `Dropped`.
     """
 
     def __init__(
         self,
         name: str,
-        open_records: Callable[[], Iterator[Record]],
+        records: Callable[[], Iterator[Record]],
         read: Callable[[Any, str], T | Dropped],
     ) -> None:
         self.name = name
-        # a base name alone ("dev.jsonl") would name the sentences of two corpora alike
-        self._short = "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_file() else name
+        self.records = records
+        # with the folder: a file name alone ("dev.jsonl") does not distinguish the sentences of two corpora
+        self._short_name = "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_file() else name
         self.dropped: Counter[str] = Counter()
-        self._open_records = open_records
         self._read = read
 
-    def records(self) -> Iterator[Record]:
-        """Go over the raw records from the start.
-
-        Returns:
-            Line number and content of each record, unparsed.
-        """
-        return self._open_records()
-
     def parse(self, record: Record) -> T | Dropped:
-        """Read one record.
+        """Parse one record.
 
         Args:
-            record: A record of ``records()``.
+            record: One of ``records()``.
 
         Returns:
-            The item, or why it is left out.
+            The item, or the reason why it is left out.
 
         Raises:
-            ValueError: Where the record is malformed, with file and line.
+            ValueError: The record is malformed; the message names file and line.
         """
         line, content = record
         try:
-            return self._read(content, f"{self._short}:{line}")
+            return self._read(content, f"{self._short_name}:{line}")
         except ValueError as error:
             raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
@@ -75,3 +74,15 @@ class Corpus(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r})"
+
+
+def file_corpus(
+    path: str | Path,
+    records: Callable[[Path], Iterator[Record]],
+    read: Callable[..., T | Dropped],
+    **options: Any,
+) -> Corpus[T]:
+    """Return the corpus of a file, which must exist; the options are passed on to ``read``."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
+    return Corpus(str(path), functools.partial(records, Path(path)), functools.partial(read, **options))

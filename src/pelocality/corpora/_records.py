@@ -1,4 +1,4 @@
-"""Raw records of files, with their line numbers, and the checks that name a field which is not what it should be."""
+"""Raw records of files with their line numbers, and checks of the fields of a record."""
 
 from __future__ import annotations
 
@@ -11,56 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-Record = tuple[int | str, Any]  # line number (or index, or 7.2: the second on line 7) and what stands there
+Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 T = TypeVar("T")
 
 
-def existing(path: str | Path) -> Path:
-    """Check that a corpus file is there before anything is built on it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The file as a path.
-
-    Raises:
-        FileNotFoundError: Where there is no such file.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
-    return Path(path)
-
-
-def suffix(path: Path) -> str:
-    """Give the suffix that tells the format of a file, compressed or not.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The suffix in small letters, that of ``a.TSV.gz`` being ``.tsv``.
-    """
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
-
-
 def text_lines(path: Path, newline: str | None = None) -> Iterator[tuple[int, str]]:
-    """Read a text file line by line.
-
-    Args:
-        path: The file, UTF-8 with or without a byte order mark, compressed where it ends in ``.gz``.
-        newline: As for ``open``.
-
-    Yields:
-        Line number and line.
-
-    Raises:
-        ValueError: With file and line, where bytes are not UTF-8 or the compressed file is damaged.
-    """
+    """Yield number and text of each line of a UTF-8 file, with or without a byte order mark, compressed if ``.gz``."""
     number = 0
-    # surrogateescape: a strict decoder works ahead in blocks, and would not know the line of a bad byte
-    how: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": newline}
-    with gzip.open(path, "rt", **how) if path.suffix == ".gz" else path.open(**how) as lines:
+    # surrogateescape: a strict decoder reads ahead in blocks and does not know the line of an invalid byte
+    options: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": newline}
+    with gzip.open(path, "rt", **options) if path.suffix == ".gz" else path.open(**options) as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if not line.isascii():
@@ -82,74 +42,38 @@ def _check_decoded(line: str, where: str) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Record]:
-    """Read a file of one JSON object a line.
-
-    Args:
-        path: The file.
-
-    Yields:
-        Line number and line, empty lines left out.
-    """
-    for number, line in text_lines(path):
-        if line.strip():
-            yield number, line
+    """Yield number and text of each line that is not empty."""
+    return ((number, line) for number, line in text_lines(path) if line.strip())
 
 
-def table_rows(path: Path) -> Iterator[Record]:
-    """Read a table with a header.
-
-    Args:
-        path: A ``.csv`` or ``.tsv`` file.
-
-    Yields:
-        Line number, that of the row's first line, and row.
-
-    Raises:
-        ValueError: With file and line, where the header is missing or names a column twice, or where a row has
-            more cells than the header, or fewer.
-    """
-    tabs = suffix(path) == ".tsv"
-    # tab-separated files of this field (GLUE) do not quote: a lone " is a character like any other
+def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
+    """Yield the rows of a table with a header, each with the number of its last line."""
     reader = csv.reader(
         (line for _, line in text_lines(path, newline="")),
         delimiter="\t" if tabs else ",",
+        # tab-separated files of this field (GLUE) do not quote: a lone " is a character like any other
         quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
     )
-    header: list[str] | None = None
-    first = 1
     try:
-        for row in reader:
-            if header is None:
-                header = row
-                if len(set(header)) != len(header):
-                    raise ValueError(f"{path}:1: the header must name each column once, got {header}")
-            elif row:
-                if len(row) != len(header):
-                    hint = "" if tabs else "; a text with a comma must stand in quotes"
-                    raise ValueError(
-                        f"{path}:{first}: a row must have as many cells as the header ({len(header)}), got "
-                        f"{len(row)}: {brief(row)}{hint}"
-                    )
-                yield first, dict(zip(header, row, strict=True))
-            first = reader.line_num + 1
+        header = next(reader, None)
+        if header is None:
+            raise ValueError(f"{path}:1: must begin with a header that names the columns, the file is empty")
+        if len(set(header)) != len(header):
+            raise ValueError(f"{path}:1: the header must name each column once, got {header}")
+        for row in filter(None, reader):
+            if len(row) != len(header):
+                hint = "" if tabs else "; a text with a comma must be quoted"
+                raise ValueError(
+                    f"{path}:{reader.line_num}: a row must have as many cells as the header ({len(header)}), got "
+                    f"{len(row)}: {brief(row)}{hint}"
+                )
+            yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise ValueError(f"{path}:{first}: not a row of cells: {error}") from error
-    if header is None:
-        raise ValueError(f"{path}:1: must begin with a header that names the columns, the file is empty")
+        raise ValueError(f"{path}:{reader.line_num}: not a row of cells: {error}") from error
 
 
 def json_object(line: str) -> Mapping[str, Any]:
-    """Parse a line that must hold one JSON object.
-
-    Args:
-        line: The line.
-
-    Returns:
-        The object.
-
-    Raises:
-        ValueError: Where it is something else.
-    """
+    """Parse a line that must hold one JSON object."""
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
@@ -162,58 +86,21 @@ def json_object(line: str) -> Mapping[str, Any]:
 
 
 def field(row: Mapping[str, Any], name: str, kind: type[T], wanted: str) -> T:
-    """Take a field out of a row, if it is what it should be.
-
-    Args:
-        row: The row.
-        name: The field.
-        kind: Its type; a bool is no int.
-        wanted: Its type in words, for the error.
-
-    Returns:
-        What the field holds.
-
-    Raises:
-        ValueError: Where the row has no such field, or where it holds something else.
-    """
+    """Return a field of a row; ``wanted`` is its type in words, for the error."""
     if name not in row:
         raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}")
     return checked(row[name], f"field {name!r}", kind, wanted)
 
 
 def checked(value: Any, what: str, kind: type[T], wanted: str) -> T:
-    """Check the type of a value that came with a record.
-
-    Args:
-        value: The value.
-        what: What the value is, for the error.
-        kind: Its type; a bool is no int.
-        wanted: Its type in words, for the error.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: Where it is something else.
-    """
+    """Return a value after checking its type; a bool does not count as an int."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise ValueError(f"{what} must be {wanted}, got {brief(value)}")
     return value
 
 
-def name_in(row: Mapping[str, Any], name: str) -> str:
-    """Take a field that names its row.
-
-    Args:
-        row: The row.
-        name: The field.
-
-    Returns:
-        The name; a number is written out.
-
-    Raises:
-        ValueError: Where the row has no such field, or where it is neither a text nor a whole number.
-    """
+def identifier(row: Mapping[str, Any], name: str) -> str:
+    """Return a field that names its row: a text that is not empty, or a whole number as text."""
     value = row.get(name)
     # Integral: a data frame may give numpy's integers
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
@@ -225,13 +112,6 @@ def name_in(row: Mapping[str, Any], name: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """Show a value in an error.
-
-    Args:
-        value: The value.
-
-    Returns:
-        What ``repr`` says of it, cut off where it is long.
-    """
+    """Return the ``repr`` of a value, cut off where it is long."""
     shown = repr(value)
     return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -1,4 +1,4 @@
-"""Phrases of a sentence: from bracketed trees, and from dependency trees where there are no others."""
+"""Phrases of a sentence: from bracketed trees, or from dependency trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BINARY = (
 
 @functools.lru_cache(maxsize=4096)
 def category(label: str) -> str:
-    """Cut a treebank label down to its category.
+    """Return the category of a treebank label.
 
     Args:
         label: A label such as ``NP-SBJ-1`` or ``-LRB-``.
@@ -40,19 +40,20 @@ def category(label: str) -> str:
 def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tuple[tuple[str, ...], Constituents]:
     """Read a bracketed tree, Penn Treebank style.
 
-    Traces (``-NONE-``) and what only they fill are left out, function tags cut off, ``-LRB-`` and kin undone.
+    Traces (``-NONE-``) and phrases that hold nothing else are left out, function tags are removed, and escapes such
+    as ``-LRB-`` are replaced by the characters that they stand for.
 
     Args:
         bracketed: One tree, such as ``(S (NP (DT The) (NN dog)) (VP (VBD ran)))``.
-        source: Where the tree came from.
+        source: Where the tree comes from.
         automatic: Whether a parser made it.
 
     Returns:
-        The words and the phrases over them; a unary chain over the same words is one phrase with more labels.
+        The words and the phrases over them; a unary chain over the same words is one phrase with several labels.
 
     Raises:
-        ValueError: Where the brackets do not make one tree of labelled nodes, each word in a node of its own:
-            binary parses without labels (``sentence1_binary_parse`` of SNLI) are refused.
+        ValueError: The brackets do not make one tree of labelled nodes with each word in a node of its own. Binary
+            parses without labels (``sentence1_binary_parse`` of SNLI) are refused.
 
     Examples:
         >>> words, phrases = parse_bracketed("(TOP (S (NP (DT The) (NN dog)) (VP (VBD ran))))", "gold")
@@ -61,55 +62,43 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     """
     from nltk import Tree
 
-    words: list[str] = []
-    tags: list[str] = []
-    found: list[tuple[int, int, str]] = []
-
-    def visit(node: Tree | str, tag: str | None, top: bool) -> None:
-        if not isinstance(node, Tree):
-            words.append(unescape(node))
-            tags.append(tag or "")
-            return
-        label = node.label()
-        if label == "-NONE-":
-            return
-        leaf = len(node) == 1 and not isinstance(node[0], Tree)
-        if not leaf:
-            _check_labelled(node, top)
-        place, start = len(found), len(words)
-        if not leaf and label not in _ROOTS:
-            found.append((start, start, category(label)))
-        for child in node:
-            visit(child, label if leaf else None, top and label in _ROOTS and len(node) == 1)
-        if not leaf and label not in _ROOTS:
-            found[place] = (start, len(words), category(label))
-
     tree = Tree.fromstring(bracketed)
     if _looks_binary(bracketed):
         raise ValueError(_BINARY.format(what=" ".join(bracketed.split())[:60]))
-    visit(tree, None, True)
-    chains: dict[tuple[int, int], list[str]] = {}
+    tagged: list[tuple[str, str]] = []
+    found: list[tuple[int, int, str]] = []
+    _collect(tree, True, tagged, found)
+    chains: dict[tuple[int, int], tuple[str, ...]] = {}
     for start, end, label in found:
-        if start < end:
-            chains.setdefault((start, end), []).append(label)
-    spans = tuple(Constituent(start, end, tuple(labels)) for (start, end), labels in chains.items())
-    return tuple(words), Constituents(spans, source, tuple(tags), bracketed, automatic)
+        chains[start, end] = (*chains.get((start, end), ()), label)
+    spans = tuple(Constituent(start, end, labels) for (start, end), labels in chains.items())
+    tags = tuple(tag for _, tag in tagged)
+    return tuple(word for word, _ in tagged), Constituents(spans, source, tags, bracketed, automatic)
 
 
-def _check_labelled(node: Tree, top: bool) -> None:
-    """Refuse a node that is neither a phrase nor a word under its tag: reading on would lose words."""
-    from nltk import Tree
-
-    words = [child for child in node if not isinstance(child, Tree)]
-    if words or (not node.label() and not top):
+def _collect(node: Tree, top: bool, tagged: list[tuple[str, str]], found: list[tuple[int, int, str]]) -> None:
+    """Append the words of a node with their tags, and its phrases from the outermost in, to the two lists."""
+    label = node.label()
+    if label == "-NONE-":
+        return
+    words = [child for child in node if isinstance(child, str)]
+    if len(node) == len(words) == 1:
+        tagged.append((unescape(words[0]), label))
+        return
+    if words or (not label and not top):
         raise ValueError(_BINARY.format(what=" ".join(str(node).split())[:60]))
+    place, start = len(found), len(tagged)
+    for child in node:
+        _collect(child, top and label in _ROOTS and len(node) == 1, tagged, found)
+    if start < len(tagged) and label not in _ROOTS:
+        found.insert(place, (start, len(tagged), category(label)))
 
 
 def _looks_binary(bracketed: str) -> bool:
-    """Spot the binary parses that have the form of a labelled tree: ``( They ( are ( sleeping . ) ) )``.
+    """Return whether a binary parse has the form of a labelled tree: ``( They ( are ( sleeping . ) ) )``.
 
-    In a binary tree words outnumber brackets by one, in a labelled one only where it has one word or two;
-    SNLI's binary parses have a space after each bracket, and words are seldom all capitals, as labels are.
+    A binary tree has one more word than brackets, a labelled one only if it has one or two words; SNLI's binary parses
+    have a space after each bracket, and words are seldom all capitals, as labels are.
     """
     tokens = bracketed.replace("(", " ").replace(")", " ").split()
     spaced = re.search(r"\([^\s)]", bracketed) is None
@@ -117,48 +106,40 @@ def _looks_binary(bracketed: str) -> bool:
 
 
 def dependency_constituents(dependencies: Dependencies) -> Constituents:
-    """Take the full subtrees of a dependency tree as phrases.
+    """Return the full subtrees of a dependency tree as phrases.
 
-    A word with all that depends on it, directly or not, is a phrase where it is one stretch of words;
-    subtrees with gaps (non-projective ones) are none. The label is the relation that holds the subtree.
+    A word with all its descendants is a phrase if these words are contiguous; discontinuous subtrees (non-projective
+    ones) are left out. The label is the relation of the subtree's root to its head.
 
     Args:
         dependencies: The dependency tree.
 
     Returns:
-        The phrases, whose source says that they were made by this rule.
+        The phrases; their source names this rule.
 
     Examples:
         >>> gold = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "gold")
         >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
         [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
     """
-    n = len(dependencies.heads)
-    low, high, size = list(range(n)), list(range(n)), [1] * n
-    for i in range(n):
-        above, steps = dependencies.heads[i], 0
-        while above and steps < n:  # steps: a cycle in a broken tree must not hang
-            low[above - 1] = min(low[above - 1], i)
-            high[above - 1] = max(high[above - 1], i)
-            size[above - 1] += 1
-            above, steps = dependencies.heads[above - 1], steps + 1
-    spans = [
-        Constituent(low[i], high[i] + 1, (dependencies.relations[i],))
-        for i in range(n)
-        if size[i] > 1 and high[i] - low[i] + 1 == size[i]
-    ]
+    spans = []
+    for word, relation in enumerate(dependencies.relations):
+        inside = dependencies.subtree(word)
+        start, end = min(inside), max(inside) + 1
+        if len(inside) == end - start > 1:
+            spans.append(Constituent(start, end, (relation,)))
     spans.sort(key=lambda c: (c.start, -c.end))
     return Constituents(tuple(spans), f"dependency subtrees of {dependencies.source}", automatic=dependencies.automatic)
 
 
 def phrases(sentence: Sentence) -> Constituents | None:
-    """Give the phrases of a sentence: its own, or its dependency subtrees where it has no others.
+    """Return the constituents of a sentence, or its dependency subtrees if it has no constituents.
 
     Args:
         sentence: The sentence.
 
     Returns:
-        The phrases with their source, or None where the sentence has neither kind of tree.
+        The phrases with their source, or None if the sentence has neither kind of tree.
     """
     if sentence.constituents is not None:
         return sentence.constituents

@@ -7,37 +7,27 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus
-from pelocality.corpora._records import (
-    Record,
-    brief,
-    existing,
-    field,
-    json_lines,
-    json_object,
-    name_in,
-    suffix,
-    table_rows,
-)
+from pelocality.corpora._corpus import Corpus, file_corpus
+from pelocality.corpora._records import Record, brief, field, identifier, json_lines, json_object, table_rows
 from pelocality.corpora.constituents import parse_bracketed
 from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
-NO_GOLD_LABEL = "no gold label"
-TEXT_IS_NOT_PARSED = "text and parse disagree"  # a text made up from the parse would not be the corpus's
-_MARK = "\u0301"  # stands for every mark: re knows no class of them
+NO_GOLD_LABEL = Dropped("no gold label")
+_MARK = "\u0301"  # stands for every mark: re has no class for them
 _WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
 
 
 def read_snli(path: str | Path) -> Corpus[Pair]:
-    r"""Read SNLI or MultiNLI JSON lines with the parses they come with.
+    r"""Read SNLI or MultiNLI JSON lines with the parses they contain.
 
     Args:
-        path: A file such as ``snli_1.0_test.jsonl`` or ``multinli_1.0_dev_matched.jsonl``; ``.gz`` is read too.
+        path: A file such as ``snli_1.0_test.jsonl`` or ``multinli_1.0_dev_matched.jsonl``, also compressed (``.gz``).
 
     Returns:
         The pairs, read lazily, text spaced as in ``sentence1`` and ``sentence2``. Pairs without a gold label
@@ -45,8 +35,8 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         constituents are the Stanford parser's, not gold.
 
     Raises:
-        FileNotFoundError: Where there is no such file.
-        ValueError: While reading, with file and line, where a line is malformed.
+        FileNotFoundError: The file does not exist.
+        ValueError: While reading, with file and line: a line is malformed.
 
     Examples:
         >>> import json, tempfile
@@ -60,8 +50,7 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
         ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
-    path = existing(path)
-    return Corpus(str(path), functools.partial(json_lines, path), _read_snli_line)
+    return file_corpus(path, json_lines, _read_snli_line)
 
 
 def _read_snli_line(line: str, where: str) -> Pair | Dropped:
@@ -69,9 +58,9 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     texts = {name: field(row, name, str, "a text") for name in ("sentence1", "sentence2")}
     parses = {name: field(row, f"{name}_parse", str, "a bracketed tree") for name in texts}
     if row.get("gold_label") in (None, "", "-"):
-        return Dropped(NO_GOLD_LABEL)
+        return NO_GOLD_LABEL
     label = field(row, "gold_label", str, "a text, '-' where there is none")
-    uid = name_in(row, "pairID") if row.get("pairID") not in (None, "") else where
+    uid = identifier(row, "pairID") if row.get("pairID") not in (None, "") else where
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
@@ -79,8 +68,8 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
         found = align(words, texts[name])
-        if found is None:
-            return Dropped(TEXT_IS_NOT_PARSED)
+        if found is None:  # a text made from the parse would not be that of the corpus
+            return Dropped("text and parse disagree")
         sides.append(Sentence(*found, uid=f"{uid}/{side}", language="en", constituents=constituents, source=where))
     return Pair(sides[0], sides[1], label, uid, where)
 
@@ -95,31 +84,32 @@ def read_pairs(
     label_names: Sequence[str] | None = None,
     language: str = "",
 ) -> Corpus[Pair]:
-    """Read plain pairs, and let a parser give them their trees.
+    """Read plain pairs, and let a parser add their trees.
 
     Args:
-        source: A ``.jsonl``, ``.tsv`` or ``.csv`` file (with a header; ``.gz`` is read too), a
+        source: A ``.jsonl``, ``.tsv`` or ``.csv`` file (with a header; also compressed, ``.gz``), a
             ``datasets.Dataset``, a pandas data frame, or any iterable of mappings that can be read again.
-        parser: From texts to sentences, such as ``SpacyParser()`` or ``StanzaParser("de")``. None cuts
-            words at spaces and punctuation and knows no structure, which random_shuffling does not need.
+        parser: Function from texts to sentences, such as ``SpacyParser()`` or ``StanzaParser("de")``. None splits
+            texts into words at spaces and punctuation, without any structure; random_shuffling needs none.
         premise: Field of the premise.
         hypothesis: Field of the hypothesis.
         label: Field of the label; None for pairs without labels.
-        uid: Field of a unique name; None numbers the rows, which for rows in memory (``list:1``) tells two
-            corpora not apart.
+        uid: Field of a unique name; None numbers the rows, which does not distinguish two corpora in memory
+            (``list:1``).
         label_names: Names of labels that are numbers, in order; labels that are names already must be among
-            them. None takes them from a Dataset that knows them, and keeps texts as they stand.
-        language: ISO code, where no parser says it.
+            them. None takes them from a Dataset with a ``ClassLabel``, and keeps texts as they are.
+        language: ISO code, where no parser adds it.
 
     Returns:
         The pairs, read lazily. Rows labelled ``-`` or -1, and those whose label is empty, are dropped and
         counted.
 
     Raises:
-        FileNotFoundError: Where there is no such file.
-        TypeError: Where ``source`` is neither a file nor an iterable to read again, or ``label_names`` no list.
-        ValueError: While reading, with file and line, where a row is no mapping, lacks a field, has cells too
-            many or too few, or where a label has no name.
+        FileNotFoundError: The file does not exist.
+        TypeError: ``source`` is neither a file nor an iterable that can be read again, or ``label_names`` is not a
+            list.
+        ValueError: While reading, with file and line: a row is not a mapping, lacks a field, has too many or too few
+            cells, or has a label without a name.
 
     Examples:
         >>> rows = [{"premise": "A cat naps.", "hypothesis": "It's asleep.", "label": 0}]
@@ -138,49 +128,47 @@ def read_pairs(
         label_names = tuple(label_names)
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    name, records, in_lines = _open(source)
-    read = functools.partial(
-        _read_row,
-        in_lines=in_lines,
+    return _row_corpus(
+        source,
         fields=(premise, hypothesis, label, uid),
         parser=parser,
         label_names=label_names,
         language=language_code(language),
     )
-    return Corpus(name, records, read)
 
 
-def _open(source: Any) -> tuple[str, Callable[[], Iterator[Record]], bool]:
-    """Give the name of a source, a way to go over its records, and whether they are lines of JSON."""
+def _row_corpus(source: Any, **options: Any) -> Corpus[Pair]:
+    """Return the corpus of a file or of rows in memory."""
     if isinstance(source, str | Path):
-        path = existing(source)
-        if suffix(path) not in (".jsonl", ".json", ".tsv", ".csv"):
-            raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {path.name!r}; or pass the rows themselves")
-        in_lines = suffix(path).startswith(".json")
-        return str(path), functools.partial(json_lines if in_lines else table_rows, path), in_lines
+        suffix = Path(str(source).lower().removesuffix(".gz")).suffix
+        if suffix in (".jsonl", ".json"):
+            return file_corpus(source, json_lines, _read_row, in_lines=True, **options)
+        if suffix in (".tsv", ".csv"):
+            return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), _read_row, **options)
+        raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
     if isinstance(source, Iterator):
-        raise TypeError(f"source must be something to read again, got a {name}; make it a list")
+        raise TypeError(f"source must be an iterable that can be read again, got a {name}; make it a list")
     if isinstance(source, Mapping):
         raise TypeError(f"source must be a file or rows, got a {name} of {brief(list(source))}; choose one of them?")
     if not isinstance(source, Iterable):
         raise TypeError(f"source must be a file or an iterable of mappings, got {name}")
-    return name, functools.partial(_numbered, source), False
+    return Corpus(name, functools.partial(_numbered, source), functools.partial(_read_row, **options))
 
 
 def _numbered(source: Any) -> Iterator[Record]:
-    # a data frame goes over its columns, not its rows
+    # iterating over a data frame yields its columns, not its rows
     return enumerate(source.to_dict("records") if hasattr(source, "iterrows") else source, 1)
 
 
 def _read_row(
     row: Any,
     where: str,
-    in_lines: bool,
     fields: tuple[str, str, str | None, str | None],
     parser: Parser | None,
     label_names: tuple[str, ...] | None,
     language: str,
+    in_lines: bool = False,
 ) -> Pair | Dropped:
     if in_lines:
         row = json_object(row)
@@ -189,17 +177,18 @@ def _read_row(
     premise, hypothesis, label_field, uid_field = fields
     label = _label(field(row, label_field, object, "a label"), label_names) if label_field else None
     if label_field and label is None:
-        return Dropped(NO_GOLD_LABEL)
+        return NO_GOLD_LABEL
     texts = [field(row, name, str, "a text") for name in (premise, hypothesis)]
-    uid = name_in(row, uid_field) if uid_field else where
+    uid = identifier(row, uid_field) if uid_field else where
     parsed = list(parser(texts)) if parser else [plain_sentence(text, language) for text in texts]
     if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
-        raise ValueError(f"parser must give one Sentence per text, gave {brief(parsed)} for 2")
-    return Pair(parsed[0].with_uid(f"{uid}/premise"), parsed[1].with_uid(f"{uid}/hypothesis"), label, uid, where)
+        raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
+    first, second = parsed
+    return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
 def _label(value: Any, names: tuple[str, ...] | None) -> str | None:
-    """Give the name of a label that may be a name or a number of any kind; None where there is none."""
+    """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     if isinstance(value, str):
@@ -210,17 +199,13 @@ def _label(value: Any, names: tuple[str, ...] | None) -> str | None:
         if not re.fullmatch(r"\d+(\.0+)?", value.strip()):
             raise ValueError(f"label {value!r} must be one of label_names= {list(names)}, or its number")
         value = float(value)
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas has three marks of what is missing
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas has these two and NaN
         return None
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) or not (math.isnan(value) or float(value).is_integer()):
         raise ValueError(f"a label must be a name or a whole number, got {brief(value)}")
-    if math.isnan(value):
+    if math.isnan(value) or value == -1:
         return None
-    if not float(value).is_integer():
-        raise ValueError(f"a label must be a name or a whole number, got {brief(value)}")
     number = int(float(value))
-    if number == -1:
-        return None
     if names is None or not 0 <= number < len(names):
         known = "pass label_names=, such as ['entailment', ...]" if names is None else f"label_names= has {list(names)}"
         raise ValueError(f"label {number} has no name; {known}")
@@ -228,11 +213,11 @@ def _label(value: Any, names: tuple[str, ...] | None) -> str | None:
 
 
 def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
-    """Cut a text into words at spaces and punctuation, without any further structure.
+    """Split a text into words at spaces and punctuation, without any further structure.
 
-    A word is letters and digits with their marks (vowel signs, accents). Scripts that put no spaces between words
-    (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are not cut into words: there, whatever stands between two
-    spaces or marks of punctuation is one word. Give ``read_pairs`` a parser that knows their words.
+    A word is letters and digits with their marks (vowel signs, accents). Scripts without spaces between words
+    (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are not segmented: there, everything between two spaces or
+    punctuation marks is one word. Give ``read_pairs`` a parser that segments them.
 
     Args:
         text: The text.
@@ -248,7 +233,7 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         >>> plain_sentence("他来了。").words
         ('他来了', '。')
     """
-    shadow = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
-    found = align([text[match.start() : match.end()] for match in _WORD.finditer(shadow)], text)
+    pattern_text = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
+    found = align([text[match.start() : match.end()] for match in _WORD.finditer(pattern_text)], text)
     words, spaces = found or ((), ())
     return Sentence(words, spaces, uid=uid, language=language, source="plain text")

@@ -1,4 +1,4 @@
-"""Parsers of plain text, loaded on first use: spaCy and stanza, neither of which this library depends on."""
+"""Parsers of plain text: spaCy and stanza, loaded on first use; neither is a dependency of this library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pelocality.corpora.constituents import parse_bracketed
-from pelocality.corpora.sentence import Constituents, Dependencies, Sentence
+from pelocality.corpora.sentence import Dependencies, Sentence
 
 
 def _import(package: str) -> types.ModuleType:
@@ -19,7 +19,7 @@ def _import(package: str) -> types.ModuleType:
 
 
 class _LazyParser:
-    """Load a pipeline on the first text, and leave it out of pickles: each process loads its own."""
+    """A parser that loads its pipeline on the first text and leaves it out of pickles: each process loads its own."""
 
     _pipeline: Any = None
 
@@ -30,30 +30,23 @@ class _LazyParser:
 class SpacyParser(_LazyParser):
     """Dependencies of plain text by a spaCy pipeline.
 
-    English pipelines write relations in the CLEAR scheme (``dobj``, ``nsubjpass``), which the rules of
-    ``semantic_role_swap`` read beside Universal Dependencies.
+    English pipelines name relations by the CLEAR scheme (``dobj``, ``nsubjpass``), which the rules of
+    ``semantic_role_swap`` accept as well as Universal Dependencies.
 
     Args:
         model: Name of an installed pipeline, such as ``en_core_web_sm``.
 
-    Calling it with a sequence of texts gives a list of sentences, one per text.
+    Called with a sequence of texts, it returns a list of sentences, one per text.
 
     Raises:
-        ImportError: On the first text, where spaCy or the pipeline is not installed.
+        ImportError: On the first text: spaCy or the pipeline is not installed.
     """
 
     def __init__(self, model: str = "en_core_web_sm") -> None:
         self.model = model
 
     def __call__(self, texts: Sequence[str]) -> list[Sentence]:
-        """Parse texts.
-
-        Args:
-            texts: The texts; each is one sentence of the result, whatever spaCy thinks.
-
-        Returns:
-            One sentence per text.
-        """
+        """Return one sentence per text, also where spaCy finds several."""
         if self._pipeline is None:
             spacy = _import("spacy")
             try:
@@ -63,7 +56,7 @@ class SpacyParser(_LazyParser):
         return [self._sentence(doc) for doc in self._pipeline.pipe(texts)]
 
     def _sentence(self, doc: Any) -> Sentence:
-        # spaCy makes tokens of runs of spaces; they are spacing, not words
+        # spaCy has tokens for runs of spaces; they are spacing, not words
         tokens = [token for token in doc if not token.is_space]
         place = {token.i: k for k, token in enumerate(tokens, 1)}
         spaces = []
@@ -91,13 +84,13 @@ class StanzaParser(_LazyParser):
 
     Args:
         language: ISO code of a language whose models are installed.
-        processors: Which of stanza's processors to run; ``constituency`` exists for few languages. None takes
-            constituents for English and goes without elsewhere.
+        processors: The stanza processors to run; ``constituency`` exists for few languages. None includes it for
+            English only.
 
-    Calling it with a sequence of texts gives a list of sentences, one per text.
+    Called with a sequence of texts, it returns a list of sentences, one per text.
 
     Raises:
-        ImportError: On the first text, where stanza is not installed.
+        ImportError: On the first text: stanza is not installed.
     """
 
     def __init__(self, language: str = "en", processors: str | None = None) -> None:
@@ -106,14 +99,7 @@ class StanzaParser(_LazyParser):
         self.processors = processors or default
 
     def __call__(self, texts: Sequence[str]) -> list[Sentence]:
-        """Parse texts.
-
-        Args:
-            texts: The texts; each is taken as one sentence.
-
-        Returns:
-            One sentence per text.
-        """
+        """Return one sentence per text."""
         if self._pipeline is None:
             stanza = _import("stanza")
             self._pipeline = stanza.Pipeline(
@@ -123,53 +109,39 @@ class StanzaParser(_LazyParser):
                 download_method=None,
                 verbose=False,
             )
-        # a text is parsed by itself: stanza without sentence splitting cuts a joint text at blank lines only
+        # one text at a time: without sentence splitting, stanza separates joined texts at blank lines only
         return [self._sentence(self._pipeline(" ".join(text.split()))) for text in texts]
 
     def _sentence(self, doc: Any) -> Sentence:
-        words: list[str] = []
+        words: list[Any] = []
         spaces: list[str] = []
-        contractions: list[tuple[int, int, str]] = []
         heads: list[int] = []
-        relations: list[str] = []
-        upos: list[str] = []
-        features: list[dict[str, str]] = []
-        bracketed: list[str] = []
+        multiword_tokens: list[tuple[int, int, str]] = []
         for sentence in doc.sentences:
-            offset = len(words)
+            heads += [word.head + len(words) if word.head else 0 for word in sentence.words]
             for token in sentence.tokens:
                 if len(token.words) > 1:
-                    contractions.append((len(words), len(words) + len(token.words), token.text))
-                for word in token.words:
-                    words.append(word.text)
-                    spaces.append("")
-                    heads.append(word.head + offset if word.head else 0)
-                    relations.append(word.deprel)
-                    upos.append(word.upos)
-                    pairs = (part.split("=", 1) for part in (word.feats or "").split("|") if part)
-                    features.append(dict(pairs))
-                spaces[-1] = token.spaces_after
-            if getattr(sentence, "constituency", None) is not None:
-                bracketed.append(str(sentence.constituency))
-        if spaces:
-            spaces[-1] = ""
+                    multiword_tokens.append((len(words), len(words) + len(token.words), token.text))
+                words += token.words
+                spaces += [""] * (len(token.words) - 1) + [token.spaces_after]
+        spaces[-1:] = [""] * bool(spaces)
         source = f"stanza {self.language}"
+        trees = [getattr(sentence, "constituency", None) for sentence in doc.sentences]
+        bracketed = " ".join(str(tree) for tree in trees if tree is not None)
+        leaves, constituents = parse_bracketed(f"(ROOT {bracketed})", source, True) if bracketed else ((), None)
         return Sentence(
-            tuple(words),
+            tuple(word.text for word in words),
             tuple(spaces),
             language=self.language,
-            contractions=tuple(contractions),
-            constituents=_joint_constituents(bracketed, len(words), source),
+            multiword_tokens=tuple(multiword_tokens),
+            constituents=constituents if len(leaves) == len(words) else None,
             dependencies=Dependencies(
-                tuple(heads), tuple(relations), source, tuple(upos), tuple(features), automatic=True
+                tuple(heads),
+                tuple(word.deprel for word in words),
+                source,
+                tuple(word.upos for word in words),
+                tuple(dict(pair.split("=", 1) for pair in (word.feats or "").split("|") if pair) for word in words),
+                automatic=True,
             ),
             source="plain text",
         )
-
-
-def _joint_constituents(bracketed: list[str], count: int, source: str) -> Constituents | None:
-    """Put the trees of one text under one root; None where they do not cover its words."""
-    if not bracketed:
-        return None
-    words, constituents = parse_bracketed(f"(ROOT {' '.join(bracketed)})", source, automatic=True)
-    return constituents if len(words) == count else None

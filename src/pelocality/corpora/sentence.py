@@ -1,49 +1,38 @@
-"""Sentences and pairs of sentences: the one data model of the probes."""
+"""Sentences and pairs of sentences: the data model of the probes."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, spaces_by_rule
 
 if TYPE_CHECKING:
     import nltk
 
-T_co = TypeVar("T_co", covariant=True)
+MultiwordTokens = Sequence[tuple[int, int, str]]
 
-
-# three-letter codes of the languages that some rule knows
+# three-letter codes of the languages that have rules of their own
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
 
 @functools.lru_cache(maxsize=1024)
 def language_code(language: str) -> str:
-    """Cut a language tag down to the code that rules go by.
-
-    Args:
-        language: A tag such as ``en``, ``EN``, ``en-US``, ``en_GB`` or ``eng``; empty where unknown.
-
-    Returns:
-        The language alone, in small letters; of two letters where a rule knows it.
-
-    Raises:
-        TypeError: Where it is no string.
-        ValueError: Where it is not a tag.
+    """Return the language code of a tag such as ``en-US``, ``en_GB`` or ``eng``, in lower case.
 
     Examples:
         >>> [language_code(tag) for tag in ("en-US", "eng", "zh-hans", "")]
         ['en', 'en', 'zh', '']
     """
+    wanted = f"language must be an ISO code such as 'en', or '' where unknown, got {language!r}"
     if not isinstance(language, str):
-        raise TypeError(f"language must be an ISO code such as 'en', or '' where unknown, got {language!r}")
+        raise TypeError(wanted)
     code = re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
     if language and not re.fullmatch("[a-z]{2,3}", code):
-        raise ValueError(f"language must be an ISO code such as 'en', or '' where unknown, got {language!r}")
+        raise ValueError(wanted)
     return _TWO_LETTERS.get(code, code)
 
 
@@ -51,7 +40,7 @@ def language_code(language: str) -> str:
 class Constituent:
     """A phrase: words ``start`` up to, not including, ``end``, and its labels from the outermost in.
 
-    More than one label means that one phrase wraps another over the same words (``("S", "VP")``).
+    Several labels mean that one phrase contains another over the same words (``("S", "VP")``).
     """
 
     start: int
@@ -61,9 +50,9 @@ class Constituent:
 
 @dataclass(frozen=True)
 class Constituents:
-    """The phrases of one sentence, the part-of-speech tags of its words, and who says so.
+    """The phrases of one sentence, the part-of-speech tags of its words, and their source.
 
-    ``automatic`` is True where a parser says so: rules then trust it less.
+    ``automatic`` is True if the source is a parser: rules then trust the tree less.
     """
 
     spans: tuple[Constituent, ...]
@@ -74,7 +63,7 @@ class Constituents:
 
     @functools.cached_property
     def tree(self) -> nltk.Tree | None:
-        """The bracketed tree as an ``nltk.Tree``, None where the phrases came as spans."""
+        """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
         return None if self.bracketed is None else Tree.fromstring(self.bracketed)
@@ -82,9 +71,9 @@ class Constituents:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Head (1-based, 0 for the root), relation, part of speech and features of each word, and who says so.
+    """Head (1-based, 0 for the root), relation, part of speech and features of each word, and their source.
 
-    ``automatic`` is True where a parser says so: rules then trust it less.
+    ``automatic`` is True if the source is a parser: rules then trust the tree less.
     """
 
     heads: tuple[int, ...]
@@ -94,10 +83,28 @@ class Dependencies:
     features: tuple[Mapping[str, str], ...] | None = None
     automatic: bool = False
 
+    @functools.cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """The dependents of each word, in order; words count from 0."""
+        below: list[list[int]] = [[] for _ in self.heads]
+        for word, head in enumerate(self.heads):
+            if head:
+                below[head - 1].append(word)
+        return tuple(map(tuple, below))
+
+    def subtree(self, word: int) -> set[int]:
+        """Return a word, counted from 0, with all its descendants."""
+        found, waiting = {word}, [word]
+        while waiting:
+            new = set(self.children[waiting.pop()]) - found  # a cycle in a broken tree must not loop for ever
+            found |= new
+            waiting += new
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The argument in one semantic role: words ``start`` up to, not including, ``end``."""
+    """The argument with one semantic role: words ``start`` up to, not including, ``end``."""
 
     role: str
     start: int
@@ -106,7 +113,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A predicate (roleset such as ``bite.01``), its own words, its arguments, and where they came from."""
+    """A predicate (roleset such as ``bite.01``), the words of its verb, its arguments, and their source."""
 
     roleset: str
     verb: tuple[int, int]
@@ -116,38 +123,39 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a reader or a builder hands on instead of an item it leaves out: the reason, to be counted."""
+    """The reason why a reader or a builder leaves out an item, to be counted."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence: its words and spacing, and whatever is known of its structure.
+    """A sentence: its words and spacing, and layers of structure.
 
-    Words are syntactic words, as treebanks cut them; every offset of the other layers counts words from 0.
-    Each layer is optional and says where it came from.
+    Words are syntactic words, as in treebanks; the offsets of all layers count words from 0. Each layer is optional
+    and names its source.
 
     Args:
-        words: The words, in order, as written (no treebank escapes).
-        spaces: The white space after each word. Empty guesses it by English rule, and ``spacing`` says so.
-        uid: A name no other sentence of the corpus has; what is made of the sentence carries it.
-        language: ISO code, such as ``en``. Empty where unknown: English rules then stay out. Tags such as
-            ``en-US`` or ``eng`` are cut down to the code.
-        contractions: Words written as one, ``(start, end, form)``: German *am*, two words, is ``(3, 5,
-            "am")``.
+        words: The words, in order, as in the text (no treebank escapes).
+        spaces: The white space after each word. If empty, it is guessed by English rules
+            (``spacing`` is then ``"rule"``).
+        uid: A name that is unique in the corpus; rows made of the sentence carry it.
+        language: ISO code, such as ``en``; tags such as ``en-US`` or ``eng`` are reduced to it. Empty if unknown:
+            English rules then do not apply.
+        multiword_tokens: Words that are one token in the text, ``(start, end, form)``: German *am*, two words, is
+            ``(3, 5, "am")``.
         constituents: Its phrases.
         dependencies: Its dependency tree.
-        frames: Its semantic frames; an empty tuple says that it has none, None that nobody looked.
-        source: File and line, or whatever names the origin of the words.
-        spacing: Where the spaces came from, ``"corpus"`` or ``"rule"``.
+        frames: Its semantic frames; an empty tuple means that it has none, None that they are unknown.
+        source: File and line, or another name of the origin of the words.
+        spacing: The source of the spaces, ``"corpus"`` or ``"rule"``.
 
     Raises:
-        ValueError: Where layers do not fit the words, or where ``language`` is no ISO code.
+        ValueError: A layer does not fit the words, or ``language`` is not an ISO code.
 
     Examples:
         >>> s = Sentence(("Dogs", "do", "n't", "bark", "."), language="en")
-        >>> s.text, s.spacing, s.written_words
+        >>> s.text, s.spacing, s.surface_tokens
         ("Dogs don't bark.", 'rule', ((0, 1), (1, 3), (3, 4)))
     """
 
@@ -155,7 +163,7 @@ class Sentence:
     spaces: tuple[str, ...] = ()
     uid: str = ""
     language: str = ""
-    contractions: tuple[tuple[int, int, str], ...] = ()
+    multiword_tokens: tuple[tuple[int, int, str], ...] = ()
     constituents: Constituents | None = None
     dependencies: Dependencies | None = None
     frames: tuple[Frame, ...] | None = None
@@ -171,32 +179,37 @@ class Sentence:
             tags = self.constituents.tags if self.constituents else None
             object.__setattr__(self, "spaces", spaces_by_rule(self.words, tags))
             object.__setattr__(self, "spacing", "rule")
+        self._check_lengths()
+        self._check_spans()
+
+    def _check_lengths(self) -> None:
         n = len(self.words)
         layers: dict[str, Sequence[Any] | None] = {"spaces": self.spaces}
         if self.constituents:
             layers["constituents.tags"] = self.constituents.tags
         if self.dependencies:
-            layers["dependencies.heads"] = self.dependencies.heads
-            layers["dependencies.relations"] = self.dependencies.relations
-            layers["dependencies.upos"] = self.dependencies.upos
-            layers["dependencies.features"] = self.dependencies.features
+            for name in ("heads", "relations", "upos", "features"):
+                layers[f"dependencies.{name}"] = getattr(self.dependencies, name)
             if not all(0 <= head <= n for head in self.dependencies.heads):
-                raise ValueError(f"dependencies.heads must lie in 0..{n}, sentence {self.uid!r} breaks it")
+                raise ValueError(f"dependencies.heads must lie in 0..{n}, in sentence {self.uid!r} one does not")
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
-        spans: list[tuple[int, int]] = [(start, end) for start, end, _ in self.contractions]
+
+    def _check_spans(self) -> None:
+        n = len(self.words)
+        spans = [(start, end) for start, end, _ in self.multiword_tokens]
         spans += [(c.start, c.end) for c in (self.constituents.spans if self.constituents else ())]
         for frame in self.frames or ():
             spans += [frame.verb, *((a.start, a.end) for a in frame.arguments)]
         for start, end in spans:
             if not 0 <= start < end <= n:
-                raise ValueError(f"spans must hold words of the {n} there are, got [{start}, {end}) in {self.uid!r}")
+                raise ValueError(f"spans must lie within the {n} words, got [{start}, {end}) in {self.uid!r}")
 
     @functools.cached_property
-    def written_words(self) -> tuple[tuple[int, int], ...]:
-        """The written words, ``(start, end)`` over ``words``: what edits move, never cut; not punctuation."""
-        bound = {i for start, end, _ in self.contractions for i in range(start, end - 1)}
+    def surface_tokens(self) -> tuple[tuple[int, int], ...]:
+        """The surface tokens, ``(start, end)`` over ``words``: the units that perturbations move; no punctuation."""
+        bound = {i for start, end, _ in self.multiword_tokens for i in range(start, end - 1)}
         found, start = [], 0
         for i in range(len(self.words)):
             last = i + 1 == len(self.words)
@@ -211,30 +224,17 @@ class Sentence:
                 found.append((first, end))
         return tuple(found)
 
-    def written(self, start: int, end: int) -> str:
-        """Write words ``start`` up to ``end`` as they stand in the text.
-
-        Args:
-            start: The first word.
-            end: The word after the last.
-
-        Returns:
-            The words with the spaces between them, contractions written as one.
-        """
-        forms = {first: (last, form) for first, last, form in self.contractions if start <= first and last <= end}
-        pieces, i = [], start
-        while i < end:
-            after, form = forms[i] if i in forms else (i + 1, self.words[i])
-            pieces.append(form)
-            if after < end:
-                pieces.append(self.spaces[after - 1])
-            i = after
-        return "".join(pieces)
+    def surface(self, start: int, end: int) -> str:
+        """Return words ``start`` up to, not including, ``end`` as they are in the text."""
+        pieces = []
+        for _, last, form in surface_forms(self.words, self.multiword_tokens, start, end):
+            pieces += [form, self.spaces[last - 1]]
+        return "".join(pieces[:-1])
 
     @functools.cached_property
     def text(self) -> str:
-        """The sentence as people write it."""
-        return self.written(0, len(self.words))
+        """The sentence as plain text."""
+        return self.surface(0, len(self.words))
 
     @property
     def automatic(self) -> bool:
@@ -244,7 +244,7 @@ class Sentence:
 
     @property
     def provenance(self) -> str:
-        """One line that says where words, spaces and structure came from."""
+        """One line that names the sources of words, spaces and structure."""
         parts = [self.source or "unknown source", f"spacing: {self.spacing}"]
         if self.constituents:
             parts.append(f"constituents: {self.constituents.source}")
@@ -254,41 +254,43 @@ class Sentence:
             parts.append(f"frames: {self.frames[0].source}")
         return "; ".join(parts)
 
-    def replaced(self, slots: Sequence[tuple[int, int, str]]) -> str:
-        """Write the sentence with other text in some places.
+    def replaced(self, replacements: Sequence[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
+        """Return the text with some spans replaced; everything around them, spaces too, stays.
 
         Args:
-            slots: ``(start, end, text)``, disjoint spans of words in order and what to write there instead;
-                what stands around them, spaces too, stays.
+            replacements: ``(start, end, text)``, disjoint spans of words in order, and the new text of each.
+            start: The first word of the text to return.
+            end: The word after its last; None for the end of the sentence.
 
         Returns:
-            The edited text.
+            The new text.
 
         Examples:
             >>> Sentence(("A", "cat", "saw", "me", ".")).replaced([(0, 2, "The dogs"), (3, 4, "us")])
             'The dogs saw us.'
         """
-        pieces, gaps, i = [], [], 0
-        for start, end, text in [*slots, (len(self.words), len(self.words), "")]:
-            if i < start:
-                pieces.append(self.written(i, start))
-                gaps.append(self.spaces[start - 1])
-            if start < end:
+        end = len(self.words) if end is None else end
+        pieces, gaps = [], []
+        for first, last, text in [*replacements, (end, end, "")]:
+            if start < first:
+                pieces.append(self.surface(start, first))
+                gaps.append(self.spaces[first - 1])
+            if first < last:
                 pieces.append(text)
-                gaps.append(self.spaces[end - 1])
-            i = end
+                gaps.append(self.spaces[last - 1])
+            start = last
         return join(pieces, gaps)
 
-    def with_uid(self, uid: str) -> Sentence:
-        """Copy the sentence under another name.
 
-        Args:
-            uid: The new name.
-
-        Returns:
-            The copy.
-        """
-        return dataclasses.replace(self, uid=uid)
+def surface_forms(
+    words: Sequence[str], multiword_tokens: MultiwordTokens, start: int, end: int
+) -> Iterator[tuple[int, int, str]]:
+    """Yield ``(start, end, form)`` of the tokens in a span of words, where a multiword token is one token."""
+    forms = {first: (last, form) for first, last, form in multiword_tokens if start <= first and last <= end}
+    while start < end:
+        last, form = forms.get(start) or (start + 1, words[start])
+        yield start, last, form
+        start = last
 
 
 @dataclass(frozen=True)
@@ -308,16 +310,3 @@ class Pair:
                     f"{side} must be a pelocality.corpora.Sentence, got {type(getattr(self, side)).__name__}; "
                     "read_pairs makes them from plain text"
                 )
-
-
-@runtime_checkable
-class Records(Protocol[T_co]):
-    """A source read in two steps, so that processes can share the slow one: records, and what they say."""
-
-    name: str
-
-    def records(self) -> Iterator[Any]:
-        """Go over the raw records from the start."""
-
-    def parse(self, record: Any) -> T_co | Dropped:
-        """Read one record, or say why it is left out."""

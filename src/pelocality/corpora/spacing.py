@@ -1,18 +1,19 @@
-"""Where the spaces go: words to text and back, the same way for an original and for its edit.
+"""Spacing: words to text and back, by the same rules for an original and for its perturbation.
 
-A *written word* is what stands between two spaces, less the punctuation at its edges: ``don't`` is one
-written word though a treebank cuts it in two. Edits move written words whole, so that an edit never changes
-how a tokenizer cuts a word; punctuation keeps its place, and spaces belong to places, not to words.
+A *surface token* is the text between two spaces without the punctuation at its edges: ``don't`` is one surface token,
+although a treebank splits it into two words. Perturbations move whole surface tokens, so that they never change how a
+tokenizer splits a word; punctuation keeps its place, and spaces belong to positions, not to words.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
 
-# Penn Treebank escapes, which may stand inside a token too (":-RRB-" is ":)")
+# Penn Treebank escapes, which may also occur inside a token (":-RRB-" is ":)")
 _ESCAPES = {
     "-LRB-": "(",
     "-RRB-": ")",
@@ -34,7 +35,7 @@ _OPENING = frozenset({"``", "`", "“", "„", "‘", "«"})
 _CLOSING = frozenset({"''", "”", "»"})
 _DASHES = frozenset({"--", "---", "–", "—"})
 _ELLIPSIS = re.compile(r"\.{2,}|…")
-# scripts written without spaces between words: there, no space says nothing about word boundaries
+# scripts without spaces between words: there, a missing space does not mean that a word continues
 _UNSPACED = (
     "CJK",
     "HIRAGANA",
@@ -51,13 +52,13 @@ _UNSPACED = (
 
 
 def unescape(token: str) -> str:
-    r"""Write a Penn Treebank token as people write it.
+    r"""Return the text of a Penn Treebank token.
 
     Args:
         token: A leaf of a bracketed tree, such as ``-LRB-`` or ``1\/2``.
 
     Returns:
-        The token's own characters; quotes become plain ones.
+        The token without escapes; quotes become plain ones.
 
     Examples:
         >>> unescape("-LRB-"), unescape(":-RRB-"), unescape("``"), unescape("dog")
@@ -72,14 +73,14 @@ def unescape(token: str) -> str:
 
 
 def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Find each token in the text it was cut from.
+    """Find each token in the text that it comes from.
 
     Args:
         tokens: The tokens in order, with Penn Treebank escapes or without.
-        text: The text as people wrote it.
+        text: The original text.
 
     Returns:
-        The tokens as they stand in the text and the white space after each, or None where they do not match.
+        The tokens as they are in the text and the white space after each, or None if they do not match.
 
     Examples:
         >>> align(["Do", "n't", "-LRB-", "go", "-RRB-", "."], "Don't (go).")
@@ -104,24 +105,17 @@ def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str,
     return (tuple(surfaces), tuple(spaces)) if position == len(text) else None
 
 
-@functools.cache
-def _detokenizer() -> object:
-    from nltk.tokenize.treebank import TreebankWordDetokenizer
-
-    return TreebankWordDetokenizer()
-
-
 def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> tuple[str, ...]:
     """Guess the white space after each token from English Penn Treebank conventions.
 
-    The rules are nltk's ``TreebankWordDetokenizer``; where its text cannot be matched to the tokens again, every
-    token is followed by a space. Quotes, dashes and ellipses follow rules of their own: a quote clings to what it
-    encloses, a dash has a space on each side, an ellipsis one after it.
+    The rules are nltk's ``TreebankWordDetokenizer``; if its text cannot be aligned with the tokens, every token is
+    followed by a space. Quotes, dashes and ellipses have rules of their own: no space between a quote and the text it
+    encloses, a space on each side of a dash, one after an ellipsis.
 
     Args:
         tokens: The tokens in order.
-        tags: Their Penn Treebank tags. A token tagged ``HYPH`` is written without spaces around it, and the tag
-            of a quote says whether it opens; without tags, quotes open and close in turn.
+        tags: Their Penn Treebank tags. A token tagged ``HYPH`` has no spaces around it, and the tag of a quote tells
+            whether it opens; without tags, quotes open and close in turn.
 
     Returns:
         The white space after each token; the last is empty.
@@ -132,14 +126,16 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         >>> spaces_by_rule(["He", "said", ",", '"', "Go", ".", '"'])
         (' ', '', ' ', '', '', '', '')
     """
+    from nltk.tokenize.treebank import TreebankWordDetokenizer
+
     if not tokens:
         return ()
     opens = _quote_sides(tokens, tags)
-    # the detokenizer takes all three for marks: seen as words, they get the spaces of their outer side from it
+    # as words, these get the spaces of their outer side from the detokenizer, which would treat them as punctuation
     shown = [
         "w" if i in opens or token in _DASHES or _ELLIPSIS.fullmatch(token) else token for i, token in enumerate(tokens)
     ]
-    found = align(shown, _detokenizer().detokenize(shown))  # type: ignore[attr-defined]
+    found = align(shown, TreebankWordDetokenizer().detokenize(shown))
     spaces = list(found[1]) if found else [" "] * (len(tokens) - 1) + [""]
     for i, token in enumerate(tokens):
         tag = tags[i] if tags else ""
@@ -154,7 +150,7 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
 
 
 def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int, bool]:
-    """Say of each token that is a quote whether it opens: by its form, else its tag, else by turns."""
+    """Return whether each token that is a quote opens: by its form, else by its tag, else in turn."""
     opens: dict[int, bool] = {}
     unclosed = {'"': False, "'": False}
     for i, token in enumerate(tokens):
@@ -175,13 +171,13 @@ def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int,
 
 
 def is_punctuation(word: str) -> bool:
-    """Say whether a token has no letter and no digit, nor anything that stands for one.
+    """Return whether a token is punctuation.
 
     Args:
         word: A token.
 
     Returns:
-        True for marks and brackets; signs that are read aloud (``%``, ``&``, ``€``) count as words.
+        True for punctuation marks and brackets; signs that are read aloud (``%``, ``&``, ``€``) count as words.
 
     Examples:
         >>> is_punctuation("..."), is_punctuation("don't"), is_punctuation("%")
@@ -191,13 +187,7 @@ def is_punctuation(word: str) -> bool:
 
 
 def is_mark(character: str) -> bool:
-    """Say whether a character belongs to the letter before it: vowel signs, accents, joiners.
-
-    Args:
-        character: One character.
-
-    Returns:
-        True for the Unicode categories Mn, Mc and Me and for the two zero-width joiners.
+    """Return whether a character belongs to the letter before it: Unicode categories M*, and zero-width joiners.
 
     Examples:
         >>> [is_mark(c) for c in "नि"], is_mark("n")
@@ -212,20 +202,14 @@ def _unspaced(character: str) -> bool:
 
 
 def _last_letter(word: str) -> str:
-    """Give the last character that is no mark: the name of a mark does not always tell its script."""
+    """Return the last character that is not a mark: the name of a mark does not always contain its script."""
     return next((c for c in reversed(word) if not is_mark(c)), word[-1])
 
 
 def is_glued(left: str, space: str, right: str) -> bool:
-    """Say whether two neighbouring tokens belong to one written word.
+    """Return whether two neighbouring words belong to one surface token.
 
-    Args:
-        left: The token before.
-        space: The white space between them.
-        right: The token after.
-
-    Returns:
-        True where nothing stands between them and their script does put spaces between words.
+    They do if there is no white space between them and their script has spaces between words.
 
     Examples:
         >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
@@ -235,15 +219,15 @@ def is_glued(left: str, space: str, right: str) -> bool:
 
 
 def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:
-    """Write pieces of text one after the other, each followed by its gap.
+    """Join pieces of text, each followed by its gap.
 
     Args:
-        pieces: The pieces, each one or more written words.
+        pieces: The pieces, each one or more surface tokens.
         gaps: The white space after each piece.
 
     Returns:
-        The text. Where two words that take spaces would run into one (a Latin name moved beside a number in a
-        Chinese sentence), a space is put between them.
+        The text. A space is added where two words of a script with spaces would become one (a Latin name moved next
+        to a number in a Chinese sentence).
 
     Examples:
         >>> join(["a dog", "barks", "."], [" ", "", ""])
@@ -251,12 +235,8 @@ def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:
         >>> join(["说", "iPhone", "2016", "年"], ["", "", "", ""])
         '说iPhone 2016年'
     """
-    text: list[str] = []
-    for i, piece in enumerate(pieces):
-        text.append(piece)
-        if i + 1 == len(pieces):
-            break
-        following = pieces[i + 1]
-        runs_on = bool(piece and following) and _last_letter(piece).isalnum() and following[0].isalnum()
-        text.append(" " if runs_on and is_glued(piece, gaps[i], following) else gaps[i])
+    text = list(pieces[:1])
+    for (left, right), gap in zip(itertools.pairwise(pieces), gaps, strict=False):
+        runs_on = bool(left and right) and _last_letter(left).isalnum() and right[0].isalnum()
+        text += [" " if runs_on and is_glued(left, gap, right) else gap, right]
     return "".join(text)

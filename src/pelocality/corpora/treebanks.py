@@ -1,28 +1,27 @@
-"""Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames joined to both."""
+"""Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames with both."""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pelocality.corpora._corpus import Corpus
-from pelocality.corpora._records import (
-    Record,
-    brief,
-    checked,
-    existing,
-    field,
-    json_lines,
-    json_object,
-    name_in,
-    text_lines,
-)
+from pelocality.corpora._corpus import Corpus, file_corpus
+from pelocality.corpora._records import Record, brief, checked, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
-from pelocality.corpora.sentence import Argument, Constituents, Dependencies, Dropped, Frame, Sentence, language_code
+from pelocality.corpora.sentence import (
+    Argument,
+    Constituents,
+    Dependencies,
+    Dropped,
+    Frame,
+    Sentence,
+    language_code,
+    surface_forms,
+)
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
@@ -33,16 +32,16 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     r"""Read bracketed trees, Penn Treebank style, one after the other, on one line or over many.
 
     Args:
-        path: The file, UTF-8; ``.gz`` is read too.
+        path: The file, UTF-8, also compressed (``.gz``).
         language: ISO code of its language.
 
     Returns:
-        The sentences with their constituents, read lazily. Bracketed files keep no spaces: text comes back by
-        the rules of English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted.
+        The sentences with their constituents, read lazily. Bracketed files do not store spaces: the text is guessed
+        by rules for English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted.
 
     Raises:
-        FileNotFoundError: Where there is no such file.
-        ValueError: While reading, with file and line, where brackets do not match.
+        FileNotFoundError: The file does not exist.
+        ValueError: While reading, with file and line: brackets do not match.
 
     Examples:
         >>> import tempfile
@@ -52,33 +51,27 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
         ...     [sentence.text for sentence in read_trees(file)]
         ['A cat sleeps.']
     """
-    path = existing(path)
-    return Corpus(
-        str(path),
-        functools.partial(_bracketed_records, path),
-        functools.partial(_read_bracketed, language=language_code(language)),
-    )
+    return file_corpus(path, _bracketed_records, _read_bracketed, language=language_code(language))
 
 
 def _bracketed_records(path: Path) -> Iterator[Record]:
-    depth, first, held = 0, 0, ""
-    number = 0
+    depth, number = 0, 0
     for number, line in text_lines(path):
         opened = 0
         for part in re.split(r"([()])", line):
-            if depth == 0 and not part.strip():
-                continue
-            if depth == 0 and part != "(":
-                raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
             if depth == 0:
-                first, held, opened = number, "", opened + 1
-                place = number if opened == 1 else f"{number}.{opened}"
-            held += part
+                if not part.strip():
+                    continue
+                if part != "(":
+                    raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
+                opened += 1
+                place, tree = (number if opened == 1 else f"{number}.{opened}"), ""
+            tree += part
             depth += (part == "(") - (part == ")")
             if depth == 0:
-                yield place, held
+                yield place, tree
     if depth:
-        raise ValueError(f"{path}:{first}: the tree that opens here is not closed at the end, line {number}")
+        raise ValueError(f"{path}:{place}: the tree that opens here is not closed at the end, line {number}")
 
 
 def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence | Dropped:
@@ -91,22 +84,22 @@ def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence | Dro
 def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentence]:
     r"""Read a CoNLL-U treebank (Universal Dependencies) with the conllu package.
 
-    Words are the numbered ones: words written as one (``1-2``) become contractions of the sentence, empty
-    nodes (``1.1``) are not words and are left out.
+    Words are the numbered lines; ranges (``1-2``) become multiword tokens of the sentence, and empty nodes (``1.1``)
+    are left out.
 
     Args:
-        path: The file, UTF-8; ``.gz`` is read too.
+        path: The file, UTF-8, also compressed (``.gz``).
         language: ISO code. None takes it from a file name such as ``de_pud-ud-test.conllu`` or
-            ``de-ud-test.conllu``, and warns where the name tells none: rules of one language then stay out.
+            ``de-ud-test.conllu``, and warns if the name has none: rules of one language then do not apply.
 
     Returns:
-        The sentences with dependencies, tags and features, read lazily, spaced as ``# text`` and
-        ``SpaceAfter`` say.
+        The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
+        ``SpaceAfter``.
 
     Raises:
-        FileNotFoundError: Where there is no such file.
-        ValueError: While reading, with file and line, where a sentence is malformed, or where its heads make no
-            tree: no root, or words that are their own heads, directly or in a circle.
+        FileNotFoundError: The file does not exist.
+        ValueError: While reading, with file and line: a sentence is malformed, or its heads do not make a
+            tree: no root, or a cycle.
 
     Examples:
         >>> import tempfile
@@ -118,30 +111,19 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         ...     [(s.language, s.words, s.text) for s in read_conllu(file)]
         [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
-    path = existing(path)
     if language is None:
-        prefix = re.match(r"([a-z]{2,3})(?:_|-ud-)", path.name, re.IGNORECASE)
+        prefix = re.match(r"([a-z]{2,3})(?:_|-ud-)", Path(path).name, re.IGNORECASE)
         language = prefix[1] if prefix else ""
         if not prefix:
-            logger.warning("%s: the name tells no language, and rules of one language stay out; pass language=", path)
-    return Corpus(
-        str(path),
-        functools.partial(_conllu_records, path),
-        functools.partial(_read_conllu_block, language=language_code(language)),
-    )
+            logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
+    return file_corpus(path, _conllu_records, _read_conllu_block, language=language_code(language))
 
 
 def _conllu_records(path: Path) -> Iterator[Record]:
-    first, block = 0, ""
-    for number, line in text_lines(path):
-        if line.strip():
-            first = first if block else number
-            block += line
-        elif block:
-            yield first, block
-            block = ""
-    if block:
-        yield first, block
+    for has_text, lines in itertools.groupby(text_lines(path), key=lambda line: bool(line[1].strip())):
+        if has_text:
+            numbers, texts = zip(*lines, strict=True)
+            yield numbers[0], "".join(texts)
 
 
 def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
@@ -149,7 +131,7 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
     from conllu.exceptions import ParseException
 
     if all(line.startswith("#") for line in block.splitlines()):
-        raise ValueError("a sentence must have words, here are comments alone")
+        raise ValueError("a sentence must have words, this one has only comments")
     try:
         tokens = conllu.parse(block)[0]
     except (ParseException, IndexError) as error:
@@ -162,27 +144,26 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
         raise ValueError(f"words must be numbered 1, 2, 3 ..., got {brief([word['id'] for word in words])}")
     heads = [checked(word["head"], f"the head of word {word['id']}", int, "a whole number") for word in words]
     _check_heads(heads)
-    spaces = ["" if (word["misc"] or {}).get("SpaceAfter") == "No" else " " for word in words]
-    contractions = []
-    for token in tokens:
-        if isinstance(token["id"], tuple) and token["id"][1] == "-":
-            first, _, last = token["id"]
-            if not 1 <= first < last <= len(words):
-                raise ValueError(f"words written as one must be some of the {len(words)} words, got {first}-{last}")
-            contractions.append((first - 1, last, token["form"]))
-            spaces[first - 1 : last] = [""] * (last - first) + [
-                "" if (token["misc"] or {}).get("SpaceAfter") == "No" else " "
-            ]
+    forms = tuple(word["form"] for word in words)
+    ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
+    multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
+    for first, last, _ in multiword_tokens:
+        if not 0 <= first < last - 1 < len(words):
+            raise ValueError(f"a multiword token must span some of the {len(words)} words, got {first + 1}-{last}")
+    tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
+    found = align([form for _, _, form in tokens_in_text], tokens.metadata.get("text") or "")
+    spaces = [""] * len(words)
+    for k, (first, last, _) in enumerate(tokens_in_text):
+        misc = ranges.get(first, words[first])["misc"] or {}
+        # the exact white space of "# text", of which SpaceAfter tells less
+        spaces[last - 1] = found[1][k] if found else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
-    text = tokens.metadata.get("text")
-    if text:
-        spaces = _spaces_from_text([word["form"] for word in words], contractions, text) or spaces
     return Sentence(
-        tuple(word["form"] for word in words),
+        forms,
         tuple(spaces),
         uid=tokens.metadata.get("sent_id") or where,
         language=language,
-        contractions=tuple(contractions),
+        multiword_tokens=multiword_tokens,
         dependencies=Dependencies(
             tuple(heads),
             tuple(word["deprel"] or "_" for word in words),
@@ -195,7 +176,7 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
 
 
 def _check_heads(heads: Sequence[int]) -> None:
-    """Refuse heads that make no tree: every word must lead to a root."""
+    """Refuse heads that do not make a tree: every word must lead to a root."""
     n = len(heads)
     for word, head in enumerate(heads, 1):
         if not 0 <= head <= n:
@@ -211,57 +192,31 @@ def _check_heads(heads: Sequence[int]) -> None:
             path.append(word)
             word = heads[word - 1]
         if word not in rooted:
-            raise ValueError(f"every word must lead to the root, the heads of word {word} run in a circle")
+            raise ValueError(f"every word must lead to the root, the heads of word {word} form a cycle")
         rooted.update(path)
 
 
-def _spaces_from_text(
-    forms: Sequence[str], contractions: Sequence[tuple[int, int, str]], text: str
-) -> list[str] | None:
-    """Read the exact white space off the text (SpaceAfter tells less); None where they disagree."""
-    opening = {start: (end, form) for start, end, form in contractions}
-    written, ends, i = [], [], 0
-    while i < len(forms):
-        end, form = opening.get(i, (i + 1, forms[i]))
-        written.append(form)
-        ends.append(end)
-        i = end
-    found = align(written, text)
-    if found is None:
-        return None
-    spaces = [""] * len(forms)
-    for end, space in zip(ends, found[1], strict=True):
-        spaces[end - 1] = space
-    return spaces
-
-
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
-    """Read PropBank frames joined to trees, one JSON object a line.
+    """Read PropBank frames with trees, one JSON object a line.
 
     Fields: ``id``; ``tree`` (bracketed); ``frames``, each with ``roleset`` and ``args`` (or ``r`` and ``a``),
     arguments as ``[role, start, end]`` over words, end-exclusive, the predicate's own words under the role
     ``V``; and, where known, ``text``, ``tokens``, ``head``, ``deprel``, ``upos``.
 
     Args:
-        path: The file, UTF-8; ``.gz`` is read too.
+        path: The file, UTF-8, also compressed (``.gz``).
         language: ISO code of its language.
 
     Returns:
-        The sentences with frames and whatever trees the line has, read lazily. A tree that does not parse,
-        or that does not fit the tokens, costs its sentence the constituents, with a warning, not its place.
-        Lines whose ``text`` and words disagree are dropped and counted: a text made up from the words would
-        not be the corpus's.
+        The sentences with their frames and trees, read lazily. A sentence whose tree does not parse or does not fit
+        the tokens is read without constituents, with a warning. Lines whose ``text`` and words disagree are dropped
+        and counted: a text made from the words would not be that of the corpus.
 
     Raises:
-        FileNotFoundError: Where there is no such file.
-        ValueError: While reading, with file and line, where a line is malformed.
+        FileNotFoundError: The file does not exist.
+        ValueError: While reading, with file and line: a line is malformed.
     """
-    path = existing(path)
-    return Corpus(
-        str(path),
-        functools.partial(json_lines, path),
-        functools.partial(_read_frames_line, language=language_code(language)),
-    )
+    return file_corpus(path, json_lines, _read_frames_line, language=language_code(language))
 
 
 def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:
@@ -283,7 +238,7 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     return Sentence(
         found[0] if found else words,
         found[1] if found else (),
-        uid=name_in(row, "id"),
+        uid=identifier(row, "id"),
         language=language,
         constituents=constituents,
         dependencies=dependencies,
@@ -293,7 +248,7 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
 
 
 def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple[tuple[str, ...], Constituents | None]:
-    """Give the words, and the constituents where the tree has them over the same words."""
+    """Return the words, and the constituents if the words of the tree are the tokens."""
     try:
         words, constituents = parse_bracketed(tree, where)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a probe knows of its own making: a small record in the dataset's info, and the builder's name in each row."""
+"""How a probe was built: a record in the dataset's info."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import datasets
 
 @dataclass(frozen=True)
 class ProbeInfo:
-    """How a probe was built: the builder, its settings, and what became of every sentence or pair it read.
+    """How a probe was built: the builder, its settings, and the number of items read, kept and left out.
 
-    ``items`` counts what was read and ``rows`` what the probe holds. ``dropped`` counts the items that gave no row,
-    by reason; ``skipped`` counts candidates within items (constituents, predicates) that could not be used, by reason.
+    ``items`` counts the sentences or pairs that were read, ``rows`` the rows of the probe. ``dropped`` counts the items
+    without a row, by reason; ``skipped`` counts candidates within items (constituents, predicates) that could not be
+    used, by reason.
     """
 
     builder: str
@@ -31,14 +32,14 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
     """Return how a probe was built.
 
     The record is kept by ``save_to_disk`` and by ``concatenate_datasets``, which adds up the counts. Parquet, CSV and
-    JSON files keep no info; what `evaluate` and `minimal_pairs` need stands in the rows themselves, in ``builder``.
+    JSON files keep no info; `evaluate` and `minimal_pairs` need only the column ``builder``.
 
     Args:
         probe: A dataset made by one of the builders.
 
     Returns:
-        Counts and settings. Rows filtered or selected later do not change them. Of joined probes, the names of the
-        builders, the settings that are the same in all, and the sums of the counts.
+        Counts and settings. Filtering or selecting rows does not change them. For concatenated probes, the names of
+        the builders, the settings that are equal in all, and the sums of the counts.
 
     Raises:
         ValueError: The dataset was not made by a builder, or was read from a file that keeps no info.
@@ -56,8 +57,8 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         first = parts[0]
     except (json.JSONDecodeError, TypeError, KeyError, IndexError) as error:
         raise ValueError(
-            "probe must be a dataset made by pelocality.probes and kept with save_to_disk: its info does not say how "
-            "it was made"
+            "probe must be a dataset made by pelocality.probes and kept with save_to_disk: its info has no record of a "
+            "builder"
         ) from error
     return ProbeInfo(
         ", ".join(dict.fromkeys(part.builder for part in parts)),
@@ -70,5 +71,5 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
 
 
 def record_info(probe: datasets.Dataset, info: ProbeInfo) -> None:
-    """Write the record into a dataset's info, on one line with a name of its own, so that joining keeps every one."""
+    """Write the record into a dataset's info, on one line with a unique id: concatenation drops equal descriptions."""
     probe.info.description = json.dumps({**asdict(info), "id": probe._fingerprint})

@@ -1,10 +1,10 @@
-"""The rows of every probe: the same columns, whatever the edit."""
+"""The rows of every probe: the same columns for every perturbation, and the checks that all builders share."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import datasets
@@ -12,31 +12,22 @@ import datasets
 from pelocality.corpora import Pair, Sentence
 
 Side = Literal["premise", "hypothesis", "both"]
-SENTENCE = "sentence"  # what stands in the column "side" where there is no pair
+Spans = Literal["one", "all"]
+SENTENCE = "sentence"  # value of the column "side" in probes over single sentences
 
 
 @functools.cache
-def _spans() -> Any:
-    return [
-        {
-            "side": datasets.Value("string"),
-            "category": datasets.Value("string"),
-            "start": datasets.Value("int32"),
-            "end": datasets.Value("int32"),
-            "original": datasets.Value("string"),
-            "edited": datasets.Value("string"),
-        }
-    ]
-
-
-def _columns(*texts: str) -> datasets.Features:
-    string = datasets.Value("string")
+def features_of(kind: type) -> datasets.Features:
+    """Return the columns of a probe over pairs or over single sentences, originals beside perturbed texts."""
+    texts = ("sentence",) if kind is Sentence else ("premise", "hypothesis", "label")
+    string, number = datasets.Value("string"), datasets.Value("int32")
+    span = {"side": string, "category": string, "start": number, "end": number, "original": string, "perturbed": string}
     return datasets.Features(
         {
-            **dict.fromkeys(texts, string),
+            **dict.fromkeys((*texts, *(f"original_{name}" for name in texts)), string),
             "side": string,
-            "spans": _spans(),
-            "size": datasets.Value("int32"),
+            "spans": [span],
+            "size": number,
             "category": string,
             "seed": datasets.Value("int64"),
             "uid": string,
@@ -45,164 +36,55 @@ def _columns(*texts: str) -> datasets.Features:
     )
 
 
-@functools.cache
-def pair_features() -> datasets.Features:
-    """Give the columns of a probe over pairs.
-
-    Returns:
-        The columns: edited ``premise``, ``hypothesis`` and ``label``, the same three as they were under
-        ``original_``, and what was done.
-    """
-    return _columns("premise", "hypothesis", "label", "original_premise", "original_hypothesis", "original_label")
-
-
-@functools.cache
-def sentence_features() -> datasets.Features:
-    """Give the columns of a probe over single sentences.
-
-    Returns:
-        The columns: edited ``sentence``, ``original_sentence``, and what was done.
-    """
-    return _columns("sentence", "original_sentence")
-
-
-def span_entry(sentence: Sentence, side: str, category: str, start: int, end: int, edited: str) -> dict[str, Any]:
-    """Describe one edited span.
-
-    Args:
-        sentence: The original.
-        side: Premise, hypothesis or sentence.
-        category: Constituent label, or semantic role.
-        start: Its first word.
-        end: The word after its last.
-        edited: What stands there now.
-
-    Returns:
-        The entry of the column ``spans``.
-    """
-    original = sentence.written(start, end)
+def span_entry(sentence: Sentence, side: str, category: str, start: int, end: int, perturbed: str) -> dict[str, Any]:
+    """Return the entry of the column ``spans`` for words ``start`` up to, not including, ``end``."""
     return {
         "side": side,
         "category": category,
         "start": start,
         "end": end,
-        "original": original,
-        "edited": edited,
+        "original": sentence.surface(start, end),
+        "perturbed": perturbed,
     }
 
 
-def pair_row(
-    pair: Pair, edited: dict[str, str], label: str | None, spans: Sequence[dict[str, Any]], **columns: Any
+def row_of(
+    item: Pair | Sentence, perturbed: Mapping[str, str], spans: Sequence[dict[str, Any]], label: str | None = None
 ) -> dict[str, Any]:
-    """Put together the row of an edited pair.
-
-    Args:
-        pair: The original.
-        edited: New text for the sides that changed.
-        label: The label of the edited pair.
-        spans: What was edited.
-        columns: The columns ``size``, ``category``, ``seed``, ``uid``.
-
-    Returns:
-        The row.
-    """
-    sides = [side for side in ("premise", "hypothesis") if side in edited]
-    provenance = " | ".join(dict.fromkeys(getattr(pair, side).provenance for side in sides))
-    return {
-        "premise": edited.get("premise", pair.premise.text),
-        "hypothesis": edited.get("hypothesis", pair.hypothesis.text),
-        "label": label,
-        "original_premise": pair.premise.text,
-        "original_hypothesis": pair.hypothesis.text,
-        "original_label": pair.label,
-        "side": "both" if len(sides) == 2 else sides[0],
-        "spans": list(spans),
-        "provenance": provenance,
-        **columns,
-    }
+    """Return the row of an item; ``perturbed`` holds the new texts of the sides that changed, by name."""
+    names = (SENTENCE,) if isinstance(item, Sentence) else ("premise", "hypothesis")
+    originals = {name: item if isinstance(item, Sentence) else getattr(item, name) for name in names}
+    row = {name: perturbed.get(name, original.text) for name, original in originals.items()}
+    row |= {f"original_{name}": original.text for name, original in originals.items()}
+    if isinstance(item, Pair):
+        row |= {"label": label, "original_label": item.label}
+    provenance = dict.fromkeys(originals[name].provenance for name in names if name in perturbed)
+    side = "both" if len(perturbed) == 2 else next(iter(perturbed))
+    return {**row, "side": side, "spans": list(spans), "provenance": " | ".join(provenance), "uid": uid_of(item)}
 
 
-def sentence_row(sentence: Sentence, edited: str, spans: Sequence[dict[str, Any]], **columns: Any) -> dict[str, Any]:
-    """Put together the row of an edited sentence.
-
-    Args:
-        sentence: The original.
-        edited: Its new text.
-        spans: What was edited.
-        columns: The columns ``size``, ``category``, ``seed``, ``uid``.
-
-    Returns:
-        The row.
-    """
-    return {
-        "sentence": edited,
-        "original_sentence": sentence.text,
-        "side": SENTENCE,
-        "spans": list(spans),
-        "provenance": sentence.provenance,
-        **columns,
-    }
-
-
-def name_of(item: Pair | Sentence) -> str:
-    """Name an item: by its uid, or by its text where it has none.
-
-    Args:
-        item: A pair or a sentence.
-
-    Returns:
-        The name.
-    """
+def uid_of(item: Pair | Sentence) -> str:
+    """Return the uid of an item, or a hash of its text if it has none."""
     if item.uid:
         return item.uid
-    return hashlib.blake2b("\0".join(content_of(item)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("\0".join(texts_of(item)).encode(), digest_size=8).hexdigest()
 
 
-def content_of(item: Pair | Sentence) -> tuple[str, ...]:
-    """Give what seeds the random choices made for an item: its text, for a pair both texts.
-
-    Args:
-        item: A pair or a sentence.
-
-    Returns:
-        The texts. Two pairs that share a premise differ in them; where an item stands does not matter.
-    """
+def texts_of(item: Pair | Sentence) -> tuple[str, ...]:
+    """Return the text of a sentence or the two texts of a pair, which seed the random choices made for it."""
     return (item.text,) if isinstance(item, Sentence) else (item.premise.text, item.hypothesis.text)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Refuse a value that is not among the choices.
-
-    Args:
-        name: The argument.
-        value: What came.
-        choices: What is wanted.
-
-    Returns:
-        Nothing.
-
-    Raises:
-        ValueError: Where the value is none of them.
-    """
+    """Refuse a value that is not among the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_labels(labels: Collection[str] | None) -> tuple[str, ...] | None:
-    """Check which labels to keep.
-
-    Args:
-        labels: Names of labels, or None for all.
-
-    Returns:
-        The names.
-
-    Raises:
-        TypeError: Where it is a single string, whose letters would be taken for labels, or holds other
-            things.
-    """
-    if labels is None:
+def check_names(name: str, names: Collection[str] | None) -> tuple[str, ...] | None:
+    """Return a collection of strings in order; a single string is refused: its letters would be taken for names."""
+    if names is None:
         return None
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-        raise TypeError(f"labels must be a collection of label names, such as ('entailment',), got {labels!r}")
-    return tuple(labels)
+    if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+        raise TypeError(f"{name} must be a collection of names, such as ('entailment',) or ('NP',), got {names!r}")
+    return tuple(sorted(names))

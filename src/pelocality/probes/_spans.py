@@ -1,18 +1,16 @@
-"""Which words change places: constituents of a size, windows that are not constituents, or the whole sentence."""
+"""The choice of what to shuffle: constituents of a size, windows that are not constituents, or the whole sentence."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from pelocality.corpora import Dropped, Sentence, phrases
 from pelocality.probes._build import Skipped
-
-Spans = Literal["one", "all"]
+from pelocality.probes._rows import Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +27,12 @@ class WordSpan:
         return self.last - self.first
 
 
-def choose_sentence(sentence: Sentence) -> Iterator[WordSpan | Dropped]:
-    """Choose the whole sentence, if some order of its words changes the text."""
-    size = len(sentence.written_words)
+Choices = Iterator[WordSpan | Skipped | Dropped]
+
+
+def choose_sentence(sentence: Sentence, rng: np.random.Generator) -> Choices:
+    """Choose the whole sentence, if some order of its words changes the text; nothing is random."""
+    size = len(sentence.surface_tokens)
     if _same_in_any_order(sentence, 0, size):
         yield Dropped("no order of the words changes the text")
     else:
@@ -44,18 +45,18 @@ def choose_constituents(
     sizes: Collection[int],
     categories: Collection[str] | None,
     spans: Spans,
-) -> Iterator[WordSpan | Skipped | Dropped]:
-    """Choose one constituent, or all disjoint ones, whose words can change places."""
+) -> Choices:
+    """Choose one constituent, or all disjoint ones, some order of whose words changes the text."""
     if sentence.constituents is None and sentence.dependencies is None:
         yield Dropped("no tree")
         return
     candidates = []
-    for first, last, whole, labels in _constituents(sentence):
+    for (first, last, whole), labels in _constituents(sentence).items():
         if last - first not in sizes or (categories is not None and not set(labels) & set(categories)):
             continue
         if not whole:
             yield Skipped("the constituent cuts a surface token")
-        elif last - first == len(sentence.written_words):
+        elif last - first == len(sentence.surface_tokens):
             yield Skipped("the constituent is the whole sentence")
         elif _same_in_any_order(sentence, first, last):
             yield Skipped("no order of the constituent's words changes the text")
@@ -68,9 +69,8 @@ def choose_constituents(
     else:
         taken: set[int] = set()
         for candidate in sorted(candidates, key=lambda c: (-c.size, c.first)):
-            words = set(range(candidate.first, candidate.last))
-            if not taken & words:
-                taken |= words
+            if taken.isdisjoint(range(candidate.first, candidate.last)):
+                taken.update(range(candidate.first, candidate.last))
                 yield candidate
 
 
@@ -80,63 +80,56 @@ def choose_windows(
     sizes: Collection[int],
     categories: Collection[str] | None,
     spans: Spans,
-) -> Iterator[WordSpan | Skipped | Dropped]:
+) -> Choices:
     """Choose one window that is not a constituent for each constituent that would be chosen."""
-    replaced = []
+    sizes_needed = []
     for choice in choose_constituents(sentence, rng, sizes, categories, spans):
         if isinstance(choice, WordSpan):
-            replaced.append(choice)
+            sizes_needed.append(choice.size)
         else:
             yield choice
-    constituents = {(first, last) for first, last, _, _ in _constituents(sentence)}
-    count = len(sentence.written_words)
+    constituents = {(first, last) for first, last, _ in _constituents(sentence)}
     taken: set[int] = set()
     windows = []
-    for constituent in replaced:
-        starts = [
-            first
-            for first in range(count - constituent.size + 1)
-            if (first, first + constituent.size) not in constituents
-            and not taken & set(range(first, first + constituent.size))
-            and not _same_in_any_order(sentence, first, first + constituent.size)
+    for size in sizes_needed:
+        free = [
+            (first, first + size)
+            for first in range(len(sentence.surface_tokens) - size + 1)
+            if (first, first + size) not in constituents
+            and taken.isdisjoint(range(first, first + size))
+            and not _same_in_any_order(sentence, first, first + size)
         ]
-        if not starts:
+        if not free:
             yield Dropped("no room for a window that is not a constituent")
             return
-        first = starts[rng.integers(len(starts))]
-        taken |= set(range(first, first + constituent.size))
-        windows.append(WordSpan(first, first + constituent.size, "window"))
+        window = WordSpan(*free[rng.integers(len(free))], "window")
+        taken.update(range(window.first, window.last))
+        windows.append(window)
     yield from windows
 
 
-def _constituents(sentence: Sentence) -> Iterator[tuple[int, int, bool, tuple[str, ...]]]:
-    """Map constituents to surface tokens: first, last (exclusive), whether the edges cut none, labels."""
+def _constituents(sentence: Sentence) -> dict[tuple[int, int, bool], tuple[str, ...]]:
+    """Map constituents in surface tokens, (first, last (exclusive), whether the edges split no token), to labels."""
     found = phrases(sentence)
-    merged: dict[tuple[int, int, bool], tuple[str, ...]] = {}
-    words = sentence.written_words
+    labels: dict[tuple[int, int, bool], tuple[str, ...]] = {}
+    tokens = sentence.surface_tokens
     for phrase in found.spans if found else ():
-        touched = [k for k, (start, end) in enumerate(words) if start < phrase.end and phrase.start < end]
+        touched = [k for k, (start, end) in enumerate(tokens) if start < phrase.end and phrase.start < end]
         if touched:
             first, last = touched[0], touched[-1] + 1
-            whole = phrase.start <= words[first][0] and words[last - 1][1] <= phrase.end
-            merged[first, last, whole] = merged.get((first, last, whole), ()) + phrase.labels
-    for (first, last, whole), labels in merged.items():
-        yield first, last, whole, labels
+            whole = phrase.start <= tokens[first][0] and tokens[last - 1][1] <= phrase.end
+            labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
+    return labels
 
 
 def _same_in_any_order(sentence: Sentence, first: int, last: int) -> bool:
     """Return whether no exchange of two neighbours changes the string, and so no order of the words does.
 
-    Different words may still make one string: where no spaces stand between them, 人 and 人人 do.
+    Different words may still make the same string: without spaces between them, 人 and 人人 do.
     """
-    for left, right in itertools.pairwise(sentence.written_words[first:last]):
-        a, b = sentence.written(*left), sentence.written(*right)
-        between = "".join(
-            word + space
-            for word, space in zip(
-                ("", *sentence.words[left[1] : right[0]]), sentence.spaces[left[1] - 1 : right[0]], strict=True
-            )
-        )
+    for left, right in itertools.pairwise(sentence.surface_tokens[first:last]):
+        a, b = sentence.surface(*left), sentence.surface(*right)
+        between = sentence.replaced([(*left, ""), (*right, "")], left[0], right[1])
         if a + between + b != b + between + a:
             return False
     return True

@@ -15,12 +15,12 @@ from pelocality.probes._info import ProbeInfo, probe_info, record_info
 def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> datasets.Dataset:
     """Return each original beside its perturbation, as BLiMP does: ``sentence_good`` and ``sentence_bad``.
 
-    Works on the rows of any builder. Of a pair only the perturbed side counts; one perturbed on both sides gives a row
-    for each. Whether a perturbation is really worse depends on it: a swap of roles leaves a sentence that is well
-    formed and unlikely, a shuffle one that is not well formed.
+    Works on the rows of any builder. Only the perturbed side of a pair is used; a pair perturbed on both sides gives a
+    row for each. How much worse a perturbation is depends on the builder: a role swap leaves a sentence that is well
+    formed but unlikely, a shuffle one that is not well formed.
 
     Args:
-        probe: A dataset made by one of the builders, whole, filtered, joined with others or read from a file.
+        probe: A dataset made by one of the builders, whole, filtered, concatenated with others or read from a file.
         progress: Whether to show progress bars.
 
     Returns:
@@ -57,7 +57,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
     try:
         of = probe_info(probe)
         settings = {"of": of.builder, **of.settings}
-    except ValueError:  # read from a file that keeps no info
+    except ValueError:  # read from a file without info
         settings = {}
     record_info(pairs, ProbeInfo("minimal_pairs", settings, len(probe), len(pairs), {}, {}))
     return pairs
@@ -70,7 +70,7 @@ def _features() -> datasets.Features:
 
 
 def _columns(rows: dict[str, list[Any]], numbers: Iterator[int]) -> dict[str, list[Any]]:
-    """Turn a batch of rows into a batch of pairs."""
+    """Return a batch of minimal pairs for a batch of rows."""
     made: dict[str, list[Any]] = {name: [] for name in _features()}
     for k, side in enumerate(rows["side"]):
         for half in ("premise", "hypothesis") if side == "both" else (side,):

@@ -1,1 +1,1 @@
-"""Semantic role swaps: who did what to whom, the other way round. English grammar stands behind it."""
+"""Semantic role swaps, and the grammar behind them; docs/probes.md explains the files in order."""

@@ -1,34 +1,124 @@
-"""What may change places: two arguments of roles, and what is known of their clause."""
+"""Candidates: pairs of arguments with the two roles, found by frames, by a rule over a tree, or by the caller."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from pelocality.corpora import Dropped, Frame, Sentence
+from pelocality.probes._build import Skipped
+from pelocality.probes.role_swap.clauses import Clause, Slot, constituent_clauses, dependency_clauses
 
-@dataclass(frozen=True, slots=True)
-class RoleArgument:
-    """The argument of a role: its words, and whether it is a subject (None where nobody knows)."""
-
-    role: str
-    start: int
-    end: int
-    subject: bool | None = None
-    object: bool | None = None
+RoleSpans = Mapping[str, tuple[int, int]]
+Source = Literal["frames", "dependencies", "constituents"] | Callable[[Sentence], Iterable[RoleSpans]]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Two arguments that may change places, and what is known of their clause.
+    """Two arguments that may change places, their roles, their clause, and the lemma of its verb where known."""
 
-    ``verb`` and ``finite`` are words, None where unknown or absent; ``checked`` says that the clause was
-    found in a tree, so that an absent finite verb means a clause without one.
-    """
-
-    arguments: tuple[RoleArgument, RoleArgument]
-    verb: int | None
-    finite: int | None
-    extent: tuple[int, int]
-    voice: str
+    roles: tuple[str, str]
+    arguments: tuple[Slot, Slot]
+    clause: Clause
     lemma: str = ""
-    shared: bool = False
-    checked: bool = False
+
+    @property
+    def subject(self) -> Slot | None:
+        """The argument that is the subject, None if neither is or no tree is known."""
+        return next((slot for slot in self.arguments if slot.function == "subject"), None)
+
+    def other(self, argument: Slot) -> Slot:
+        """Return the argument that is not this one."""
+        first, second = self.arguments
+        return second if argument is first else first
+
+
+def find_candidates(
+    sentence: Sentence, roles: tuple[str, str], source: Source
+) -> Iterator[Candidate | Skipped | Dropped]:
+    """Yield the candidates of a sentence, and the reasons for the verbs and frames that have none."""
+    if callable(source):
+        yield from (_from_spans(sentence, roles, spans) for spans in source(sentence))
+    elif getattr(sentence, source) is None:
+        yield Dropped(f"no {source}")
+    else:
+        by_dependencies = source == "dependencies" or (source == "frames" and sentence.dependencies is not None)
+        clauses = list(dependency_clauses(sentence) if by_dependencies else constituent_clauses(sentence))
+        if source == "frames":
+            yield from (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
+        else:
+            yield from (_by_rule(sentence, clause) for clause in clauses)
+
+
+def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) -> Candidate | Skipped:
+    """Return the candidate that a function of the caller's has found."""
+    if not set(roles) <= set(spans):
+        return Skipped("a role has no argument")
+    for role in roles:
+        start, end = spans[role]
+        if not 0 <= start < end <= len(sentence.words):
+            raise ValueError(
+                f"source must return spans within the {len(sentence.words)} words of {sentence.uid!r}, "
+                f"returned {role} = [{start}, {end})"
+            )
+    return _without_tree(sentence, roles, spans, spans["V"][0] if "V" in spans else None)
+
+
+def _without_tree(
+    sentence: Sentence, roles: tuple[str, str], spans: RoleSpans, verb: int | None, lemma: str = ""
+) -> Candidate:
+    arguments = (Slot(*spans[roles[0]]), Slot(*spans[roles[1]]))
+    return Candidate(roles, arguments, Clause(verb, arguments, (0, len(sentence.words))), lemma)
+
+
+def _from_frame(sentence: Sentence, roles: tuple[str, str], frame: Frame, clauses: list[Clause]) -> Candidate | Skipped:
+    """Match a frame with a clause of the tree, which shows the subject and the adpositions that stay in place."""
+    found = [[a for a in frame.arguments if a.role == role] for role in roles]
+    if any(len(arguments) != 1 for arguments in found):
+        return Skipped("a role has no argument, or several")
+    if any(a.role in {f"{prefix}-{role}" for prefix in "CR" for role in roles} for a in frame.arguments):
+        return Skipped("an argument is discontinuous, or a relative pronoun refers to it")
+    spans = {role: (argument.start, argument.end) for role, [argument] in zip(roles, found, strict=True)}
+    lemma = frame.roleset.split(".")[0]
+    if sentence.dependencies is None and sentence.constituents is None:
+        return _without_tree(sentence, roles, spans, frame.verb[0], lemma)
+    clause = next((c for c in clauses if c.verb is not None and frame.verb[0] <= c.verb < frame.verb[1]), None)
+    if clause is None:
+        return Skipped("the predicate is not a verb with a subject of its own")
+    first, second = (
+        next((slot for slot in clause.slots if span in ((slot.start, slot.end), slot.outer)), None)
+        for span in spans.values()
+    )
+    if first is None or second is None:
+        return Skipped("an argument is not a slot of the verb's own clause")
+    return _in_clause(clause, roles, (first, second), lemma)
+
+
+def _by_rule(sentence: Sentence, clause: Clause) -> Candidate | Skipped:
+    """Return subject and object as ARG0 and ARG1; in a passive, the agent and the subject."""
+    subject = clause.slot("subject")
+    if clause.voice == "passive":
+        agents = [slot for slot in clause.slots if slot.function == "oblique" and _is_agent(sentence, slot)]
+        agent, patient = (agents[0] if len(agents) == 1 else None), subject
+    else:
+        agent, patient = subject, clause.slot("object")
+    if agent is None or patient is None:
+        return Skipped("a role has no argument, or several")
+    return _in_clause(clause, ("ARG0", "ARG1"), (agent, patient))
+
+
+def _is_agent(sentence: Sentence, slot: Slot) -> bool:
+    start, end = slot.outer or (slot.start, slot.end)
+    relations = sentence.dependencies.relations[start:end] if sentence.dependencies is not None else ()
+    return not {"obl:agent", "agent"}.isdisjoint(relations) or (
+        sentence.language == "en" and sentence.words[start].lower() == "by"
+    )
+
+
+def _in_clause(
+    clause: Clause, roles: tuple[str, str], arguments: tuple[Slot, Slot], lemma: str = ""
+) -> Candidate | Skipped:
+    if any(slot.function == "indirect object" and slot not in arguments for slot in clause.slots):
+        return Skipped("an indirect object besides the arguments")  # "a meal makes her husband a woman"
+    return Candidate(roles, arguments, clause, lemma)

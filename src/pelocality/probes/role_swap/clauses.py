@@ -1,8 +1,7 @@
-"""Clauses: a verb with its subject, objects and obliques, read off dependencies or off phrase structure.
+"""Clauses: a verb with its subject, objects and obliques, read from dependencies or from phrase structure.
 
-Both readings are rules, not gold: they say so in the source of what they find. The dependency rule holds
-for every language of Universal Dependencies and assumes no order of words; the rule over phrases is for
-English.
+Both readings are rules, not gold annotation. The dependency rule holds for every language of Universal Dependencies and
+assumes no word order; the rule over phrases is for English.
 """
 
 from __future__ import annotations
@@ -12,148 +11,112 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pelocality.corpora import Dependencies, Sentence, is_punctuation
-from pelocality.probes.role_swap.english import tags_of
+from pelocality.probes.role_swap.english import PASSIVE_AUXILIARIES, tags_of
 
 Function = Literal["subject", "object", "indirect object", "oblique"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in a clause: its words less adposition and edge punctuation, its function, and its full extent."""
+    """An argument position: its words without adposition and edge punctuation, its function, and its full extent.
+
+    ``function`` and ``outer`` are None if no tree is known.
+    """
 
     start: int
     end: int
-    function: Function
-    outer: tuple[int, int]
+    function: Function | None = None
+    outer: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A verb and its places.
+    """A verb and its argument slots.
 
-    ``finite`` is the word that agrees with the subject, None in a clause without one; ``shared`` says that
-    another verb has the same subject; ``extent`` is all the clause covers.
+    ``finite`` is the word that agrees with the subject, None in a clause without one; ``shared`` means that another
+    verb has the same subject; ``extent`` is the span of the clause. Without a tree, ``voice`` is ``"unknown"``, and so
+    is the finite verb.
     """
 
-    verb: int
-    passive: bool
+    verb: int | None
     slots: tuple[Slot, ...]
-    finite: int | None
     extent: tuple[int, int]
+    voice: Literal["active", "passive", "unknown"] = "unknown"
+    finite: int | None = None
     shared: bool = False
 
     def slot(self, function: Function) -> Slot | None:
-        """Find the one slot of a function.
-
-        Args:
-            function: Such as ``"subject"``.
-
-        Returns:
-            The slot, None where there is none or more than one.
-        """
+        """Return the slot with a function, None if there is none or more than one."""
         found = [slot for slot in self.slots if slot.function == function]
         return found[0] if len(found) == 1 else None
 
 
-_SUBJECTS = {"nsubj": False, "nsubj:pass": True, "nsubjpass": True}
+_PASSIVE_SUBJECTS = ("nsubj:pass", "nsubjpass")
 _FUNCTIONS: dict[str, Function] = {
-    "obj": "object",
-    "dobj": "object",
-    "iobj": "indirect object",
-    "dative": "indirect object",
+    **dict.fromkeys(("nsubj", *_PASSIVE_SUBJECTS), "subject"),
+    **dict.fromkeys(("obj", "dobj"), "object"),
+    **dict.fromkeys(("iobj", "dative"), "indirect object"),
 }
 
 
+def _function(relation: str) -> Function | None:
+    return _FUNCTIONS.get(relation) or ("oblique" if relation.split(":")[0] in ("obl", "agent", "prep") else None)
+
+
 def dependency_clauses(sentence: Sentence) -> Iterator[Clause]:
-    """Read the clauses off a dependency tree.
+    """Yield the clauses of a dependency tree, one per verb with a subject, in order.
 
-    Subject, object, indirect object and obliques are the dependents ``nsubj`` (``nsubj:pass``), ``obj``,
-    ``iobj`` and ``obl`` of the verb with their subtrees, or their names in spaCy's English scheme.
-    Adpositions at the edge stay out of a slot, so that they keep their place when arguments change places.
-
-    Args:
-        sentence: A sentence with dependencies.
-
-    Returns:
-        One clause per verb that has a subject, in order.
+    Subject, object, indirect object and obliques are the dependents ``nsubj`` (``nsubj:pass``), ``obj``, ``iobj`` and
+    ``obl`` of the verb with their subtrees, or their names in spaCy's English scheme. Adpositions at the edge are not
+    part of a slot, so that they keep their place when arguments change places.
     """
     layer = sentence.dependencies
     if layer is None:
         return
-    children: list[list[int]] = [[] for _ in layer.heads]
-    for i, head in enumerate(layer.heads):
-        if head:
-            children[head - 1].append(i)
     tags = tags_of(sentence) if sentence.language == "en" else None
-    for verb, below in enumerate(children):
-        relations = {layer.relations[child]: child for child in below}
-        subjects = [child for child in below if layer.relations[child] in _SUBJECTS]
-        if not subjects or "cop" in relations or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
+    for verb, below in enumerate(layer.children):
+        relations = [layer.relations[child] for child in below]
+        functions = [_function(relation) for relation in relations]
+        if "subject" not in functions or "cop" in relations or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
             continue
-        slots = []
-        for child in below:
-            function = _function(layer.relations[child])
-            if function is not None:
-                slot = _dependent_slot(sentence, layer, children, child, function)
-                if slot is not None:
-                    slots.append(slot)
-        extent = _subtree(children, verb)
-        auxiliaries = [child for child in below if layer.relations[child].startswith("aux")]
+        slots = (
+            _dependent_slot(sentence, layer, child, function)
+            for child, function in zip(below, functions, strict=True)
+            if function is not None
+        )
+        extent = layer.subtree(verb)
         yield Clause(
             verb,
-            any(_SUBJECTS[layer.relations[child]] for child in subjects),
-            tuple(slots),
-            _finite(sentence, layer, tags, [*auxiliaries, verb], below),
+            tuple(slot for slot in slots if slot is not None),
             (min(extent), max(extent) + 1),
-            _is_shared(layer, children, verb),
+            "passive" if any(relation in _PASSIVE_SUBJECTS for relation in relations) else "active",
+            _finite(sentence, layer, tags, verb, below),
+            _shares_subject(layer, verb),
         )
 
 
-def _function(relation: str) -> Function | None:
-    if relation in _SUBJECTS:
-        return "subject"
-    if relation in _FUNCTIONS:
-        return _FUNCTIONS[relation]
-    return "oblique" if relation.split(":")[0] in ("obl", "agent", "prep") else None
-
-
-def _subtree(children: Sequence[Sequence[int]], top: int) -> set[int]:
-    found, waiting = {top}, [top]
-    while waiting:
-        for child in children[waiting.pop()]:
-            if child not in found:  # a cycle in a broken tree must not hang
-                found.add(child)
-                waiting.append(child)
-    return found
-
-
-def _dependent_slot(
-    sentence: Sentence, layer: Dependencies, children: Sequence[Sequence[int]], child: int, function: Function
-) -> Slot | None:
-    """Make a slot of a dependent, None where its subtree is not one stretch of words."""
-    inside = _subtree(children, child)
+def _dependent_slot(sentence: Sentence, layer: Dependencies, child: int, function: Function) -> Slot | None:
+    """Return the slot of a dependent, None if its subtree is not contiguous."""
+    inside = layer.subtree(child)
     start, end = min(inside), max(inside) + 1
     if len(inside) != end - start:
         return None
     outer = _trimmed(sentence, start, end)
-    core = child
     if layer.relations[child] in ("agent", "prep"):  # spaCy: the preposition is the head of its noun
-        nouns = [k for k in children[child] if layer.relations[k] == "pobj"]
+        nouns = [k for k in layer.children[child] if layer.relations[k] == "pobj"]
         if len(nouns) != 1:
             return None
-        core = nouns[0]
-        inside = _subtree(children, core)
+        child = nouns[0]
+        inside = layer.subtree(child)
         start, end = min(inside), max(inside) + 1
-    for adposition in children[core]:
-        if layer.relations[adposition].split(":")[0] == "case":
-            own = _subtree(children, adposition)
-            if min(own) == start:
-                start = max(own) + 1
-            elif max(own) + 1 == end:
-                end = min(own)
-    if start >= end:
-        return None
-    return Slot(*_trimmed(sentence, start, end), function, outer)
+    for dependent in layer.children[child]:
+        if layer.relations[dependent].split(":")[0] == "case":
+            adposition = layer.subtree(dependent)
+            if min(adposition) == start:
+                start = max(adposition) + 1
+            elif max(adposition) + 1 == end:
+                end = min(adposition)
+    return Slot(*_trimmed(sentence, start, end), function, outer) if start < end else None
 
 
 def _trimmed(sentence: Sentence, start: int, end: int) -> tuple[int, int]:
@@ -165,111 +128,100 @@ def _trimmed(sentence: Sentence, start: int, end: int) -> tuple[int, int]:
 
 
 def _finite(
-    sentence: Sentence,
-    layer: Dependencies,
-    tags: Sequence[str] | None,
-    verbs: Sequence[int],
-    below: Sequence[int],
+    sentence: Sentence, layer: Dependencies, tags: Sequence[str] | None, verb: int, below: Sequence[int]
 ) -> int | None:
+    """Return the first finite verb or auxiliary; in English, a clause with *to* has none."""
     if sentence.language == "en" and any(
         layer.relations[child] in ("mark", "aux") and sentence.words[child].lower() == "to" for child in below
     ):
         return None
-    for verb in sorted(verbs):
+    for word in sorted([*(child for child in below if layer.relations[child].startswith("aux")), verb]):
         if tags is not None:
-            if tags[verb] in ("MD", "VBZ", "VBP", "VBD", "VB?"):
-                return verb
-        elif layer.features is None or layer.features[verb].get("VerbForm", "Fin") == "Fin":
-            return verb
+            if tags[word] in ("MD", "VBZ", "VBP", "VBD", "VB?"):
+                return word
+        elif layer.features is None or layer.features[word].get("VerbForm", "Fin") == "Fin":
+            return word
     return None
 
 
-def _is_shared(layer: Dependencies, children: Sequence[Sequence[int]], verb: int) -> bool:
-    joined = [child for child in children[verb] if layer.relations[child] == "conj"]
-    return any(not any("subj" in layer.relations[k] for k in children[child]) for child in joined)
+def _shares_subject(layer: Dependencies, verb: int) -> bool:
+    """Return whether a verb is coordinated with another that has no subject of its own."""
+    joined = [child for child in layer.children[verb] if layer.relations[child] == "conj"]
+    return any(not any("subj" in layer.relations[k] for k in layer.children[child]) for child in joined)
 
 
 @dataclass(slots=True)
 class _Node:
-    """A phrase with its parts: phrases below it, and words (their index) of its own."""
+    """A phrase with its parts: phrases, and words (their index) that belong to none of these."""
 
     start: int
     end: int
     labels: tuple[str, ...]
     parts: list[_Node | int]
 
+    @property
+    def phrases(self) -> list[_Node]:
+        return [part for part in self.parts if isinstance(part, _Node)]
 
-def _top(sentence: Sentence) -> _Node:
+    @property
+    def words(self) -> list[int]:
+        return [part for part in self.parts if isinstance(part, int)]
+
+
+def _tree(sentence: Sentence) -> _Node:
     """Rebuild the tree over words from the phrases of a sentence."""
-    top = _Node(0, len(sentence.words), (), [])
-    stack = [top]
     spans = sentence.constituents.spans if sentence.constituents else ()
-    for phrase in sorted(spans, key=lambda c: (c.start, -c.end)):
-        node = _Node(phrase.start, phrase.end, phrase.labels, [])
-        while not (stack[-1].start <= node.start and node.end <= stack[-1].end):
+    waiting = sorted(spans, key=lambda c: (-c.start, c.end))
+    stack = [_Node(0, len(sentence.words), (), [])]
+    for word in range(len(sentence.words)):
+        while stack[-1].end <= word:
             stack.pop()
-        stack[-1].parts.append(node)
-        stack.append(node)
-    _add_words(top)
-    return top
-
-
-def _add_words(node: _Node) -> None:
-    phrases = [part for part in node.parts if isinstance(part, _Node)]
-    covered = {i for phrase in phrases for i in range(phrase.start, phrase.end)}
-    words = [i for i in range(node.start, node.end) if i not in covered]
-    node.parts = sorted([*phrases, *words], key=lambda part: part.start if isinstance(part, _Node) else part)
-    for phrase in phrases:
-        _add_words(phrase)
+        while waiting and waiting[-1].start == word:
+            phrase = waiting.pop()
+            stack.append(_Node(phrase.start, phrase.end, phrase.labels, []))
+            stack[-2].parts.append(stack[-1])
+        stack[-1].parts.append(word)
+    return stack[0]
 
 
 def constituent_clauses(sentence: Sentence) -> Iterator[Clause]:
-    """Read the clauses off English phrase structure, Penn Treebank style.
+    """Yield the clauses of English phrase structure, Penn Treebank style, one per verb with a subject, in order.
 
-    The rule: in ``S``, ``SQ`` or ``SINV`` the noun phrase before the verb phrase is the subject;
-    auxiliaries lead down through verb phrases to the verb; a noun phrase after it is the object, the first
-    of two the indirect object, a noun phrase in a prepositional phrase an oblique. *be* or *get* before a
-    past participle makes a passive. A whole sentence that is a noun phrase with a participle (*A man riding
-    a horse*) is read as a clause too. Verb phrases joined by a conjunction are left alone.
-
-    Args:
-        sentence: A sentence with constituents and tags.
-
-    Returns:
-        One clause per verb that has a subject, in order.
+    In ``S``, ``SQ`` or ``SINV`` the noun phrase before the verb phrase is the subject; auxiliaries lead down through
+    verb phrases to the verb; a noun phrase after it is the object, the first of two the indirect object, a noun phrase
+    in a prepositional phrase an oblique. *be* or *get* before a past participle makes a passive. A whole sentence that
+    is a noun phrase with a participle (*A man riding a horse*) is read as a clause too. Verb phrases joined by a
+    conjunction are left out.
     """
     tags = sentence.constituents.tags if sentence.constituents else None
     if tags is None:
         return
-    waiting = [_top(sentence)]
+    first, last = _trimmed(sentence, 0, len(sentence.words))
+    waiting = [_tree(sentence)]
     while waiting:
         node = waiting.pop(0)
-        parts = [part for part in node.parts if isinstance(part, _Node)]
-        waiting = parts + waiting
-        whole = not any(
-            not is_punctuation(sentence.words[i]) for i in [*range(node.start), *range(node.end, len(sentence.words))]
-        )
-        if node.labels and (node.labels[-1] in ("S", "SQ", "SINV") or (node.labels[-1] == "NP" and whole)):
+        waiting = node.phrases + waiting
+        label = node.labels[-1] if node.labels else ""
+        if label in ("S", "SQ", "SINV") or (label == "NP" and node.start <= first and last <= node.end):
             clause = _phrase_clause(sentence, tags, node)
             if clause is not None:
                 yield clause
 
 
 def _phrase_clause(sentence: Sentence, tags: Sequence[str], node: _Node) -> Clause | None:
-    phrase = next((p for p in node.parts if isinstance(p, _Node) and p.labels[0] == "VP"), None)
+    phrase = next((p for p in node.phrases if p.labels[0] == "VP"), None)
     if phrase is None or phrase.labels != ("VP",):
         return None
-    before = [p for p in node.parts if isinstance(p, _Node) and p.labels[0] == "NP" and p.end <= phrase.start]
-    if len(before) != 1:
+    subjects = [p for p in node.phrases if p.labels[0] == "NP" and p.end <= phrase.start]
+    if len(subjects) != 1:
         return None
     fragment = node.labels[-1] == "NP"
-    verbs = [p for p in node.parts if isinstance(p, int) and p < phrase.start and _is_verb(tags[p])]
+    verbs = [word for word in node.words if word < phrase.start and _is_verb(tags[word])]
     while True:
-        own = [p for p in phrase.parts if isinstance(p, int)]
-        if any(tags[word] == "CC" for word in own):
+        if any(tags[word] == "CC" for word in phrase.words):
             return None
-        verbs += [word for word in own if _is_verb(tags[word])]
-        below = [p for p in phrase.parts if isinstance(p, _Node) and p.labels[0] == "VP"]
+        verbs += [word for word in phrase.words if _is_verb(tags[word])]
+        below = [p for p in phrase.phrases if p.labels[0] == "VP"]
         if not below:
             break
         if len(below) > 1 or below[0].labels != ("VP",):
@@ -278,37 +230,35 @@ def _phrase_clause(sentence: Sentence, tags: Sequence[str], node: _Node) -> Clau
     if not verbs or verbs[-1] < phrase.start or (fragment and tags[verbs[0]] != "VBG"):
         return None
     verb = verbs[-1]
-    auxiliaries = [sentence.words[word].lower() for word in verbs[:-1]]
-    passive = tags[verb] == "VBN" and any(word in _PASSIVE_AUXILIARIES for word in auxiliaries)
-    slots = [Slot(*_trimmed(sentence, before[0].start, before[0].end), "subject", (before[0].start, before[0].end))]
-    slots += _slots_after(sentence, tags, phrase, verb)
-    finite = verbs[0] if tags[verbs[0]] in ("MD", "VBZ", "VBP", "VBD") and not fragment else None
-    return Clause(verb, passive, tuple(slots), finite, (node.start, node.end))
-
-
-_PASSIVE_AUXILIARIES = frozenset(
-    {"be", "am", "is", "are", "was", "were", "been", "being", "'s", "'re", "'m", "get", "gets", "got", "getting"}
-)
+    auxiliaries = {sentence.words[word].lower() for word in verbs[:-1]}
+    return Clause(
+        verb,
+        (_phrase_slot(sentence, subjects[0], "subject"), *_slots_after(sentence, tags, phrase, verb)),
+        (node.start, node.end),
+        "passive" if tags[verb] == "VBN" and auxiliaries & PASSIVE_AUXILIARIES else "active",
+        verbs[0] if tags[verbs[0]] in ("MD", "VBZ", "VBP", "VBD") and not fragment else None,
+    )
 
 
 def _is_verb(tag: str) -> bool:
     return tag.startswith("VB") or tag in ("MD", "TO")
 
 
-def _slots_after(sentence: Sentence, tags: Sequence[str], phrase: _Node, verb: int) -> list[Slot]:
-    """List the places after the verb: objects, and noun phrases inside prepositional ones."""
-    after = [p for p in phrase.parts if isinstance(p, _Node) and p.start > verb]
+def _phrase_slot(sentence: Sentence, phrase: _Node, function: Function, outer: _Node | None = None) -> Slot:
+    outer = outer or phrase
+    return Slot(*_trimmed(sentence, phrase.start, phrase.end), function, (outer.start, outer.end))
+
+
+def _slots_after(sentence: Sentence, tags: Sequence[str], phrase: _Node, verb: int) -> Iterator[Slot]:
+    """Yield the slots after the verb: objects, then noun phrases inside prepositional ones."""
+    after = [p for p in phrase.phrases if p.start > verb]
     objects = [p for p in after if p.labels == ("NP",)]
     functions: list[Function] = ["object"] if len(objects) == 1 else ["indirect object", "object"]
-    slots = []
     if len(objects) <= 2:
         for node, function in zip(objects, functions, strict=False):
-            slots.append(Slot(*_trimmed(sentence, node.start, node.end), function, (node.start, node.end)))
+            yield _phrase_slot(sentence, node, function)
     for node in after:
-        nouns = [p for p in node.parts if isinstance(p, _Node)]
-        if node.labels == ("PP",) and len(nouns) == 1 and nouns[0].labels == ("NP",):
-            first = node.parts[0]
-            if isinstance(first, int) and tags[first] in ("IN", "TO") and nouns[0].end == node.end:
-                core = _trimmed(sentence, nouns[0].start, nouns[0].end)
-                slots.append(Slot(*core, "oblique", (node.start, node.end)))
-    return slots
+        nouns = [p for p in node.phrases if p.labels == ("NP",) and p.end == node.end]
+        begins = node.words[:1] == [node.start] and tags[node.start] in ("IN", "TO")
+        if node.labels == ("PP",) and begins and len(nouns) == len(node.phrases) == 1:
+            yield _phrase_slot(sentence, nouns[0], "oblique", node)

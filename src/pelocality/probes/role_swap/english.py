@@ -1,6 +1,6 @@
-"""What an exchange of arguments must know of English: word classes, number, pronoun case, verb forms.
+"""Word lists and tags of English that the rules of role swaps use.
 
-Every list is closed and short, so that it can be read: where a case is in doubt the swap is skipped.
+Every list is short, so that it can be checked by reading; a swap is skipped where the rules are in doubt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRONOUN_NUMBER: dict[str, Number] = {
 REFLEXIVES = _words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
 RECIPROCALS = frozenset({("each", "other"), ("one", "another")})
 WH_WORDS = _words("who whom whose which what whoever whomever whatever whichever")
-# bound to a place after negation or a question: "nobody saw anyone", not "anyone saw nobody"
+# must follow a negation or a question: "nobody saw anyone", not "anyone saw nobody"
 NEGATIVE_POLARITY = _words("any anyone anybody anything either neither ever")
 POSSESSIVES = _words("his her its their hers theirs")
 THIRD_PERSON = _words("he him she her it they them")
@@ -40,13 +40,15 @@ COPULAS = _words(
 )
 SHAKE = _words("shake shakes shook shaken shaking")  # hands
 MAKE = _words("make makes made making")
-# "she makes a good doctor" says what she is
+# "she makes a good doctor": a copula
 JUDGEMENTS = _words("good better great fine excellent perfect wonderful lovely nice poor bad terrible")
-# "it rains cats and dogs", "it takes courage": this it refers to nothing
+# "it rains cats and dogs", "it takes courage": here it has no referent
 EXPLETIVE_VERBS = _words(
     "rain rains rained raining snow snows snowed snowing hail hails hailed hailing drizzle drizzles drizzled "
     "drizzling pour pours poured pouring take takes took taking taken"
 )
+AFTER_HEAD = _words("IN TO WDT WP WRB MD VBZ VBP VBD")  # tags that cannot precede the head of a noun phrase
+PASSIVE_AUXILIARIES = _words("be am is are was were been being 's 're 'm get gets got getting")
 CLAUSE_WORDS = _words("to that when if how whether")
 # verbs after which a clause has a bare infinitive: "she made him go"
 HELPING_VERBS = _words(
@@ -65,38 +67,31 @@ MEASURES = _words(
     "tonight yesterday monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
     "inch pound lb kilo percent block lap way distance dollar while bit lot"
 )
-# one noun that may count as many: "a couple of men are", "the staff is / are"
 IRREGULAR_PLURALS = _words("teeth feet men women children people mice geese")
-# "says hello": what stands after it is words, not a patient
+# "says hello": the object is quoted words, not a patient
 QUOTING_VERBS = _words("say says said saying spell spells spelled spelling")
 SENSE_VERBS = _words(
     "look looks looked looking sound sounds sounded sounding smell smells smelled taste tastes feel feels felt"
 )
-# particles that a parser may have taken for one: "walks down the street"
+# prepositions that a parser may have tagged as particles: "walks down the street"
 PREPOSITIONAL_PARTICLES = _words("up down along past through over across around by on in off out")
+# singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
 VAGUE_NUMBER = _words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
     "fish sheep deer series species aircraft police staff crew data media"
 )
-# "a group of people holding hands": the people hold them; "a view of a woman holding a drink": no view does
+# "a group of people holding hands": the people hold them; "a view of a woman holding a drink": the view does not
 GROUPS = VAGUE_NUMBER | _words("group crowd team bunch pair band line row class family crew gathering")
 PLURAL_DETERMINERS = _words("these those both many several few two three four five six seven eight nine ten")
 SINGULAR_DETERMINERS = _words("a an this that each every another one")
-# words whose capital at the start of a sentence is the sentence's, when no tag says so
+# words that lose their capital when they leave the start of a sentence, also without tags
 LOWER_CASE = _words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
 FLOATING = frozenset({"all", "both", "each"})
-BE = {
-    "am": "present", "is": "present", "are": "present", "was": "past", "were": "past"
-}  # fmt: skip
-_BE_FORMS: dict[str, dict[Number, str]] = {
-    "present": {"1sg": "am", "3sg": "is", "plural": "are"},
-    "past": {"1sg": "was", "3sg": "was", "plural": "were"},
-}
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
-# likeness, place and company that hold both ways: what A does to B, B does to A, or so nearly that no label changes.
+# likeness, place and company that hold in both directions, or so nearly that no label changes.
 SYMMETRIC_VERBS = _words(
     "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
     "intersect overlap fight battle duel debate wrestle tie rhyme "
@@ -107,13 +102,7 @@ _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("
 
 @functools.lru_cache(maxsize=32)
 def verb_forms(verbs: frozenset[str]) -> frozenset[str]:
-    """List the forms of some regular verbs, and of the irregular ones among the symmetric verbs.
-
-    Args:
-        verbs: Base forms.
-
-    Returns:
-        All forms they may take in a text; a few that do not exist do no harm.
+    """Return the forms of verbs, regular ones and the irregular ones of the symmetric verbs; some do not exist.
 
     Examples:
         >>> sorted(verb_forms(frozenset({"marry"})))
@@ -141,13 +130,9 @@ _MODALS = _words("can could may might must shall should will would ca wo 'll 'd"
 
 
 def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
-    """Give Penn Treebank tags: the sentence's own, or what its universal tags and features say.
+    """Return the Penn Treebank tags of an English sentence, derived from universal tags and features if necessary.
 
-    Args:
-        sentence: An English sentence.
-
-    Returns:
-        A tag per word; None where neither is known. Verbs without features are tagged ``VB?``: any form.
+    None if it has neither. Verbs without features are tagged ``VB?``, any form.
     """
     if sentence.constituents is not None and sentence.constituents.tags is not None:
         return sentence.constituents.tags
@@ -184,184 +169,3 @@ def _verb_tag(word: str, features: Mapping[str, str]) -> str:
     if form == "Part":
         return "VBG" if tense == "Pres" or word.endswith("ing") else "VBN"
     return {"Inf": "VB", "Ger": "VBG"}.get(form or "", "VB?")
-
-
-def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None:
-    """Say with which verb form a noun phrase agrees as a subject.
-
-    Args:
-        words: The words of the phrase.
-        tags: Their Penn Treebank tags, where known.
-
-    Returns:
-        ``"1sg"``, ``"3sg"`` or ``"plural"`` (with *you*); None where it is in doubt.
-
-    Examples:
-        >>> number_of(["the", "dogs", "in", "the", "yard"], ["DT", "NNS", "IN", "DT", "NN"])
-        'plural'
-        >>> number_of(["a", "man", "and", "a", "dog"], ["DT", "NN", "CC", "DT", "NN"])
-        'plural'
-        >>> number_of(["an", "old", "fish"], ["DT", "JJ", "NN"])
-        >>> number_of(["every", "dog"], None)
-        '3sg'
-    """
-    lower = [word.lower() for word in words]
-    if len(words) == 1 and lower[0] in PRONOUN_NUMBER:
-        return PRONOUN_NUMBER[lower[0]]
-    if tags is None:
-        joined = {"and", "or", "nor"} & set(lower)
-        if joined or len(words) > 6:
-            return None
-        singular, plural = lower[0] in SINGULAR_DETERMINERS, lower[0] in PLURAL_DETERMINERS
-        return "3sg" if singular else "plural" if plural else None
-    head = head_of(words, tags)
-    if head is None:
-        return None
-    if any(tag == "CC" and word != "&" for tag, word in zip(tags[head + 1 :], lower[head + 1 :], strict=True)):
-        # "a man and a dog" are many; "the man with a cat and a dog" is in doubt, and so is "a man or a dog"
-        return "plural" if head + 1 < len(words) and lower[head + 1] == "and" else None
-    if lower[head] in PRONOUN_NUMBER:
-        return PRONOUN_NUMBER[lower[head]]
-    if lower[head] in VAGUE_NUMBER or not tags[head].startswith("NN"):
-        return None
-    if is_slip(words, tags):
-        return None
-    return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
-
-
-def _is_plural(word: str, tag: str) -> bool:
-    return tag in ("NNS", "NNPS") or word in IRREGULAR_PLURALS
-
-
-def is_slip(words: Sequence[str], tags: Sequence[str]) -> bool:
-    """Say whether a determiner does not fit the number of its noun: a slip of the writer or of the tagger.
-
-    Args:
-        words: The words of a noun phrase.
-        tags: Their Penn Treebank tags.
-
-    Returns:
-        True for *two woman*, and for *a marathon talks*, a noun and a verb taken for two nouns.
-
-    Examples:
-        >>> is_slip(["a", "marathon", "talks"], ["DT", "NN", "NNS"]), is_slip(["a", "few", "men"], ["DT", "JJ", "NNS"])
-        (True, False)
-    """
-    head = head_of(words, tags)
-    if head is None:
-        return False
-    own = max((k + 1 for k in range(head) if tags[k] == "POS"), default=0)  # "a man's hats"
-    determiners = {word.lower() for word in words[own:head]}
-    if _is_plural(words[head].lower(), tags[head]):
-        return bool(determiners & SINGULAR_DETERMINERS) and not determiners & PLURAL_DETERMINERS - {"both"}
-    return bool(determiners & PLURAL_DETERMINERS - {"few"})
-
-
-def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
-    """Find the head of a noun phrase: the last of its first run of nouns, or a pronoun.
-
-    Args:
-        words: The words of the phrase.
-        tags: Their Penn Treebank tags.
-
-    Returns:
-        Its index, or None where the phrase has no noun before its first modifier to the right.
-
-    Examples:
-        >>> head_of(["the", "man", "'s", "dog", "in", "town"], ["DT", "NN", "POS", "NN", "IN", "NN"])
-        3
-    """
-    head = None
-    for i, tag in enumerate(tags):
-        if tag.startswith("NN") and words[i].lower() not in PRONOUN_NUMBER:
-            head = i
-        elif tag == "POS":
-            head = None
-        elif tag in ("NN", "PRP", "DT") and words[i].lower() in PRONOUN_NUMBER:
-            return i if head is None else head
-        elif (head is not None and tag not in ("HYPH", "CD")) or tag in (
-            "IN",
-            "TO",
-            "WDT",
-            "WP",
-            "WRB",
-            "MD",
-            "VBZ",
-            "VBP",
-            "VBD",
-        ):
-            break
-    return head
-
-
-def agrees(finite: str, tag: str | None, old: Number | None, new: Number | None) -> bool:
-    """Say whether a verb form that stands with one subject may stand with another.
-
-    Args:
-        finite: The finite verb or auxiliary.
-        tag: Its Penn Treebank tag, None or ``VB?`` where unknown.
-        old: Number of the subject it has.
-        new: Number of the subject it would have.
-
-    Returns:
-        True where the form fits both; False where it does not, or where that is in doubt.
-
-    Examples:
-        >>> agrees("bites", "VBZ", "3sg", "plural"), agrees("bit", "VBD", "3sg", "plural")
-        (False, True)
-        >>> agrees("was", "VBD", "1sg", "3sg"), agrees("like", "VBP", "1sg", "plural")
-        (True, True)
-    """
-    word = finite.lower()
-    if tag in ("MD", "VB", "VBG", "VBN") or (tag == "VBD" and word not in BE):
-        return True
-    if new is None:
-        return False
-    if word in BE:
-        return _BE_FORMS[BE[word]][new] == word
-    if tag == "VBZ":
-        return new == "3sg"
-    if tag == "VBP":
-        return new != "3sg"
-    return old is not None and (old == "3sg") == (new == "3sg")
-
-
-def inflect(finite: str, tag: str | None, number: Number) -> str | None:
-    """Put a present-tense verb, or *was* and *were*, into the form a subject asks for, with lemminflect.
-
-    Args:
-        finite: The finite verb or auxiliary.
-        tag: Its Penn Treebank tag.
-        number: Number of its new subject.
-
-    Returns:
-        The form, capitalised as it was; None where the form is not one of the present (nothing can be
-        said).
-
-    Raises:
-        ImportError: Where lemminflect is not installed.
-
-    Examples:
-        >>> inflect("Does", "VBZ", "plural"), inflect("watch", "VBP", "3sg"), inflect("WAS", "VBD", "plural")
-        ('Do', 'watches', 'WERE')
-    """
-    word = finite.lower()
-    if word in BE:
-        form = _BE_FORMS[BE[word]][number]
-    elif tag in ("VBZ", "VBP") and word.isalpha():
-        try:
-            import lemminflect
-        except ImportError as error:
-            raise ImportError(
-                'agreement="reinflect" needs lemminflect: pip install lemminflect, or use agreement="skip"'
-            ) from error
-        lemmas = lemminflect.getLemma(word, upos="VERB") if tag == "VBZ" else (word,)
-        forms = lemminflect.getInflection(lemmas[0], tag="VBZ") if number == "3sg" else lemmas
-        if not forms:
-            return None
-        form = forms[0]
-    else:
-        return None
-    if finite.isupper() and len(finite) > 1:
-        return form.upper()
-    return form.capitalize() if finite[0].isupper() else form

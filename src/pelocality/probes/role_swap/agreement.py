@@ -1,0 +1,227 @@
+"""Agreement of the verb with its new subject: by number in English, by features in other languages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pelocality.corpora import Dependencies, Sentence
+from pelocality.probes._build import Skipped
+from pelocality.probes.role_swap import english
+from pelocality.probes.role_swap.candidates import Candidate
+from pelocality.probes.role_swap.clauses import Slot
+from pelocality.probes.role_swap.english import Number
+
+Agreement = Literal["skip", "reinflect", "ignore"]
+Replacement = tuple[int, int, str, str]  # start, end, text, and the role or "agreement"
+
+_PRESENT: dict[Number, str] = {"1sg": "am", "3sg": "is", "plural": "are"}
+_PAST: dict[Number, str] = {"1sg": "was", "3sg": "was", "plural": "were"}
+_BE = {**dict.fromkeys(_PRESENT.values(), _PRESENT), **dict.fromkeys(_PAST.values(), _PAST)}
+
+
+def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreement) -> list[Replacement] | Skipped:
+    """Return the replacement of the finite verb that the new subject needs, if any, or the reason to skip."""
+    clause, subject = candidate.clause, candidate.subject
+    if clause.voice != "unknown" and (clause.finite is None or subject is None):
+        return []
+    if sentence.language != "en":
+        return _compared_features(sentence, candidate)
+    # without a tree, the argument before the verb is the subject
+    subject = subject or min(candidate.arguments, key=lambda slot: slot.start)
+    tags = english.tags_of(sentence)
+    old, new = (
+        number_of(sentence.words[slot.start : slot.end], tags[slot.start : slot.end] if tags is not None else None)
+        for slot in (subject, candidate.other(subject))
+    )
+    finite = clause.finite if clause.finite is not None else clause.verb
+    if finite is None:
+        return [] if old is not None and old == new else Skipped("the verb may not agree with its new subject")
+    word, tag = sentence.words[finite], tags[finite] if tags is not None else None
+    if old is not None and tag is not None and not agrees(word, tag, old, old):
+        return Skipped("the verb does not agree with its present subject")
+    if clause.shared and (old is None or old != new):
+        return Skipped("another verb would not agree with its new subject")
+    if agrees(word, tag, old, new):
+        return []
+    if agreement == "skip":
+        return Skipped("the verb would not agree with its new subject")
+    if new is None:
+        return Skipped("the number of the new subject is in doubt")
+    form = inflect(word, tag, new)
+    place = next((place for place in sentence.surface_tokens if place[0] == finite), None)
+    rest = sentence.surface(finite + 1, place[1]) if place is not None else ""  # the n't of "doesn't"
+    if form is None or place is None or (form.lower() == "am" and rest):
+        return Skipped("the verb cannot be reinflected")
+    return [(*place, form + rest, "agreement")]
+
+
+def _compared_features(sentence: Sentence, candidate: Candidate) -> list[Replacement] | Skipped:
+    """Outside English, compare the features marked on the verb with those of the heads of the arguments."""
+    layer, clause, subject = sentence.dependencies, candidate.clause, candidate.subject
+    if layer is None or layer.features is None or clause.finite is None or subject is None:
+        return []
+    old, new = (_agreement_features(layer, layer.features, slot) for slot in (subject, candidate.other(subject)))
+    marked = set(layer.features[clause.finite])
+    if clause.voice == "passive" and clause.verb is not None:  # French "est vendue": the participle agrees too
+        marked.update(layer.features[clause.verb])
+    if clause.shared and layer.upos is not None:  # "went and were seen": features marked on any of the verbs
+        verbs = (i for i in range(*clause.extent) if layer.upos[i] in ("VERB", "AUX"))
+        marked.update(*(layer.features[i] for i in verbs))
+    for feature, default in (("Number", None), ("Person", "3"), ("Gender", None)):
+        if feature in marked and old.get(feature, default) != new.get(feature, default):
+            return Skipped("the verb would not agree with its new subject")
+    return []
+
+
+def _agreement_features(
+    layer: Dependencies, features: Sequence[Mapping[str, str]], argument: Slot
+) -> Mapping[str, str]:
+    """Return the features of the head of an argument, plural if another word is coordinated with it."""
+    head = head_in_tree(layer, argument)
+    coordinated = any(
+        layer.heads[i] == head + 1 and layer.relations[i].startswith("conj")
+        for i in range(argument.start, argument.end)
+    )
+    return {**features[head], "Number": "Plur"} if coordinated else features[head]
+
+
+def head_in_tree(layer: Dependencies, argument: Slot) -> int:
+    """Return the word of an argument whose head lies outside it."""
+    span = range(argument.start, argument.end)
+    return next((i for i in span if not argument.start < layer.heads[i] <= argument.end), span[-1])
+
+
+def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None:
+    """Return the number of a noun phrase as a subject: of *I*, of *he*, or plural (with *you*); None if in doubt.
+
+    Examples:
+        >>> number_of(["the", "dogs", "in", "the", "yard"], ["DT", "NNS", "IN", "DT", "NN"])
+        'plural'
+        >>> number_of(["a", "man", "and", "a", "dog"], ["DT", "NN", "CC", "DT", "NN"])
+        'plural'
+        >>> number_of(["an", "old", "fish"], ["DT", "JJ", "NN"])
+        >>> number_of(["every", "dog"], None)
+        '3sg'
+    """
+    lower = [word.lower() for word in words]
+    if len(words) == 1 and lower[0] in english.PRONOUN_NUMBER:
+        return english.PRONOUN_NUMBER[lower[0]]
+    if tags is None:
+        joined = {"and", "or", "nor"} & set(lower)
+        if joined or len(words) > 6:
+            return None
+        singular, plural = lower[0] in english.SINGULAR_DETERMINERS, lower[0] in english.PLURAL_DETERMINERS
+        return "3sg" if singular else "plural" if plural else None
+    head = head_of(words, tags)
+    if head is None:
+        return None
+    if any(tag == "CC" and word != "&" for tag, word in zip(tags[head + 1 :], lower[head + 1 :], strict=True)):
+        # "a man and a dog" are many; "the man with a cat and a dog" is in doubt, and so is "a man or a dog"
+        return "plural" if head + 1 < len(words) and lower[head + 1] == "and" else None
+    if lower[head] in english.PRONOUN_NUMBER:
+        return english.PRONOUN_NUMBER[lower[head]]
+    is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
+    if is_vague or has_determiner_mismatch(words, tags):
+        return None
+    return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
+
+
+def _is_plural(word: str, tag: str) -> bool:
+    return tag in ("NNS", "NNPS") or word in english.IRREGULAR_PLURALS
+
+
+def has_determiner_mismatch(words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether a determiner does not agree with its noun: an error of the writer or of the tagger.
+
+    True for *two woman*, and for *a marathon talks*, a noun and a verb tagged as two nouns.
+
+    Examples:
+        >>> has_determiner_mismatch(["a", "marathon", "talks"], ["DT", "NN", "NNS"])
+        True
+        >>> has_determiner_mismatch(["a", "few", "men"], ["DT", "JJ", "NNS"])
+        False
+    """
+    head = head_of(words, tags)
+    if head is None:
+        return False
+    start = max((k + 1 for k in range(head) if tags[k] == "POS"), default=0)  # "a man's hats"
+    determiners = {word.lower() for word in words[start:head]}
+    singular, plural = determiners & english.SINGULAR_DETERMINERS, determiners & english.PLURAL_DETERMINERS
+    if _is_plural(words[head].lower(), tags[head]):
+        return bool(singular) and not plural - {"both"}
+    return bool(plural - {"few"})
+
+
+def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
+    """Return the index of the head of a noun phrase: the last of its first run of nouns, or a pronoun; None without.
+
+    Examples:
+        >>> head_of(["the", "man", "'s", "dog", "in", "town"], ["DT", "NN", "POS", "NN", "IN", "NN"])
+        3
+    """
+    head = None
+    for i, tag in enumerate(tags):
+        if tag.startswith("NN") and words[i].lower() not in english.PRONOUN_NUMBER:
+            head = i
+        elif tag == "POS":
+            head = None
+        elif tag in ("NN", "PRP", "DT") and words[i].lower() in english.PRONOUN_NUMBER:
+            return i if head is None else head
+        elif (head is not None and tag not in ("HYPH", "CD")) or tag in english.AFTER_HEAD:
+            break
+    return head
+
+
+def agrees(finite: str, tag: str | None, old: Number | None, new: Number | None) -> bool:
+    """Return whether a finite verb that agrees with one subject agrees with another; False if in doubt.
+
+    ``tag`` is None or ``VB?`` if unknown.
+
+    Examples:
+        >>> agrees("bites", "VBZ", "3sg", "plural"), agrees("bit", "VBD", "3sg", "plural")
+        (False, True)
+        >>> agrees("was", "VBD", "1sg", "3sg"), agrees("like", "VBP", "1sg", "plural")
+        (True, True)
+    """
+    word = finite.lower()
+    if tag in ("MD", "VB", "VBG", "VBN") or (tag == "VBD" and word not in _BE):
+        return True
+    if new is None:
+        return False
+    if word in _BE:
+        return _BE[word][new] == word
+    if tag == "VBZ":
+        return new == "3sg"
+    if tag == "VBP":
+        return new != "3sg"
+    return old is not None and (old == "3sg") == (new == "3sg")
+
+
+def inflect(finite: str, tag: str | None, number: Number) -> str | None:
+    """Return a present-tense verb, or *was* or *were*, inflected for a number by lemminflect; None for other forms.
+
+    Examples:
+        >>> inflect("Does", "VBZ", "plural"), inflect("watch", "VBP", "3sg"), inflect("WAS", "VBD", "plural")
+        ('Do', 'watches', 'WERE')
+    """
+    word = finite.lower()
+    if word in _BE:
+        form = _BE[word][number]
+    elif tag in ("VBZ", "VBP") and word.isalpha():
+        try:
+            import lemminflect
+        except ImportError as error:
+            raise ImportError(
+                'agreement="reinflect" needs lemminflect: pip install lemminflect, or use agreement="skip"'
+            ) from error
+        lemmas = lemminflect.getLemma(word, upos="VERB") if tag == "VBZ" else (word,)
+        forms = lemminflect.getInflection(lemmas[0], tag="VBZ") if number == "3sg" else lemmas
+        if not forms:
+            return None
+        form = forms[0]
+    else:
+        return None
+    if finite.isupper() and len(finite) > 1:
+        return form.upper()
+    return form.capitalize() if finite[0].isupper() else form
