@@ -70,11 +70,6 @@ class PositionalBias(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Change nothing: `check_state_dict` has compared the configurations, and the numbers are loaded as usual."""
 
-    @property
-    def depends_on_mask(self) -> bool:
-        """Whether the bias depends on which keys are visible."""
-        return self.encoding.shares_out
-
     def install(self, attention: nn.Module) -> None:
         """Enter an attention module."""
         attention.add_module(ATTACHED, self)
@@ -95,10 +90,12 @@ class PositionalBias(nn.Module):
         unhook(attention, _add_bias)
         delattr(attention, ATTACHED)
 
-    def bias(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` is True at the keys a query sees."""
+    def bias(
+        self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
+    ) -> Tensor:
+        """Return the bias plus ``added``, -inf where not ``visible``: (batch or 1, heads or 1, query, key)."""
         with loaded(self.encoding):
-            bias = self.encoding.distinct(queries, keys, mask=visible, dtype=dtype)
+            bias = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
         return bias if bias.ndim == 4 else bias[None]
 
 

@@ -12,16 +12,14 @@ from pelocality.models.families._calls import Call
 
 
 class AttachedBias(Protocol):
-    """What a record is handed to add an encoding: `pelocality.models._bias.PositionalBias`."""
+    """The interface of `pelocality.models._bias.PositionalBias` to the records."""
 
     positions_disabled: bool
 
-    @property
-    def depends_on_mask(self) -> bool:
-        """Whether the bias depends on which keys are visible."""
-
-    def bias(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` is True at the keys a query sees."""
+    def bias(
+        self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
+    ) -> Tensor:
+        """Return the bias plus ``added``, -inf where not ``visible``: (batch or 1, heads or 1, query, key)."""
 
 
 def add_to_mask(attention: Any, attached: AttachedBias, call: Call, mask_argument: str) -> None:
@@ -33,19 +31,12 @@ def add_to_mask(attention: Any, attached: AttachedBias, call: Call, mask_argumen
     if mask is None and _causal_without_mask(attention, call):
         # the kernel forgets causality once there is a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
-    visible = None
-    if mask is not None and attached.depends_on_mask:  # for the others this comparison would cost every layer
-        visible = (mask if mask.dtype == torch.bool else mask > HIDDEN)[..., :keys]
-    bias = attached.bias(queries, keys, visible, hidden.dtype)
+    visible, added = _visible_and_added(None if mask is None else mask[..., :keys])
+    bias = attached.bias(queries, keys, visible, hidden.dtype, added)
     if slots > keys:  # a static cache has room for later tokens
-        bias = nn.functional.pad(bias, (0, slots - keys))
+        bias = nn.functional.pad(bias, (0, slots - keys), value=-torch.inf)
     if mask is not None:
-        least = _least(hidden)
-        if mask.dtype == torch.bool:
-            bias = torch.where(mask, bias, least)
-        else:  # the bias of a distant key may be lower than the number that hides another
-            bias = bias + mask.masked_fill(mask <= HIDDEN, -torch.inf)
-        bias = bias.clamp(min=least)  # a row of nothing but -inf would be NaN
+        bias = bias.clamp(min=_least(hidden))  # a row of nothing but -inf would be NaN
     call[mask_argument] = bias
 
 
@@ -66,6 +57,13 @@ def _checked(mask: Tensor | None) -> Tensor | None:
             f"the logits, got {mask.dtype}; pass attention_mask.bool()"
         )
     return mask
+
+
+def _visible_and_added(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return which keys a mask leaves visible, and the numbers that it adds to their logits."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    return mask > HIDDEN, mask
 
 
 def _causal_without_mask(attention: Any, call: Call) -> bool:
