@@ -278,6 +278,26 @@ def test_half_precision_and_autocast_stay_near_float32(name):
         assert (output.float() - exact)[present].abs().mean() < 0.1 * spread
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", [name for name in ("bert", "deberta", "t5", "xlnet") if name in ATTACHABLE])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_bias_that_rises_with_distance_is_exact_among_padding_in_half_precision(dtype, name, side):
+    """The nearest key has the lowest bias, so the padding beyond the last token would have the highest."""
+    if name == "xlnet" and dtype == torch.float16:
+        pytest.skip("XLNet takes no bias in float16")
+    model, length = set_implementation(tiny(name), "eager"), 512
+    for parameter in (each for module in modules_of(model) for each in module.parameters()):
+        nn.init.zeros_(parameter)  # attention is the softmax of the bias alone
+    present = slice(400) if side == "right" else slice(112, None)
+    mask = torch.zeros(1, length, dtype=torch.long)
+    mask[:, present] = 1
+    rising = AttenuatedEncoding(decay=1.0, scale=-1.0, form="logits")
+    with attach(model.to(dtype), rising):
+        weights = attentions(model, tokens(1, length), attention_mask=mask)[0][0, :, present, present].double()
+    expected = rising.double()(length)[:, present, present].softmax(-1).expand_as(weights)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_gradient_checkpointing_changes_no_gradient(name, reentrant):

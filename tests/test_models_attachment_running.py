@@ -172,7 +172,7 @@ def test_layers_that_share_weights_share_one_encoding():
     model = tiny("albert")  # three layers in two groups
     with attach(model, [NoEncoding(), ALiBi(2)]) as attachment:
         assert [type(encoding) for encoding in attachment.encodings] == [NoEncoding, ALiBi]
-    with pytest.raises(ValueError, match="a list of 2, one per layer with weights of its own, got a list of 3"):
+    with pytest.raises(ValueError, match="a list of 2, one per layer that does not share its weights, got a list of 3"):
         attach(model, [NoEncoding()] * 3)
 
 
@@ -219,7 +219,7 @@ def test_an_encoder_decoder_model_has_its_encoder_changed():
     with attach(model, sharing()) as attachment:
         assert len(attachment.encodings) == 3
         assert_same_outputs(model.decoder(ids).last_hidden_state, before)
-        with pytest.raises(ValueError, match="carries an encoding already"):
+        with pytest.raises(ValueError, match="has an encoding attached already"):
             attach(model.encoder, sharing())
         with attach(model.decoder, sharing("t5 decoder")):
             assert not torch.allclose(model.decoder(ids).last_hidden_state, before, rtol=0, atol=1e-4)

@@ -234,7 +234,7 @@ def test_a_damaged_folder_is_named_with_its_file(tmp_path):
         (b"[]", "must be an object with encoding, position_embeddings, attn_implementation, got \\[\\]"),
         (b'{"encoding": {}}', "must be an object with encoding, position_embeddings"),
         (b'{"encoding": {"type": "Mine"}, "position_embeddings": "keep", "attn_implementation": "sdpa"}',
-         "encoding type 'Mine' is not known.*; import the module that defines it"),
+         "encoding type 'Mine' is not known.*import the module that defines it before loading"),
     ]:  # fmt: skip
         damaged = whole | {key: torch.tensor(list(text), dtype=torch.uint8)}
         save_file(damaged, weights, {"format": "pt"})

@@ -1,4 +1,4 @@
-"""An encoding at work inside one attention module of somebody else's model."""
+"""An encoding as a submodule of an attention module, and the hook that adds its bias."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from pelocality.encodings import Encoding
 from pelocality.models._offloading import loaded
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import Arguments, Call
+from pelocality.models.families._calls import Call, argument_names
 from pelocality.models.families._record import ATTACHED, Architecture
 
 
 class PositionalBias(nn.Module):
-    """A copy of an encoding as a submodule of an attention module, with what is needed to add it there.
+    """An encoding as a submodule of an attention module.
 
-    The hook that adds it is a plain function that finds this module through the attention module it is called with.
-    So a model that is copied or pickled takes its biases along, and nothing outside the model knows of them.
+    The hook that adds its bias is a plain function that finds this module through the attention module, so that models
+    can be copied and pickled.
 
     Args:
-        encoding: The encoding; it is not copied here.
-        record: Of the model's family.
+        encoding: The encoding, which is not copied.
+        record: The record of the model's family.
         attention: The attention module.
-        positions_disabled: Whether the model's own positions are disabled.
-        implementation: The model's attention implementation, for `load`.
+        positions_disabled: Whether the model's position embeddings are disabled.
+        implementation: The model's attention implementation, saved for `load`.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class PositionalBias(nn.Module):
         self.record = record
         self.positions_disabled = positions_disabled
         self.implementation = implementation
-        self.arguments = Arguments.of(attention)
+        self.arguments = argument_names(attention)
         self.frozen: list[str] = []
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What `load` needs to attach the encoding again, as JSON can hold it; the numbers are in the state dict."""
+        """The configuration from which `load` attaches the encoding again, for JSON; numbers are in the state dict."""
         with loaded(self.encoding):
             encoding = self.encoding.configuration()
         return {
@@ -58,7 +58,7 @@ class PositionalBias(nn.Module):
         }
 
     def get_extra_state(self) -> Tensor:
-        """Return the configuration as it is now, its JSON in bytes: safetensors hold nothing but tensors."""
+        """Return the current configuration as bytes of JSON, in a tensor because safetensors hold only tensors."""
         try:
             return torch.tensor(list(json.dumps(self.configuration).encode()), dtype=torch.uint8, device="cpu")
         except TypeError as error:
@@ -68,17 +68,12 @@ class PositionalBias(nn.Module):
             ) from error
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Change nothing: `check_state_dict` has compared the configurations, and the numbers are loaded as usual."""
-
-    @property
-    def depends_on_mask(self) -> bool:
-        """Whether the bias depends on which keys are visible."""
-        return self.encoding.depends_on_mask
+        """Change nothing: `check_state_dict` compares the configurations, and numbers are loaded as usual."""
 
     def install(self, attention: nn.Module) -> None:
-        """Enter an attention module."""
+        """Add this module and its hook to an attention module."""
         attention.add_module(ATTACHED, self)
-        # a gradient of zeros would still have an optimiser decay the weights of disabled positions
+        # with gradients of zero, an optimiser would still decay the unused weights of disabled positions
         for name in self.record.position_weights if self.positions_disabled else ():
             weight = attention.get_parameter(name)
             if weight.requires_grad:
@@ -88,25 +83,27 @@ class PositionalBias(nn.Module):
         self.record.prepare(attention)
 
     def uninstall(self, attention: nn.Module) -> None:
-        """Leave the attention module as it was."""
+        """Undo `install`."""
         self.record.unprepare(attention)
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
         unhook(attention, _add_bias)
         delattr(attention, ATTACHED)
 
-    def bias(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` is True at the keys a query sees."""
+    def bias(
+        self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
+    ) -> Tensor:
+        """Return the bias plus ``added``, -inf where not ``visible``: (batch or 1, heads or 1, query, key)."""
         with loaded(self.encoding):
-            bias = self.encoding.unexpanded_bias(queries, keys, mask=visible, dtype=dtype)
+            bias = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
         return bias if bias.ndim == 4 else bias[None]
 
 
 def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Have the family's record add the bias to a call of an attention module."""
+    """Add the bias to a call of an attention module, as the family's record defines."""
     attached: PositionalBias = getattr(attention, ATTACHED)
     record, call = attached.record, Call(attached.arguments, args, kwargs)
-    record.add_bias(attention, attached, call)
+    record.add_bias(attention, attached.bias, call)
     if attached.positions_disabled and record.position_argument is not None:
         call[record.position_argument] = torch.zeros_like(call[record.position_argument])
     return call.args, call.kwargs

@@ -1,4 +1,4 @@
-"""Disabling a model's own position embeddings while an encoding is attached."""
+"""Disabling the position embeddings of a model while an encoding is attached."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import Arguments, Call
+from pelocality.models.families._calls import Call, argument_names
 from pelocality.models.families._record import Architecture
 
 
 def disable_positions(record: Architecture, base: Any) -> None:
-    """Disable what tells a model positions, except for the arguments of its attention modules.
+    """Disable the position embeddings of a model, except for those among the arguments of its attention modules.
 
     Tables of positions and distances return zeros, for any index and so for any length. Rotary embeddings are given
     zero position ids, which is the identity rotation. No weight is changed.
@@ -22,53 +22,40 @@ def disable_positions(record: Architecture, base: Any) -> None:
     for table in record.position_tables(base):
         table.register_forward_pre_hook(_look_up_the_first_row)
         table.register_forward_hook(_return_zeros)
-    embeddings = _embeddings(record, base)
-    if embeddings is not None:
-        hook = functools.partial(_zero_position_ids, Arguments.of(embeddings))
-        embeddings.register_forward_pre_hook(hook, with_kwargs=True)
-    rotary = record.rotary(base)
-    if rotary is not None:
-        rotary.register_forward_pre_hook(functools.partial(_identity_rotation, Arguments.of(rotary)), with_kwargs=True)
+    for module in _modules_with_position_ids(record, base):
+        hook = functools.partial(_zero_position_ids, argument_names(module))
+        module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def enable_positions(record: Architecture, base: Any) -> None:
     """Undo `disable_positions`."""
-    for table in record.position_tables(base):
-        unhook(table, _look_up_the_first_row, _return_zeros)
-    for module in (_embeddings(record, base), record.rotary(base)):
-        if module is not None:
-            unhook(module, _zero_position_ids, _identity_rotation)
+    for module in (*record.position_tables(base), *_modules_with_position_ids(record, base)):
+        unhook(module, _look_up_the_first_row, _return_zeros, _zero_position_ids)
 
 
-def _embeddings(record: Architecture, base: Any) -> nn.Module | None:
-    """Return the module that makes position ids itself, from a buffer that is as long as the table."""
-    embeddings = getattr(base, "embeddings", None)
-    if embeddings is None or record.absolute(base) is None:
-        return None
-    module: nn.Module = embeddings
-    return module
+def _modules_with_position_ids(record: Architecture, base: Any) -> list[nn.Module]:
+    """Return rotary embeddings, and embeddings that read position ids from a buffer as long as the table."""
+    embeddings = None if record.absolute(base) is None else getattr(base, "embeddings", None)
+    return [module for module in (embeddings, record.rotary(base)) if module is not None]
 
 
 def _look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (torch.zeros_like(args[0]), *args[1:])  # an index beyond the table would fail
+    return (torch.zeros_like(args[0]), *args[1:])  # an index beyond the table would raise
 
 
 def _return_zeros(table: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    return torch.zeros_like(output)  # not a product with 0: the table gets no gradient, so no optimiser changes it
+    return torch.zeros_like(
+        output
+    )  # not a product with 0: the table gets no gradient, and an optimiser does not change it
 
 
 def _zero_position_ids(
-    arguments: Arguments, embeddings: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    call = Call(arguments, args, kwargs)
-    words = call["input_ids"] if call["input_ids"] is not None else call["inputs_embeds"]
-    call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
-    return call.args, call.kwargs
-
-
-def _identity_rotation(
-    arguments: Arguments, rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    call = Call(arguments, args, kwargs)
-    call["position_ids"] = torch.zeros_like(call["position_ids"])
+    call = Call(names, args, kwargs)
+    if call["position_ids"] is not None:
+        call["position_ids"] = torch.zeros_like(call["position_ids"])
+    else:
+        words = call["input_ids"] if call["input_ids"] is not None else call["inputs_embeds"]
+        call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
     return call.args, call.kwargs

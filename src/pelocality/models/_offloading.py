@@ -1,4 +1,4 @@
-"""Models whose weights accelerate keeps elsewhere and fetches layer by layer, by a hook on each module."""
+"""Models whose weights accelerate offloads, and loads layer by layer with a hook on each module."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-_HOOK = "_hf_hook"  # where accelerate keeps its hook
+_HOOK = "_hf_hook"  # the attribute of a module that holds the hook of accelerate
 
 
 def execution_device(module: nn.Module) -> torch.device | None:
-    """Return where accelerate runs a module, None where it has no hook on it or on a part of it."""
+    """Return the device on which accelerate runs a module, None where neither it nor a part of it is offloaded."""
     for part in module.modules():
         device = getattr(getattr(part, _HOOK, None), "execution_device", None)
         if device is not None:
@@ -22,7 +22,7 @@ def execution_device(module: nn.Module) -> torch.device | None:
 
 @contextmanager
 def loaded(module: nn.Module) -> Iterator[None]:
-    """Fetch the weights of a module whose ``forward`` is not called, which is what accelerate waits for."""
+    """Load the offloaded weights of a module whose ``forward``, before which accelerate loads them, is not called."""
     if not hasattr(module, _HOOK):
         yield
         return

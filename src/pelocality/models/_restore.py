@@ -1,4 +1,4 @@
-"""Leaving someone's model as it was, an interrupt in the middle of restoring it included."""
+"""Restoring a user's model, even where an interrupt falls into the restoration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 
 @contextmanager
 def restoring(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo`` on leaving, twice: an interrupt that cuts the first call short leaves the second to finish.
+    """Call ``undo`` on leaving, twice: the second call completes a first one that was interrupted.
 
-    This is a generator so that it restores even where an interrupt falls between the block and its end: Python closes
-    a generator that is dropped.
+    A generator restores even where an interrupt falls between the block and its end, because Python closes a generator
+    that is dropped.
 
     Args:
-        undo: restores what was recorded before; calling it again changes nothing.
+        undo: restores the recorded state; a second call changes nothing.
     """
     try:
         try:
@@ -52,28 +52,28 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
-    """Have a hook called before each of these modules, with what they are given, and take it off on leaving.
+    """Register a forward pre-hook on each of these modules, and remove it on leaving.
 
     Args:
-        modules: one that is listed twice is hooked once.
+        modules: a module that is listed twice gets one hook.
         hook: called with the module, its arguments and its keyword arguments.
     """
-    distinct = list(dict.fromkeys(modules))
+    unique = list(dict.fromkeys(modules))
 
     def undo() -> None:
-        for module in distinct:
+        for module in unique:
             unhook(module, hook)
 
     with restoring(undo):
-        for module in distinct:
+        for module in unique:
             module.register_forward_pre_hook(hook, with_kwargs=True)
         yield
 
 
 def unhook(module: nn.Module, *functions: Callable[..., Any]) -> None:
-    """Take hooks that are these functions, or partials of them, off a module; also off a copy of the one they went on.
+    """Remove hooks that are these functions, or partials of them, from a module.
 
-    The handle that registering returns knows only the module it was registered on.
+    Unlike the handle that registering returns, this works on copies of the module.
     """
     for hooks, flags in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
@@ -81,5 +81,5 @@ def unhook(module: nn.Module, *functions: Callable[..., Any]) -> None:
     ):
         for key, hook in list(hooks.items()):
             if getattr(hook, "func", hook) in functions:
-                flags.pop(key, None)  # first: without its hook an interrupt would leave it for good
+                flags.pop(key, None)  # first, because an interrupt would leave a flag without its hook forever
                 del hooks[key]

@@ -1,8 +1,7 @@
-"""What an attached model says of itself in a state dict and in a folder, and which state dicts it accepts."""
+"""The configuration of attached encodings in state dicts and folders, and the state dicts that a model refuses."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from typing import Any
@@ -11,29 +10,30 @@ from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
 from pelocality.models._bias import PositionalBias
+from pelocality.models._offloading import loaded
 from pelocality.models._restore import restoring
 from pelocality.models.families._record import ATTACHED
 
 CONFIGURATION = "_extra_state"
-"""The name under which a state dict holds what ``get_extra_state`` of a module returns."""
-
-_LACKING = (
-    "an encoding is attached here, and the weights come without one; load them before attaching, or take it off first "
-    "with attached(model).remove()"
-)
-
-_NAMES = ("encoding", "position_embeddings", "attn_implementation")
+"""The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
 
 REFUSED = "experts_implementation"
 """The entry of a configuration of which each model class of transformers refuses, and repeats, an unknown value."""
 
 _REASON = "an encoding is attached to this model, load it with pelocality.load"
 
+_MISSING = (
+    "an encoding is attached here, and the weights come without one; load them before attaching, or take it off first "
+    "with attached(model).remove()"
+)
 
-def read_configuration(name: str, written: Tensor) -> dict[str, Any]:
-    """Return the configuration out of what `PositionalBias.get_extra_state` wrote; the name is for the error."""
+_NAMES = ("encoding", "position_embeddings", "attn_implementation")
+
+
+def read_configuration(name: str, saved: Tensor) -> dict[str, Any]:
+    """Return the configuration that `PositionalBias.get_extra_state` saved; the name is for the error."""
     try:
-        configuration = json.loads(bytes(written.tolist()))
+        configuration = json.loads(bytes(saved.tolist()))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the configuration of the encoding in '{name}' is not JSON ({error})") from error
     if not isinstance(configuration, dict) or not set(_NAMES) <= configuration.keys():
@@ -54,41 +54,43 @@ def check_state_dict(
     weights of an attention module and its encoding, which follows them, so one module may lack it where there are more.
     """
     attentions = {name: module for name, module in base.named_modules() if ATTACHED in module._modules}
-    lacking: list[str] = []
-    others: dict[str, str] = {}
-    for name, attention in attentions.items():
-        here = f"{prefix}{name}."
-        saved = {key.removeprefix(here): value for key, value in state_dict.items() if key.startswith(here)}
-        weights = {key for key in attention.state_dict(keep_vars=True) if not key.startswith(f"{ATTACHED}.")}
-        if weights <= saved.keys() and not any(key.startswith(f"{ATTACHED}.") for key in saved):
-            lacking.append(name)
-        for part, bias in attention.named_modules():
-            if isinstance(bias, PositionalBias) and f"{part}.{CONFIGURATION}" in saved:
-                problem = _problem(bias, name, f"{part}.", saved)
-                if problem is not None:
-                    others[name] = problem
-    if len(lacking) == 1 < len(attentions):
-        lacking = []
-    for names, problem in ((lacking, _LACKING), (list(others), next(iter(others.values()), ""))):
-        if names:
-            error_msgs.append(f"{prefix}{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {problem}")
+    problems = {
+        name: _MISSING
+        for name, attention in attentions.items()
+        if _lacks_encoding(attention, f"{prefix}{name}.", state_dict)
+    }
+    if len(problems) == 1 < len(attentions):
+        problems = {}
+    for name, module in base.named_modules():
+        saved = state_dict.get(f"{prefix}{name}.{CONFIGURATION}")
+        problem = _difference(module, name, saved) if isinstance(module, PositionalBias) and saved is not None else None
+        if problem is not None:
+            problems[name] = problem
+    if problems:
+        (name, problem), *more = problems.items()
+        error_msgs.append(f"{prefix}{name}{f' and {len(more)} more' if more else ''}: {problem}")
 
 
-def _problem(bias: PositionalBias, name: str, prefix: str, saved: dict[str, Any]) -> str | None:
-    """Return what is wrong with the saved state of one bias, if anything."""
+def _lacks_encoding(attention: nn.Module, prefix: str, state_dict: dict[str, Any]) -> bool:
+    """Return whether a state dict holds the weights of an attention module without an encoding."""
+    encoding = f"{prefix}{ATTACHED}."
+    weights = {key for key in attention.state_dict(prefix=prefix, keep_vars=True) if not key.startswith(encoding)}
+    return weights <= state_dict.keys() and not any(key.startswith(encoding) for key in state_dict)
+
+
+def _difference(bias: PositionalBias, name: str, saved: Tensor) -> str | None:
+    """Return how a saved configuration differs from that of the attached encoding, None where only numbers do."""
     try:
-        configuration = read_configuration(name, saved[prefix + CONFIGURATION])
+        configuration = read_configuration(name, saved)
     except ValueError as error:
         return str(error)
-    own = bias.configuration
-    start = f"{prefix}encoding."
-    numbers = {key.removeprefix(start): value for key, value in saved.items() if key.startswith(start)}
-    if configuration["position_embeddings"] == own["position_embeddings"] and (
-        configuration["encoding"] == own["encoding"] or _agrees(bias.encoding, configuration["encoding"], numbers)
+    if configuration["position_embeddings"] == bias.configuration["position_embeddings"] and _same_but_for_numbers(
+        bias.encoding, configuration["encoding"]
     ):
         return None
     was, has = (
-        f"{each['encoding']}, position_embeddings='{each['position_embeddings']}'" for each in (configuration, own)
+        f"{each['encoding']}, position_embeddings='{each['position_embeddings']}'"
+        for each in (configuration, bias.configuration)
     )
     return (
         f"the weights were saved with {was}, attached here is {has}; attach the saved encoding first, or load the "
@@ -96,17 +98,15 @@ def _problem(bias: PositionalBias, name: str, prefix: str, saved: dict[str, Any]
     )
 
 
-def _agrees(encoding: Encoding, configuration: dict[str, Any], numbers: dict[str, Tensor]) -> bool:
-    """Return whether an encoding of that configuration is this one, once both hold the same numbers."""
-    own = copy.deepcopy(encoding)
-    numbers = own.state_dict() | numbers  # a shard may hold some of them
-    try:
-        other = Encoding.from_configuration(configuration).to(own._like.device, own._like.dtype)
-        for each in (own, other):
-            each.load_state_dict({name: value.to(own._like.device) for name, value in numbers.items()}, assign=True)
-    except (TypeError, ValueError, RuntimeError):  # no such encoding, or other numbers than it has
-        return False
-    return own.configuration() == other.configuration()
+def _same_but_for_numbers(encoding: Encoding, configuration: dict[str, Any]) -> bool:
+    """Return whether an encoding of that configuration equals this one, given the numbers in its state dict."""
+    with loaded(encoding):
+        try:
+            other = Encoding.from_configuration(configuration).to(encoding._like.device, encoding._like.dtype)
+            other.load_state_dict(encoding.state_dict(), assign=True)
+        except (TypeError, ValueError, RuntimeError):  # there is no such encoding, or it has other numbers
+            return False
+        return other.configuration() == encoding.configuration()
 
 
 def carries_encodings(model: nn.Module) -> bool:
@@ -114,16 +114,13 @@ def carries_encodings(model: nn.Module) -> bool:
     return any(ATTACHED in module._modules for module in model.modules())
 
 
-def guard_saving(model: Any) -> None:
-    """Have a model save itself by the function below."""
-    model.save_pretrained = functools.partial(save_pretrained, model)
+def refuse_plain_loading(model: Any) -> None:
+    """Replace a model's ``save_pretrained``, so that transformers alone refuses to load the folder it writes."""
+    model.save_pretrained = functools.partial(_save_pretrained, model)
 
 
-def save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Save a model as transformers does, into a folder that transformers alone refuses to load the model from."""
-    if not carries_encodings(model):  # removed through a part of it
-        type(model).save_pretrained(model, *args, **kwargs)
-        return
+def _save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
     with restoring(lambda: model.config.__dict__.pop(REFUSED, None)):
-        setattr(model.config, REFUSED, _REASON)
+        if carries_encodings(model):  # not removed through a part of the model
+            setattr(model.config, REFUSED, _REASON)
         type(model).save_pretrained(model, *args, **kwargs)

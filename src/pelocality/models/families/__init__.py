@@ -1,6 +1,6 @@
-"""Where each model family keeps attention and positions: one record a family, and the way to find it.
+"""Where each model family keeps attention and positions: one record per family.
 
-``architecture(model)`` is the door. The records themselves stand in files by kind: ``absolute`` (BERT, RoBERTa,
+``architecture(model)`` returns the record. Records are in one file per kind of position: ``absolute`` (BERT, RoBERTa,
 ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT) and
 ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
@@ -8,19 +8,12 @@ ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``r
 from torch import nn
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
-from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture
-from pelocality.models.families._wrapper import pretrained
-
-__all__ = [
-    "ATTACHED",
-    "AbsoluteInput",
-    "Architecture",
-    "architecture",
-    "known_families",
-    "longest_input",
-    "positions_disabled",
-    "pretrained",
-]
+from pelocality.models.families._record import (
+    ATTACHED as ATTACHED,
+    AbsoluteInput as AbsoluteInput,
+    Architecture as Architecture,
+)
+from pelocality.models.families._wrapper import pretrained as pretrained
 
 _RECORDS: dict[str, Architecture] = {
     model_type: record
@@ -49,18 +42,18 @@ def architecture(model: nn.Module) -> Architecture:
         model: a transformers model with or without a task head, or a wrapper around one.
 
     Returns:
-        The ``Architecture`` that answers for ``model.config.model_type``.
+        The ``Architecture`` of ``model.config.model_type``.
 
     Raises:
-        TypeError: if there is no transformers model.
+        TypeError: if ``model`` is not and does not hold a transformers model.
         ValueError: if the family has no record; the message lists those that have.
 
     Examples:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
         >>> record = architecture(gpt2)
-        >>> record.signal, record.causal(record.base(gpt2)), len(record.attentions(record.base(gpt2)))
-        ('wpe, added to the words', True, 2)
+        >>> record.causal(record.base(gpt2)), len(record.attentions(record.base(gpt2)))
+        (True, 2)
     """
     model_type = pretrained(model).config.model_type
     if model_type not in _RECORDS:
@@ -69,17 +62,17 @@ def architecture(model: nn.Module) -> Architecture:
 
 
 def longest_input(model: nn.Module) -> int | None:
-    """Return how many tokens a model has positions for, special tokens included.
+    """Return the largest number of tokens that a model has positions for, special tokens included.
 
     Args:
         model: a transformers model, or a wrapper around one.
 
     Returns:
-        The number of tokens; None where nothing ends: positions that are computed for any distance, or a table that
-        an attached encoding has disabled. Of a family without a record, what its configuration says.
+        The number of tokens; None without a limit: positions that are computed for any distance, or a table that an
+        attached encoding has disabled. For a family without a record, ``config.max_position_embeddings``.
 
     Raises:
-        TypeError: if there is no transformers model.
+        TypeError: if ``model`` is not and does not hold a transformers model.
 
     Examples:
         >>> from transformers import RobertaConfig, RobertaModel
@@ -95,16 +88,16 @@ def longest_input(model: nn.Module) -> int | None:
 
 
 def positions_disabled(model: nn.Module) -> bool:
-    """Return whether an attached encoding has disabled a model's own positions.
+    """Return whether an attached encoding has disabled a model's position embeddings.
 
     Args:
         model: a transformers model, or a wrapper around one.
 
     Returns:
-        True or False; False for a family without a record, which takes no encoding.
+        True or False; always False for a family without a record, to which no encoding can be attached.
 
     Raises:
-        TypeError: if there is no transformers model.
+        TypeError: if ``model`` is not and does not hold a transformers model.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel

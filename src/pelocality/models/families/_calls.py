@@ -1,33 +1,31 @@
-"""Reading and changing the arguments of a call on its way into a module."""
+"""Reading and replacing the arguments of a call in a forward pre-hook."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The names of the arguments that a module's ``forward`` takes by position, in their order."""
-
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Self:
-        """Read them off the module's class."""
-        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(type(module).forward).parameters.values()
-        return cls(tuple(parameter.name for parameter in parameters if parameter.kind in by_position)[1:])
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments that a module's ``forward`` takes by position, in their order."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in by_position)[1:]
 
 
 class Call:
-    """The arguments of one call, by name; the caller's own tuple and dictionary are never written into."""
+    """The arguments of one call, by name; the tuple and the dictionary of the caller are never modified.
 
-    def __init__(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.names = arguments.names
+    Args:
+        names: The `argument_names` of the module that is called.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+    """
+
+    def __init__(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.names = names
         self.args = args
         self.kwargs = kwargs
 

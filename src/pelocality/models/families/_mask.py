@@ -1,8 +1,9 @@
-"""How a bias reaches the logits of most families: added to the mask, which the attention module adds to its logits."""
+"""How a bias is added to the logits of most families: through the mask, which the attention module adds to them."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,43 +11,26 @@ from torch import Tensor, nn
 from pelocality.encodings._scores import HIDDEN
 from pelocality.models.families._calls import Call
 
-
-class AttachedBias(Protocol):
-    """What a record is handed to add an encoding: `pelocality.models._bias.PositionalBias`."""
-
-    positions_disabled: bool
-
-    @property
-    def depends_on_mask(self) -> bool:
-        """Whether the bias depends on which keys are visible."""
-
-    def bias(self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the bias, (batch or 1, heads or 1, query, key); ``visible`` is True at the keys a query sees."""
+Bias = Callable[..., Tensor]
+"""The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
 
 
-def add_to_mask(attention: Any, attached: AttachedBias, call: Call, mask_argument: str) -> None:
+def add_to_mask(attention: Any, bias: Bias, call: Call, mask_argument: str) -> None:
     """Replace the mask in a call by the bias plus the mask."""
     hidden: Tensor = call["hidden_states"]
-    mask = _checked(call[mask_argument])
+    mask: Tensor | None = call[mask_argument]
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)
     if mask is None and _causal_without_mask(attention, call):
-        # the kernel forgets causality once there is a mask
+        # the kernel is not causal by itself once it is given a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
-    visible = None
-    if mask is not None and attached.depends_on_mask:  # for the others this comparison would cost every layer
-        visible = (mask if mask.dtype == torch.bool else mask > HIDDEN)[..., :keys]
-    bias = attached.bias(queries, keys, visible, hidden.dtype)
+    visible, added = _visible_and_added(None if mask is None else mask[..., :keys])
+    biased = bias(queries, keys, visible, hidden.dtype, added)
     if slots > keys:  # a static cache has room for later tokens
-        bias = nn.functional.pad(bias, (0, slots - keys))
+        biased = nn.functional.pad(biased, (0, slots - keys), value=-torch.inf)
     if mask is not None:
-        least = _least(hidden)
-        if mask.dtype == torch.bool:
-            bias = torch.where(mask, bias, least)
-        else:  # the bias of a distant key may be lower than the number that hides another
-            bias = bias + mask.masked_fill(mask <= HIDDEN, -torch.inf)
-        bias = bias.clamp(min=least)  # a row of nothing but -inf would be NaN
-    call[mask_argument] = bias
+        biased = biased.clamp(min=_least(hidden))  # the softmax of a row of -inf alone would be NaN
+    call[mask_argument] = biased
 
 
 def _keys(attention: Any, call: Call, queries: int, mask: Tensor | None) -> tuple[int, int]:
@@ -59,17 +43,20 @@ def _keys(attention: Any, call: Call, queries: int, mask: Tensor | None) -> tupl
     return past + queries - int(first), slots if mask is None else mask.shape[-1]
 
 
-def _checked(mask: Tensor | None) -> Tensor | None:
-    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+def _visible_and_added(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return which keys a mask leaves visible, and the numbers that it adds to their logits."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    if not mask.is_floating_point():
         raise TypeError(
             "attention_mask of four axes must be boolean, True where a query sees a key, or a float that is added to "
             f"the logits, got {mask.dtype}; pass attention_mask.bool()"
         )
-    return mask
+    return mask > HIDDEN, mask
 
 
 def _causal_without_mask(attention: Any, call: Call) -> bool:
-    """Return whether the kernel would hide the future by itself, as transformers' function for it decides."""
+    """Return whether the kernel hides the future without a mask, decided as in transformers."""
     config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
     if config is None or config._attn_implementation != "sdpa":  # eager hides only what a mask hides
         return False
@@ -78,7 +65,7 @@ def _causal_without_mask(attention: Any, call: Call) -> bool:
 
 
 def _least(hidden: Tensor) -> float:
-    """Return the number that masks a key: finite in every precision that attention may cast its logits to."""
+    """Return the number that hides a key: finite in every dtype that attention may cast its logits to."""
     device = hidden.device.type
     dtypes = [hidden.dtype, torch.float32]  # many families take the softmax in float32, of float64 too
     if torch.is_autocast_enabled(device):

@@ -1,4 +1,4 @@
-"""The transformers model inside whatever was put around it."""
+"""Finding the transformers model inside a wrapper."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def pretrained(model: nn.Module) -> Any:
         The outermost ``PreTrainedModel``.
 
     Raises:
-        TypeError: if there is none.
+        TypeError: if there is no transformers model.
         ValueError: if there are several side by side.
 
     Examples:
@@ -45,7 +45,7 @@ def pretrained(model: nn.Module) -> Any:
 
 
 def _outermost(module: nn.Module) -> list[PreTrainedModel]:
-    """Return the transformers models in a module that are not inside another on the way to them."""
+    """Return the transformers models in a module that are not inside another one."""
     if isinstance(module, PreTrainedModel):
         return [module]
     return [found for child in module.children() for found in _outermost(child)]

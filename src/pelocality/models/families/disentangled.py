@@ -1,4 +1,4 @@
-"""Families whose content meets embeddings of the distance: DeBERTa (He et al., 2021) and DeBERTa-v2/v3."""
+"""Families that multiply content with embeddings of the distance: DeBERTa (He et al., 2021) and DeBERTa-v2/v3."""
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pelocality.models.families._calls import Call
-from pelocality.models.families._mask import AttachedBias
+from pelocality.models.families._mask import Bias
 from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture, by_distance, heads
 
 
 class Deberta(Architecture):
-    """DeBERTa: queries meet embedded distances (c2p) and so do keys (p2c); no term is position alone."""
+    """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
-    signal = "encoder.rel_embeddings, met by queries and by keys in every layer"
-    epsilon_name: ClassVar[str] = "variance_epsilon"  # of its own layer norm
-    score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: what positions add to its logits
+    decoder = False
+    epsilon_name: ClassVar[str] = "variance_epsilon"  # of DeBERTa's layer norm
+    score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: the logits of positions
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.attention.self for layer in base.encoder.layer]
@@ -32,28 +32,19 @@ class Deberta(Architecture):
     def scaling(self, module: Any) -> float:
         return float((module.attention_head_size * (1 + len(module.pos_att_type))) ** -0.5)
 
-    def causal(self, base: Any) -> bool:
-        return False
-
     def absolute(self, base: Any) -> AbsoluteInput | None:
         embeddings = base.embeddings
         if embeddings.position_embeddings is None:  # every released DeBERTa
             return None
-        return AbsoluteInput(
-            table=embeddings.position_embeddings,
-            offset=0,
-            norm=embeddings.LayerNorm,
-            token_types=embeddings.token_type_embeddings,
-            before_norm=embeddings.embed_proj,
-            epsilon_name=self.epsilon_name,
+        return AbsoluteInput.from_embeddings(
+            embeddings, before_norm=embeddings.embed_proj, epsilon_name=self.epsilon_name
         )
 
-    def add_bias(self, attention: Any, attached: AttachedBias, call: Call) -> None:
-        # the mask is yes or no and takes no numbers: the bias goes to the score method, beside the distances
+    def add_bias(self, attention: Any, bias: Bias, call: Call) -> None:
+        # the mask is boolean and is not added to the logits: the score method adds the bias, given with the distances
         hidden: Tensor = call["hidden_states"]
         visible = call[self.mask_argument].bool()
-        bias = attached.bias(hidden.shape[1], hidden.shape[1], visible, hidden.dtype)
-        call["relative_pos"] = (call["relative_pos"], bias)
+        call["relative_pos"] = (call["relative_pos"], bias(hidden.shape[1], hidden.shape[1], visible, hidden.dtype))
 
     def prepare(self, attention: nn.Module) -> None:
         setattr(attention, self.score_method, functools.partial(_scores_with_bias, attention, self.score_method))
@@ -63,7 +54,7 @@ class Deberta(Architecture):
 
     def not_additive(self, base: Any) -> str | None:
         if not getattr(base.config, "relative_attention", False):
-            return "with relative_attention=False it has no term of positions that a bias could join"
+            return "with relative_attention=False its logits have no position term to which a bias could be added"
         if getattr(base.config, "talking_head", False):
             return "with talking_head=True it mixes the logits of its heads after the bias"
         return None
@@ -86,15 +77,22 @@ class Deberta(Architecture):
         table: Tensor = base.encoder.get_rel_embedding()[most - span : most + span]
         return table[self._by_distance(base, length, span).to(table.device)]
 
-    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
-        if not module.relative_attention or "c2p" not in module.pos_att_type:
+    def _projection(self, module: Any, term: str) -> Any:
+        """Return the linear map of the distance table in a term, ``"c2p"`` or ``"p2c"``."""
+        return module.pos_proj if term == "c2p" else module.pos_q_proj
+
+    def _relative(self, base: Any, module: Any, length: int, term: str) -> Tensor | None:
+        """Return the projected distance table of a term, None where the model does not have the term."""
+        if not module.relative_attention or term not in module.pos_att_type:
             return None
-        return heads(module.pos_proj(self._table(base, module, length))[None], module.attention_head_size)[0]
+        projected = self._projection(module, term)(self._table(base, module, length))
+        return heads(projected[None], module.attention_head_size)[0]
+
+    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
+        return self._relative(base, module, length, "c2p")
 
     def relative_queries(self, base: Any, module: Any, length: int) -> Tensor | None:
-        if not module.relative_attention or "p2c" not in module.pos_att_type:
-            return None
-        return heads(module.pos_q_proj(self._table(base, module, length))[None], module.attention_head_size)[0]
+        return self._relative(base, module, length, "p2c")
 
 
 class DebertaV2(Deberta):
@@ -103,10 +101,10 @@ class DebertaV2(Deberta):
     model_types = ("deberta-v2",)
     epsilon_name = "eps"
     score_method = "disentangled_attention_bias"
+    projections = ("query_proj", "key_proj")
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        size = module.attention_head_size
-        return heads(module.query_proj(hidden), size), heads(module.key_proj(hidden), size)
+        return Architecture.project(self, module, hidden)
 
     def scaling(self, module: Any) -> float:
         terms = 1 + ("c2p" in module.pos_att_type) + ("p2c" in module.pos_att_type)
@@ -117,17 +115,10 @@ class DebertaV2(Deberta):
         table: Tensor = base.encoder.get_rel_embedding()[: 2 * span]
         return table[self._by_distance(base, length, span).to(table.device)]
 
-    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
-        if not module.relative_attention or "c2p" not in module.pos_att_type:
-            return None
-        project = module.key_proj if module.share_att_key else module.pos_key_proj
-        return heads(project(self._table(base, module, length))[None], module.attention_head_size)[0]
-
-    def relative_queries(self, base: Any, module: Any, length: int) -> Tensor | None:
-        if not module.relative_attention or "p2c" not in module.pos_att_type:
-            return None
-        project = module.query_proj if module.share_att_key else module.pos_query_proj
-        return heads(project(self._table(base, module, length))[None], module.attention_head_size)[0]
+    def _projection(self, module: Any, term: str) -> Any:
+        if module.share_att_key:
+            return module.key_proj if term == "c2p" else module.query_proj
+        return module.pos_key_proj if term == "c2p" else module.pos_query_proj
 
 
 def _scores_with_bias(
@@ -135,12 +126,12 @@ def _scores_with_bias(
     score_method: str,
     query: Tensor,
     key: Tensor,
-    both: tuple[Tensor, Tensor],
+    distances_and_bias: tuple[Tensor, Tensor],
     embeddings: Tensor,
     scale_factor: int,
 ) -> Tensor:
-    """Replace the score method of an attention module: its own scores, unless disabled, plus the bias."""
-    distances, bias = both
+    """Replace the score method of an attention module: the scores of positions, unless disabled, plus the bias."""
+    distances, bias = distances_and_bias
     if query.ndim == 3:  # version 2 keeps batch and heads in one axis
         batch = len(query) // attention.num_attention_heads
         bias = bias.expand(batch, attention.num_attention_heads, -1, -1).flatten(0, 1)

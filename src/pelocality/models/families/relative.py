@@ -9,28 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models.families._calls import Call
-from pelocality.models.families._mask import AttachedBias
-from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance, heads, looks_back
+from pelocality.models.families._mask import Bias
+from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance
 
 
 class T5(Architecture):
     """T5 (Raffel et al., 2020): a bias per bucket of distances, shared by all layers; no 1 / sqrt(d_head)."""
 
     model_types = ("t5", "mt5")
-    signal = "encoder.block[0].layer[0].SelfAttention.relative_attention_bias, shared by every layer"
     mask_argument = "mask"
+    projections = ("q", "k")
+    head_size = "key_value_proj_dim"
 
     def base(self, model: Any) -> Any:
-        """Return the encoder; a stack that is given itself (``model.decoder``) is taken as it is."""
+        """Return the encoder; an encoder or decoder (``model.decoder``) is returned unchanged."""
         base = super().base(model)
         return base if hasattr(base, "block") else base.encoder
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [block.layer[0].SelfAttention for block in base.block]
-
-    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        size = module.key_value_proj_dim
-        return heads(module.q(hidden), size), heads(module.k(hidden), size)
 
     def scaling(self, module: Any) -> float:
         return 1.0
@@ -41,7 +38,7 @@ class T5(Architecture):
 
     def not_additive(self, base: Any) -> str | None:
         if "output_attentions" in inspect.signature(type(self.attentions(base)[0]).forward).parameters:
-            return "in this version of transformers its layers hand one bias on to each other; 5.15 or newer will do"
+            return "in this version of transformers its layers share one bias; install transformers 5.15 or newer"
         return None
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
@@ -53,26 +50,17 @@ class MpNet(Architecture):
     """MPNet (Song et al., 2020): a relative bias in every layer, and an absolute table at the input."""
 
     model_types = ("mpnet",)
-    signal = "encoder.relative_attention_bias in every layer, and embeddings.position_embeddings at the input"
+    decoder = False
+    projections = ("q", "k")
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.attention.attn for layer in base.encoder.layer]
 
-    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        size = module.attention_head_size
-        return heads(module.q(hidden), size), heads(module.k(hidden), size)
-
     def scaling(self, module: Any) -> float:
         return float(module.attention_head_size**-0.5)
 
-    def causal(self, base: Any) -> bool:
-        return False
-
     def absolute(self, base: Any) -> AbsoluteInput | None:
-        embeddings = base.embeddings
-        return AbsoluteInput(
-            table=embeddings.position_embeddings, offset=embeddings.padding_idx + 1, norm=embeddings.LayerNorm
-        )
+        return AbsoluteInput.from_embeddings(base.embeddings, offset=base.embeddings.padding_idx + 1)
 
     def position_tables(self, base: Any) -> list[nn.Embedding]:
         return [*super().position_tables(base), base.encoder.relative_attention_bias]
@@ -85,26 +73,23 @@ class MpNet(Architecture):
 class Bloom(Architecture):
     """BLOOM (BigScience, 2022): causal, with ALiBi's slopes (Press et al., 2022) on the distance.
 
-    transformers adds slope * j, which differs from slope * (j - i) by a constant per row: no softmax can tell.
+    transformers adds slope * j, which differs from slope * (j - i) by a constant per row: the softmax is the same.
     """
 
     model_types = ("bloom",)
-    signal = "ALiBi: a fixed slope per head times the distance, in every layer"
+    decoder = True
     position_argument = "alibi"
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [block.self_attention for block in base.h]
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        # (batch, n, 3d) -> (batch, n, head, 3, d_head): query, key and value lie side by side in each head
+        # (batch, n, 3d) -> (batch, n, head, 3, d_head): query, key and value are adjacent in each head
         fused = module.query_key_value(hidden).unflatten(-1, (module.num_heads, 3, module.head_dim))
         return fused[..., 0, :].transpose(1, 2), fused[..., 1, :].transpose(1, 2)
 
     def scaling(self, module: Any) -> float:
         return float(module.inv_norm_factor)
-
-    def causal(self, base: Any) -> bool:
-        return looks_back(base)
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         pair = torch.ones(1, 2, dtype=torch.long)
@@ -124,12 +109,11 @@ class XlNet(Architecture):
     """
 
     model_types = ("xlnet",)
-    signal = "rel_attn.r and rel_attn.r_r_bias against sinusoids of the distance, in every layer"
     position_argument = "r"
     position_weights = ("r", "r_r_bias")
 
     def base(self, model: Any) -> Any:
-        """Return the transformer; ``bi_data`` mode, where half of each batch runs backwards, is refused."""
+        """Return the transformer; refuse ``bi_data`` mode, where half of each batch runs backwards."""
         base = super().base(model)
         if base.config.bi_data:
             raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
@@ -152,7 +136,7 @@ class XlNet(Architecture):
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
 
-    def add_bias(self, attention: Any, attached: AttachedBias, call: Call) -> None:
+    def add_bias(self, attention: Any, bias: Bias, call: Call) -> None:
         # XLNet subtracts 1e30 times a mask of (query, key, batch, head)
         hidden: Tensor = call["h"]  # (query, batch, d)
         if hidden.dtype == torch.float16:
@@ -165,13 +149,13 @@ class XlNet(Architecture):
         for name in ("attn_mask_h", "attn_mask_g") if call["g"] is not None else ("attn_mask_h",):
             mask = call[name]
             visible = None if mask is None else mask.permute(2, 3, 0, 1) == 0  # (batch, head or 1, query, key)
-            bias = attached.bias(queries, keys, visible, hidden.dtype).clamp(min=-_SUBTRACTED)
-            subtracted = bias.permute(2, 3, 0, 1) / -_SUBTRACTED
+            added = bias(queries, keys, visible, hidden.dtype).clamp(min=-_SUBTRACTED)
+            subtracted = added.permute(2, 3, 0, 1) / -_SUBTRACTED
             call[name] = subtracted if mask is None else torch.where(mask > 0, mask, subtracted)
 
     def _projected_sinusoids(self, base: Any, module: Any, length: int) -> Tensor:
-        """Return the sinusoids through r, unscaled: (head, 2n - 1, d_head)."""
-        # rows run through the distances i - j = n, n - 1, ..., so that row n + k stands for j - i = k
+        """Return the sinusoids projected by r, unscaled: (head, 2n - 1, d_head)."""
+        # rows are the distances i - j = n, n - 1, ..., so that row n + k is j - i = k
         table = base.relative_positional_encoding(length, length)[1:, 0]
         projected = torch.einsum("kd,dhe->hke", table.to(module.r), module.r)
         missing = 2 * length - 1 - projected.shape[1]  # a causal ("uni") model has no rows for the future

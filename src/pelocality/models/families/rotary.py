@@ -1,4 +1,4 @@
-"""Families that turn queries and keys by position (RoPE, Su et al., 2021): Llama and kin, ModernBERT."""
+"""Families that rotate queries and keys by position (RoPE, Su et al., 2021): Llama and similar models, ModernBERT."""
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.models.families._record import Architecture, heads, looks_back
+from pelocality.models.families._record import Architecture, heads
 
 
 class Llama(Architecture):
     """Llama (Touvron et al., 2023) and models built like it: causal, keys shared by groups of heads."""
 
     model_types = ("llama", "mistral", "qwen2")
-    signal = "rotary_emb: queries and keys are rotated by their position in every layer"
+    decoder = True
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.self_attn for layer in base.layers]
@@ -22,11 +22,8 @@ class Llama(Architecture):
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query = heads(module.q_proj(hidden), module.head_dim)
         key = heads(module.k_proj(hidden), module.head_dim)
-        # grouped-query attention: each key head serves a run of query heads
+        # grouped-query attention: each key head serves several adjacent query heads
         return query, key.repeat_interleave(module.num_key_value_groups, dim=1)
-
-    def causal(self, base: Any) -> bool:
-        return looks_back(base)
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         seen = super().visible(base, module, length)
@@ -36,23 +33,19 @@ class Llama(Architecture):
             window = getattr(base.config, "sliding_window", None)
         if window is None:
             return seen
-        # looking both ways transformers counts the window on either side, looking back it counts the token itself too
+        # a bidirectional window counts the tokens on either side, a causal one counts the token itself too
         return seen.triu(1 - window) if self.causal(base) else seen.tril(window).triu(-window)
 
-    def rotary(self, base: Any) -> nn.Module | None:
-        module: nn.Module = base.rotary_emb
-        return module
-
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
-        cos, sin = base.rotary_emb(*_places(base, length))
+        cos, sin = base.rotary_emb(*_states_and_positions(base, length))
         return cos[0], sin[0]
 
 
 class ModernBert(Architecture):
-    """ModernBERT (Warner et al., 2024): local layers and full ones, each with its own angles."""
+    """ModernBERT (Warner et al., 2024): local and full layers, with different angles."""
 
     model_types = ("modernbert",)
-    signal = "rotary_emb, with one base for full and another for sliding layers"
+    decoder = False
 
     def attentions(self, base: Any) -> list[nn.Module]:
         return [layer.attn for layer in base.layers]
@@ -65,28 +58,18 @@ class ModernBert(Architecture):
     def scaling(self, module: Any) -> float:
         return float(module.head_dim**-0.5)
 
-    def causal(self, base: Any) -> bool:
-        return False
-
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
-        everything = torch.ones(length, length, dtype=torch.bool)
-        if module.sliding_window is None:
-            return everything
-        window = base.config.sliding_window  # tokens on either side
-        return everything.tril(window).triu(-window)
-
-    def rotary(self, base: Any) -> nn.Module | None:
-        module: nn.Module = base.rotary_emb
-        return module
+        seen, window = super().visible(base, module, length), base.config.sliding_window  # tokens on either side
+        return seen if module.sliding_window is None else seen.tril(window).triu(-window)
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         layer_type = base.config.layer_types[module.layer_idx]
-        cos, sin = base.rotary_emb(*_places(base, length), layer_type)
+        cos, sin = base.rotary_emb(*_states_and_positions(base, length), layer_type)
         return cos[0], sin[0]
 
 
-def _places(base: Any, length: int) -> tuple[Tensor, Tensor]:
-    """Return what a rotary module reads: states, for their precision and device alone, and positions (1, n)."""
+def _states_and_positions(base: Any, length: int) -> tuple[Tensor, Tensor]:
+    """Return the arguments of a rotary module: states, read for dtype and device alone, and positions (1, n)."""
     device = next(base.rotary_emb.buffers()).device
     return torch.empty(1, dtype=base.dtype, device=device), torch.arange(length, device=device)[None]
 
