@@ -250,7 +250,8 @@ def test_it_separates_a_positional_from_a_contextual_head():
     """One model whose first head attends by position and whose second attends by words."""
     model = tiny("bert")
     attention = model.encoder.layer[0].attention.self
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
         model.embeddings.word_embeddings.weight[:, 8:] = 0
         model.embeddings.position_embeddings.weight[:, :8] = 0
         model.embeddings.position_embeddings.weight[:, 8:].normal_(0, 1)

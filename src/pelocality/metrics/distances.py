@@ -187,7 +187,7 @@ def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     queries, keys = matrix.shape[-2:]
     width = queries + keys - 1
     # rows padded to one more element than they are read back in shift by one each: diagonals become columns
-    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], -1)[..., : queries * width]
+    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], queries * (width + 1))[..., : queries * width]
     return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
 
 
