@@ -56,7 +56,7 @@ def test_every_model_of_the_contract_is_either_exact_or_an_average():
 def test_exact_logits_give_the_models_own_attention_without_content(name):
     model = tiny(name)
     delta = positional_logits(model, N)
-    assert delta.standing == "exact"
+    assert delta.method == "exact"
     assert delta.words == ()
     for index, layer in enumerate(delta.layers):
         own = attention_with_silent_content(model, layer)
@@ -71,7 +71,7 @@ def test_constant_content_logits_give_the_models_own_attention_for_that_word(nam
     base = architecture(model).base(model)
     with eager_attention(model):
         own = base(torch.full((1, N), 7), output_attentions=True).attentions
-    assert delta.standing == "average"
+    assert delta.method == "average"
     assert delta.word_ids == (7,)
     assert delta.layers == (0, 1, 2)
     for weights, attention in zip(delta.weights(), own, strict=True):
@@ -169,7 +169,7 @@ def test_unknown_family_is_refused():
 def test_model_without_any_positions_is_refused():
     config = tiny("deberta").config
     config.relative_attention = False
-    with pytest.raises(ValueError, match="has no positions that this library knows of"):
+    with pytest.raises(ValueError, match="has no known positional terms"):
         positional_logits(hf.DebertaModel(config), N)
 
 

@@ -205,6 +205,13 @@ def test_short_integers_are_ids_like_any_other():
     torch.testing.assert_close(reflection_gap(model_of("bert"), ids.short()), reflection_gap(model_of("bert"), ids))
 
 
+def test_ids_and_mask_may_be_lists_and_a_mask_of_any_type():
+    ids, model = tokens(2, 5), model_of("bert")
+    mask = torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    expected = reflection_gap(model, ids, mask.long())
+    torch.testing.assert_close(reflection_gap(model, ids.tolist(), mask), expected)
+
+
 def test_an_empty_batch_has_no_gaps():
     assert reflection_gap(model_of("bert"), tokens(0, 9)).shape == (0,)
 
@@ -222,20 +229,23 @@ def test_models_without_text_to_reverse_are_refused_by_name():
 def test_bad_input_is_named():
     model = model_of("bert")
     for arguments, kind, message in [
-        (([7, 8],), TypeError, "input_ids must be a tensor of integers, got list"),
-        ((torch.ones(1, 3),), TypeError, "input_ids must be a tensor of integers, got a tensor of torch.float32"),
-        ((tokens(1, 3)[None],), ValueError, r"\(batch, n\) or \(n,\), got shape \(1, 1, 3\)"),
-        ((tokens(1, 3) > 9,), TypeError, "input_ids .* booleans"),
-        ((tokens(1, 3), torch.ones(1, 4).long()), ValueError, r"\(1, 3\), got shape \(1, 4\)"),
-        ((tokens(1, 3), torch.tensor(1)), ValueError, r"\(1, 3\), got shape \(\)"),
-        ((tokens(1, 3), torch.ones(1, 1, 3).long()), ValueError, r"\(1, 3\), got shape \(1, 1, 3\)"),
-        ((tokens(1, 3), [[1, 1, 1]]), TypeError, "attention_mask must be a tensor"),
-        ((tokens(1, model.config.max_position_embeddings + 1),), ValueError, "input_ids are too long.*ask for at most"),
+        ((None,), TypeError, "input_ids must be integers, got NoneType"),
+        ((torch.ones(1, 3),), TypeError, "input_ids must be integers, got torch.float32"),
+        ((tokens(1, 3)[None],), ValueError, r"\(n,\) or \(batch, n\) .*, got shape \(1, 1, 3\)"),
+        ((tokens(1, 3) > 9,), TypeError, "input_ids .* got torch.bool"),
+        ((tokens(1, 3), torch.ones(1, 4).long()), ValueError, r"\(1, 3\), got \(1, 4\)"),
+        ((tokens(1, 3), torch.tensor(1)), ValueError, r"\(1, 3\), got \(\)"),
+        ((tokens(1, 3), torch.ones(1, 1, 3).long()), ValueError, r"\(1, 3\), got \(1, 1, 3\)"),
+        (
+            (tokens(1, model.config.max_position_embeddings + 1),),
+            ValueError,
+            "is beyond .*ask for at most",
+        ),
         ((torch.tensor([7, model.config.vocab_size]),), ValueError, "input_ids must be in 0"),
         ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
         ((tokens(1, 3), torch.tensor([[1, 2, 0]])), ValueError, "1 for tokens and 0 for padding"),
         ((tokens(1, 3)[:, :0],), ValueError, r"got shape \(1, 0\)"),
-        ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "every sequence a token"),
+        ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "a token in every sequence"),
     ]:
         with pytest.raises(kind, match=message):
             reflection_gap(model, *arguments)

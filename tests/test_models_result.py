@@ -134,7 +134,7 @@ def test_layers_that_are_uniform_where_states_are_equal_are_named():
         for layer in (1, 2):
             model.layers[layer].self_attn.q_proj.weight.zero_()
     text = repr(positional_attention(model, length=8, words=4))
-    assert "uniform over the visible keys (within 5%): layers 1, 2; this says nothing" in text
+    assert "uniform over the visible keys (within 5%): layers 1, 2; their attention on text may differ" in text
 
 
 def test_an_attached_encoding_is_part_of_the_source(tmp_path):

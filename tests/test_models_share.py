@@ -295,11 +295,11 @@ def test_probing_and_text_agree_where_content_is_silent():
         ([], {"special_tokens": True}, ValueError, "batches is empty"),
         ([[1, 2]], {}, TypeError, "mappings with input_ids, got list"),
         ([{"labels": 1}], {}, TypeError, "mappings with input_ids, got dict"),
-        ([{"input_ids": tokens(2, 4)}], {}, ValueError, "nothing tells special tokens apart"),
+        ([{"input_ids": tokens(2, 4)}], {}, ValueError, "special tokens cannot be identified"),
         ([{"input_ids": torch.rand(2, 4)}], {}, TypeError, "must be integers"),
         ([{"input_ids": [[1, 2], [3]]}], {}, ValueError, "different lengths; pad them"),
         ([{"input_ids": tokens(2, 4), "attention_mask": torch.ones(2, 5)}], {}, ValueError, "shape of input_ids"),
-        ([{"input_ids": tokens(1, 3), "attention_mask": [1, 0, 1]}], {}, ValueError, "holes"),
+        ([{"input_ids": tokens(1, 3), "attention_mask": [[1, 0, 1]]}], {}, ValueError, "holes"),
         (
             [{"input_ids": torch.tensor([[5, 0], [6, 7]])}],
             {},

@@ -4,7 +4,7 @@ import pytest
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pelocality.models._words import choose_words, special_frame, special_ids
+from pelocality.models._words import choose_words, special_ids, special_tokens_around
 from tests.families import tiny
 
 TEXT = ["a cat and a dog sat on a mat", "the dogs ran 42 miles, unhappily!", "a hat and a bat"] * 20
@@ -138,7 +138,7 @@ def test_without_a_tokenizer_the_configurations_special_ids_are_left_out():
     ("wordpiece", ([2], [3])), ("byte-level", ([], [])), ("unigram", ([], [1])),
 ])  # fmt: skip
 def test_special_tokens_stand_where_the_tokenizer_puts_them(kind, frame):
-    assert special_frame(TOKENIZERS[kind]()) == frame
+    assert special_tokens_around(TOKENIZERS[kind]()) == frame
 
 
 def test_words_that_a_tokenizer_of_another_model_lacks_are_explained():
