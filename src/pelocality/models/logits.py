@@ -133,13 +133,15 @@ def positional_logits(
     ids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
-        table, averaged = record.absolute(base) is not None, _averages(record, base, modules[0])
-        biased = record.relative_bias(base, modules[0], 1) is not None
-        if not (table or averaged or biased):
+        table, biased = record.absolute(base) is not None, record.relative_bias(base, modules[0], 1) is not None
+        content_terms = (record.rotation, record.relative_keys, record.relative_queries)
+        with_content = any(term(base, modules[0], 1) is not None for term in content_terms)
+        if not (table or biased or with_content):
             raise ValueError(f"{type(base).__name__} has no known positional terms in its logits")
-        closed = range(len(modules)) if biased or (averaged and not table) else range(1)
+        averaged = with_content and not (table or biased)  # every positional term needs the content of some word
+        closed = range(len(modules)) if biased or averaged else range(1)
         chosen = _chosen(layers, closed, len(modules), type(base).__name__)
-        if averaged and not table:
+        if averaged:
             ids, names = choose_words(base, tokenizer, words, seed)
             relative = _constant_content(record, base, modules, chosen, ids, length)
             logits = [toeplitz(b, length) for b in relative]
@@ -151,7 +153,7 @@ def positional_logits(
                 else:
                     with loaded(base, [modules[layer]]):
                         bias = record.relative_bias(base, modules[layer], length)
-                    assert bias is not None  # closed says so
+                    assert bias is not None  # every layer in closed has one
                     relative.append(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)))
                     logits.append(toeplitz(relative[-1], length))
     device = logits[0].device
@@ -166,14 +168,6 @@ def positional_logits(
         words=names,
         word_ids=ids,
     )
-
-
-def _averages(record: Architecture, base: Any, module: Any) -> bool:
-    """Return whether every positional term depends on content, so that the logits need the content of a word."""
-    if record.rotation(base, module, 1) is not None:
-        return True
-    meets = record.relative_keys(base, module, 1) is not None or record.relative_queries(base, module, 1) is not None
-    return meets and record.relative_bias(base, module, 1) is None
 
 
 def _chosen(layers: Sequence[int] | None, closed: range, count: int, name: str) -> tuple[int, ...]:
