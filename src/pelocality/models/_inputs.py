@@ -25,7 +25,8 @@ def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
         raise TypeError(f"{name} must be integers, got {type(given).__name__}; run the tokenizer first") from error
     if name.endswith("mask"):
         if not bool(((tensor == 0) | (tensor == 1)).all()):
-            raise ValueError(f"{name} must be 1 for tokens and 0 for padding, got other values")
+            meaning = "special tokens and 0 for others" if name == "special_tokens_mask" else "tokens and 0 for padding"
+            raise ValueError(f"{name} must be 1 for {meaning}, got other values")
     elif tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
         raise TypeError(f"{name} must be integers, got {tensor.dtype}; run the tokenizer first")
     if ids is not None and tensor.shape != ids.shape:

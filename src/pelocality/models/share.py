@@ -235,18 +235,13 @@ def _read(
     given = {name: tensor.cpu() for name, tensor in given.items()}
     ids = given["input_ids"]
     padding = getattr(base.config, "pad_token_id", None)
-    if "attention_mask" in given:
-        real = given["attention_mask"].bool()
-    elif padding is not None and bool((ids == padding).any()):
+    if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
         raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
-    else:
-        real = torch.ones_like(ids, dtype=torch.bool)
+    real = given.get("attention_mask", torch.ones_like(ids)).bool()
     if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
         raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
     order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
-    inputs = {"input_ids": ids.gather(1, order), "attention_mask": real.gather(1, order).long()}
-    if "token_type_ids" in given:
-        inputs["token_type_ids"] = given["token_type_ids"].gather(1, order)
+    inputs = {name: given[name].gather(1, order) for name in given if name in ("input_ids", "token_type_ids")}
     if special_tokens:
         special = torch.zeros_like(real)
     elif "special_tokens_mask" in given:
@@ -254,7 +249,7 @@ def _read(
     else:
         special = _special(ids, tokenizer)
     real = real.gather(1, order)
-    return inputs, real, real & ~special.gather(1, order)
+    return {**inputs, "attention_mask": real.long()}, real, real & ~special.gather(1, order)
 
 
 def _special(ids: Tensor, tokenizer: Any) -> Tensor:
