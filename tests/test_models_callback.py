@@ -1,4 +1,4 @@
-"""The callback measures on schedule, changes nothing about training, and survives a restart."""
+"""The callback measures on schedule, does not change training, and resumes from checkpoints."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def make_trainer(folder, **settings):
     return Trainer(BertForMaskedLM(config), arguments, train_dataset=ROWS, eval_dataset=ROWS[:8])
 
 
-def watch(trainer, **options):
+def add_callback(trainer, **options):
     callback = LocalityCallback(trainer, **({"every": 2, "length": 12, "words": 3} | options))
     trainer.add_callback(callback)
     return callback
@@ -49,15 +49,15 @@ def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-class Killer(TrainerCallback):
+class Interrupter(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 5:
             raise KeyboardInterrupt
 
 
-def test_it_measures_before_during_and_after_each_layer_once(tmp_path):
+def test_each_layer_is_measured_once_before_during_and_after_training(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=5)
-    callback = watch(trainer)
+    callback = add_callback(trainer)
     trainer.train()
     table = callback.table
     assert table[["step", "layer"]].to_numpy().tolist() == [[s, i] for s in (0, 2, 4, 5) for i in (0, 1)]
@@ -66,40 +66,40 @@ def test_it_measures_before_during_and_after_each_layer_once(tmp_path):
     assert table[table["step"] == 5]["locality"].tolist() == pytest.approx(last.tolist(), abs=1e-6)
 
 
-def test_watching_changes_nothing_about_training(tmp_path):
+def test_the_callback_does_not_change_training(tmp_path):
     alone = make_trainer(tmp_path / "alone")
     alone.train()
     watched = make_trainer(tmp_path / "watched")
-    watch(watched, every=1)
+    add_callback(watched, every=1)
     watched.train()
     assert losses(alone) == pytest.approx(losses(watched), rel=1e-5)
 
 
-def test_a_run_that_resumes_keeps_the_table_and_ends_where_the_whole_one_does(tmp_path):
+def test_a_resumed_run_has_the_same_table_as_an_uninterrupted_one(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
     whole = make_trainer(tmp_path / "whole", **settings)
-    complete = watch(whole)
+    complete = add_callback(whole)
     whole.train()
     broken = make_trainer(tmp_path / "broken", **settings)
-    watch(broken)
-    broken.add_callback(Killer())
+    add_callback(broken)
+    broken.add_callback(Interrupter())
     with pytest.raises(KeyboardInterrupt):
         broken.train()
     resumed = make_trainer(tmp_path / "broken", **settings)
-    callback = watch(resumed)
+    callback = add_callback(resumed)
     resumed.train(resume_from_checkpoint=True)
     pd.testing.assert_frame_equal(callback.table, complete.table, rtol=1e-4)
 
 
-def test_closed_form_logits_and_encodings_are_sources_too(tmp_path):
+def test_closed_form_logits_and_encodings_can_be_measured(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
-    callback = watch(trainer, source="logits")
+    callback = add_callback(trainer, source="logits")
     trainer.train()
     assert callback.table["layer"].unique().tolist() == [0]  # a learned table acts in the first layer
 
     trainer = make_trainer(tmp_path, max_steps=1)
     trainer.model.position = AttenuatedEncoding(heads=2, decay=0.5, form="logits")
-    callback = watch(trainer, source="encodings", length=20)
+    callback = add_callback(trainer, source="encodings", length=20)
     trainer.train()
     wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
     assert callback.table["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
@@ -116,13 +116,13 @@ def test_chance_is_uniform_over_the_window_of_the_model(tmp_path, source):
     for layer in model.model.layers:
         nn.init.zeros_(layer.self_attn.q_proj.weight)  # uniform over the keys it sees
     trainer = Trainer(model, trainer.args, train_dataset=ROWS)
-    callback = watch(trainer, source=source)
+    callback = add_callback(trainer, source=source)
     trainer.train()
     assert callback.table["locality"].min() > 0.5
     assert callback.table["adjusted_locality"].abs().max() < 1e-6
 
 
-def test_the_parameters_of_encodings_are_told_from_the_model_s_own():
+def test_encoding_parameters_are_only_those_of_encodings():
     shared = DistanceTable(heads=2, length=8)
     learned = [AttenuatedEncoding(heads=2, decay=0.5, learnable=True), KERPLE(heads=2), T5Buckets(heads=2)]
     model = nn.ModuleDict({"first": shared, "second": shared, "others": nn.ModuleList(learned), "own": nn.Linear(2, 2)})
@@ -138,11 +138,11 @@ def test_the_parameters_of_encodings_are_told_from_the_model_s_own():
     assert encoding_parameters(model["own"]) == {}
 
 
-def test_two_callbacks_of_two_names_measure_side_by_side(tmp_path):
+def test_two_callbacks_with_two_names_both_measure(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=3)
     trainer.model.position = AttenuatedEncoding(heads=2, decay=0.5, form="logits")
-    attention = watch(trainer)
-    encoding = watch(trainer, source="encodings", length=20, name="encoding at 20")
+    attention = add_callback(trainer)
+    encoding = add_callback(trainer, source="encodings", length=20, name="encoding at 20")
     trainer.train()
     assert attention.table[["step", "layer"]].to_numpy().tolist() == [[s, i] for s in (0, 2, 3) for i in (0, 1)]
     wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
@@ -156,13 +156,13 @@ def test_two_callbacks_of_two_names_measure_side_by_side(tmp_path):
 
 def test_two_callbacks_of_one_name_are_refused(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
-    watch(trainer)
-    watch(trainer, length=20)
+    add_callback(trainer)
+    add_callback(trainer, length=20)
     with pytest.raises(ValueError, match=r"'pelocality'.*name="):
         trainer.train()
 
 
-def test_a_callback_of_another_trainer_is_refused_and_that_one_left_alone(tmp_path):
+def test_a_callback_of_another_trainer_is_refused_without_logging_there(tmp_path):
     trainer, other = make_trainer(tmp_path / "a", max_steps=1), make_trainer(tmp_path / "b", max_steps=1)
     other.add_callback(LocalityCallback(trainer, length=12, words=3))
     with pytest.raises(ValueError, match="another Trainer"):
@@ -170,8 +170,8 @@ def test_a_callback_of_another_trainer_is_refused_and_that_one_left_alone(tmp_pa
     assert trainer.state.log_history == []
 
 
-class Witness(TrainerCallback):
-    """The locality of every step's model."""
+class Reference(TrainerCallback):
+    """Measures the locality of the model at every step."""
 
     def __init__(self):
         self.localities = {}
@@ -182,7 +182,7 @@ class Witness(TrainerCallback):
 
 
 class Stopper(TrainerCallback):
-    """Ends training as EarlyStoppingCallback does, at an evaluation, but at a step of the test's choice."""
+    """Ends training at a given step, otherwise like EarlyStoppingCallback."""
 
     def __init__(self, step):
         self.step = step
@@ -201,11 +201,11 @@ def train_and_load_best(tmp_path, stop, unit, saved):
     )  # fmt: skip
     ranks = itertools.count()
     trainer.compute_metrics = lambda _: {"rank": next(ranks)}  # the first model evaluated is the best
-    stopper, witness = Stopper(3), Witness()
+    stopper, witness = Stopper(3), Reference()
     trainer.add_callback(witness)
     if stop == "before":
         trainer.add_callback(stopper)
-    callback = watch(trainer, every=100)
+    callback = add_callback(trainer, every=100)
     if stop == "behind":
         trainer.add_callback(stopper)
     trainer.train()
@@ -216,7 +216,7 @@ def train_and_load_best(tmp_path, stop, unit, saved):
     ("stop", "unit", "saved"),
     [(None, "steps", "steps"), ("behind", "steps", "best"), ("before", "epoch", "best"), ("behind", "epoch", "epoch")],
 )
-def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp_path, stop, unit, saved):
+def test_the_last_row_is_the_model_of_the_last_step_when_the_best_is_loaded(tmp_path, stop, unit, saved):
     trainer, callback, localities = train_and_load_best(tmp_path, stop, unit, saved)
     best, last = trainer.state.best_global_step, trainer.state.global_step
     assert best < last
@@ -226,7 +226,7 @@ def test_the_last_row_is_the_last_steps_model_where_the_best_is_loaded_after(tmp
     assert localities[last] != pytest.approx(localities[best], abs=1e-3)
 
 
-def test_a_last_model_that_was_gone_too_soon_is_warned_of(tmp_path, caplog):
+def test_a_last_model_that_was_replaced_before_measuring_is_logged(tmp_path, caplog):
     _, callback, _ = train_and_load_best(tmp_path, "behind", "epoch", "best")
     assert callback.table["step"].unique().tolist() == [0]
     assert "step 4 was not measured: the best one, of step 2" in caplog.text
@@ -243,7 +243,7 @@ def test_a_last_model_that_was_gone_too_soon_is_warned_of(tmp_path, caplog):
         ({"source": "tables"}, "attention"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_at_once(tmp_path, options, words):
+def test_invalid_values_are_refused_by_the_constructor(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
         LocalityCallback(make_trainer(tmp_path), **options)
 
@@ -264,19 +264,19 @@ def test_numbers_that_make_no_sense_are_refused_at_once(tmp_path, options, words
         {"name": None},
     ],
 )
-def test_another_type_is_refused_at_once(tmp_path, options):
+def test_invalid_types_are_refused_by_the_constructor(tmp_path, options):
     with pytest.raises(TypeError, match=next(iter(options))):
         LocalityCallback(make_trainer(tmp_path), **options)
 
 
 def test_a_model_that_the_source_cannot_measure_is_refused_when_training_starts(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
-    watch(trainer, source="encodings")
+    add_callback(trainer, source="encodings")
     with pytest.raises(ValueError, match="none"):
         trainer.train()
 
 
-def test_only_a_trainer_can_be_watched():
+def test_the_trainer_argument_must_be_a_trainer():
     with pytest.raises(TypeError, match="Trainer"):
         LocalityCallback(torch.nn.Linear(2, 2))
 

@@ -1,4 +1,4 @@
-"""decompose against each family's own attention, and against the embeddings taken apart by hand."""
+"""decompose against each family's attention, and against split embeddings."""
 
 import pytest
 import torch
@@ -29,17 +29,17 @@ ROTARY = ["llama", "modernbert", "mistral", "qwen2"]
 TOLERANCE = 5e-7  # several families pass through float32 inside
 
 
-def own_attention(model, ids, **inputs):
+def models_attention(model, ids, **inputs):
     base = architecture(model).base(model)
     with eager_attention(model):
         return base(ids, output_attentions=True, **inputs).attentions
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_four_terms_add_up_to_the_models_own_attention(name):
+def test_the_four_terms_add_up_to_the_models_attention(name):
     model, ids = tiny(name), tokens(2, N)
     parts = decompose(model, ids)
-    own = own_attention(model, ids)
+    own = models_attention(model, ids)
     for index, layer in enumerate(parts.layers):
         assert (parts.weights()[index] - own[layer]).abs().max() < TOLERANCE
         assert own[layer].std() > 0.01
@@ -52,7 +52,7 @@ def test_padding_on_the_right_leaves_the_real_rows_exact(name):
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
     parts = decompose(model, ids, attention_mask=mask)
-    own = own_attention(model, ids, attention_mask=mask)
+    own = models_attention(model, ids, attention_mask=mask)
     for index, layer in enumerate(parts.layers):
         assert (parts.weights()[index, 0] - own[layer][0]).abs().max() < 1e-5
         assert (parts.weights()[index, 1, :, :9] - own[layer][1, :, :9]).abs().max() < 1e-5
@@ -64,13 +64,13 @@ def test_padding_on_the_right_leaves_the_real_rows_exact(name):
     (ROTARY, (0, 1, 2), ("mean content",) * 3),
     (["mpnet", "deberta with absolute positions"], (0, 1, 2), ("table", "relative", "relative")),
 ])  # fmt: skip
-def test_each_family_says_which_layers_it_splits_and_how(names, layers, split):
+def test_splits_hold_how_each_layer_is_split(names, layers, split):
     for name in names:
         parts = decompose(tiny(name), tokens(1, 5))
         assert (parts.layers, parts.splits) == (layers, split), name
 
 
-def test_absolute_terms_are_those_of_the_embeddings_taken_apart_by_hand():
+def test_absolute_terms_equal_those_of_split_embeddings():
     model, ids = tiny("bert"), tokens(1, N)
     embeddings, attention = model.embeddings, model.encoder.layer[0].attention.self
     norm = embeddings.LayerNorm
@@ -100,7 +100,7 @@ def test_absolute_terms_are_those_of_the_embeddings_taken_apart_by_hand():
 
 
 @pytest.mark.parametrize("name", TABLE_ONLY)
-def test_disabled_positions_leave_content_alone(name):
+def test_disabled_positions_leave_only_the_content_term(name):
     model = tiny(name)
     record = architecture(model)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_delta_of_a_rotary_model_depends_on_distance_alone(name):
     assert delta.std() > 0.001
 
 
-def test_delta_of_a_rotary_model_under_one_repeated_word_is_all_there_is():
+def test_logits_of_a_rotary_model_on_a_repeated_word_are_delta_only():
     model = tiny("llama")
     parts = decompose(model, torch.full((1, N), 7))
     torch.testing.assert_close(
@@ -149,7 +149,7 @@ def test_token_types_count_as_content(name):
     model, ids = tiny(name), tokens(1, N)
     types = (torch.arange(N) >= 6).long()[None]
     parts = decompose(model, ids, token_type_ids=types)
-    own = own_attention(model, ids, token_type_ids=types)
+    own = models_attention(model, ids, token_type_ids=types)
     for index, layer in enumerate(parts.layers):
         assert (parts.weights()[index] - own[layer]).abs().max() < TOLERANCE
     without = decompose(model, ids)
@@ -167,13 +167,13 @@ def test_one_sentence_has_no_batch_axis():
     torch.testing.assert_close(decompose(model, ids[0].tolist()).logits, one.logits)
 
 
-def test_a_head_on_top_changes_nothing():
+def test_a_task_head_does_not_change_the_terms():
     model = hf.BertForMaskedLM(tiny("bert").config)
     ids = tokens(1, N)
     torch.testing.assert_close(decompose(model, ids).logits, decompose(model.bert, ids).logits)
 
 
-def test_the_model_comes_back_as_it_was():
+def test_the_model_is_restored():
     model = tiny("mpnet").train()
     hooks = {name: len(module._forward_pre_hooks) for name, module in model.named_modules()}
     decompose(model, tokens(1, N))
@@ -214,12 +214,12 @@ def test_the_model_comes_back_as_it_was():
         ),
     ],
 )
-def test_bad_input_is_refused_with_a_way_out(arguments, error, message):
+def test_invalid_input_is_refused_with_a_remedy(arguments, error, message):
     with pytest.raises(error, match=message):
         decompose(tiny("bert"), **arguments)
 
 
-def test_result_reads_in_one_line():
+def test_the_repr_is_one_line():
     parts = decompose(tiny("mpnet"), tokens(2, 5))
     assert repr(parts) == "Decomposition(3 x 2 x 2 x 5 x 5; layers [0, 1, 2] by table, relative)"
 
@@ -236,7 +236,7 @@ def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_quantised_models_are_refused_by_name():
+def test_quantised_models_are_refused():
     with pytest.raises(ValueError, match=r"LlamaModel holds quantised or sharded weights \(Linear\).*position_share"):
         decompose(quantised(tiny("llama")), tokens(1, N))
 
@@ -251,7 +251,7 @@ def test_an_empty_batch_gives_empty_terms(name):
 
 
 @pytest.mark.parametrize("name", ["roberta", "mpnet"])
-def test_position_is_the_row_that_the_model_looks_up_for_a_padding_id_in_the_text(name):
+def test_a_padding_id_in_the_text_has_the_position_that_the_model_looks_up(name):
     model, ids = tiny(name), tokens(1, N)
     padding = model.embeddings.padding_idx
     ids[0, 4] = padding

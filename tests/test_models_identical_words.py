@@ -1,4 +1,4 @@
-"""Identical-word probing: one contract over every family, and what it promises about the user's model."""
+"""Identical-word probing of every family, and restoring of the user's model."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ WORDS = [7, 9, 30, 55]
 
 
 def slow_probe(model, words, n):
-    """The definition, one word at a time: the mean over words of the attention of that word repeated."""
+    """Return the mean over words of the attention of each word repeated, computed one word at a time."""
     base = architecture(model).base(model).eval()
     base.config._attn_implementation = "eager"
     total = 0
@@ -32,7 +32,7 @@ def slow_probe(model, words, n):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_family_is_probed_as_defined_and_comes_back_as_it_was(name):
+def test_every_family_is_probed_as_defined_and_restored(name):
     model = tiny(name)
     expected = slow_probe(copy.deepcopy(model), WORDS, N)
     model.train()
@@ -48,7 +48,7 @@ def test_every_family_is_probed_as_defined_and_comes_back_as_it_was(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_an_interrupt_leaves_every_family_as_it_was(name):
+def test_every_family_is_restored_after_an_interrupt(name):
     model = tiny(name).train()
     last = architecture(model).attentions(architecture(model).base(model))[-1]
     calls = []
@@ -68,7 +68,7 @@ def test_an_interrupt_leaves_every_family_as_it_was(name):
 
 @pytest.mark.parametrize("name", ["bert", "t5", "llama"])
 def test_a_probed_model_can_still_be_pickled(name):
-    """transformers hangs hooks on a model that is asked for attentions, and those cannot be pickled."""
+    """transformers installs hooks on a model that returns attentions, and they cannot be pickled."""
     model = tiny(name)
     positional_attention(model, length=N, words=WORDS)
     pickle.dumps(model)
@@ -94,14 +94,14 @@ def test_hooks_of_the_user_and_attentions_on_request_survive_a_probe():
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", None])
-def test_the_attention_implementation_comes_back(implementation):
+def test_the_attention_implementation_is_restored(implementation):
     model = tiny("bert")
     model.config._attn_implementation = implementation
     positional_attention(model, length=N, words=WORDS)
     assert model.config._attn_implementation == implementation
 
 
-def test_sub_models_with_their_own_configuration_get_theirs_back():
+def test_the_implementation_of_each_sub_model_is_restored():
     model = hf.T5ForConditionalGeneration(tiny("t5").config)
     model.encoder.config._attn_implementation = "sdpa"
     model.decoder.config._attn_implementation = "eager"
@@ -137,8 +137,8 @@ def test_the_batch_size_does_not_matter(batch_size):
     torch.testing.assert_close(parts.per_word.locality, whole.per_word.locality)
 
 
-def test_only_the_sums_are_kept_however_many_words(monkeypatch):
-    """After every batch the tensors that stay hold one matrix per layer and head, whatever the number of words."""
+def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
+    """After each batch, the tensors in memory hold one matrix per layer and head for any number of words."""
     model, alive = tiny("distilbert"), []
     original = identical.observe
 
@@ -174,7 +174,7 @@ def test_layers_can_be_chosen():
     assert some.to_frame("layer")["layer"].tolist() == [2, 0]
 
 
-def test_a_head_or_a_wrapper_changes_nothing():
+def test_a_task_head_or_a_wrapper_does_not_change_the_result():
     model = hf.BertForMaskedLM(tiny("bert").config)
     bare = positional_attention(model.bert, length=N, words=WORDS).attention
     torch.testing.assert_close(positional_attention(model, length=N, words=WORDS).attention, bare)
@@ -182,7 +182,7 @@ def test_a_head_or_a_wrapper_changes_nothing():
     torch.testing.assert_close(wrapped.attention, bare)
 
 
-def test_t5_gives_its_encoder():
+def test_the_encoder_of_t5_is_probed():
     model = hf.T5ForConditionalGeneration(tiny("t5").config)
     torch.testing.assert_close(
         positional_attention(model, length=N, words=WORDS).attention,
@@ -231,7 +231,7 @@ def test_one_position_is_enough():
         ({"length": 8, "words": 98}, ValueError, "more than the 96 words"),
     ],
 )
-def test_bad_arguments_are_refused_and_leave_the_model_alone(arguments, error, message):
+def test_invalid_arguments_raise_and_do_not_change_the_model(arguments, error, message):
     model = tiny("bert").train()
     before = state(model)
     with pytest.raises(error, match=message):
@@ -239,7 +239,7 @@ def test_bad_arguments_are_refused_and_leave_the_model_alone(arguments, error, m
     assert same(before, state(model))
 
 
-def test_lengths_beyond_training_are_allowed_and_logged_where_nothing_ends(caplog):
+def test_lengths_beyond_training_are_logged_where_there_is_no_table(caplog):
     model = tiny("llama")
     with caplog.at_level("WARNING", logger="pelocality"):
         positional_attention(model, length=70, words=WORDS[:1])
@@ -247,7 +247,7 @@ def test_lengths_beyond_training_are_allowed_and_logged_where_nothing_ends(caplo
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "gpt2"])
-def test_disabled_positions_end_nowhere_and_kept_ones_where_their_table_does(name):
+def test_only_active_position_tables_limit_the_length(name):
     model = tiny(name)
     encoding = AttenuatedEncoding(decay=0.01)
     with attach(model, encoding):
@@ -260,7 +260,7 @@ def test_disabled_positions_end_nowhere_and_kept_ones_where_their_table_does(nam
         positional_attention(model, length=90, words=WORDS[:1])
 
 
-def test_the_progress_bar_has_a_switch(monkeypatch):
+def test_the_progress_bar_can_be_disabled(monkeypatch):
     seen = []
     original = identical.tqdm
 
@@ -274,8 +274,8 @@ def test_the_progress_bar_has_a_switch(monkeypatch):
     assert seen == [False, True]
 
 
-def test_real_text_is_another_matter():
-    """Guards the probe itself: on random text the same model attends otherwise."""
+def test_random_text_gives_other_attention_than_identical_words():
+    """Control: the same model attends differently on random text."""
     model = tiny("bert")
     model.config._attn_implementation = "eager"
     with torch.no_grad():
@@ -312,7 +312,7 @@ def test_random_minilm_gives_the_recorded_numbers(minilm):
     assert abs(result.metric_of_mean.symmetry.mean() - 0.672) < 0.005
 
 
-def test_special_tokens_are_fed_and_cut_out_on_demand(minilm):
+def test_special_tokens_are_fed_and_cut_out_on_request(minilm):
     model, tokenizer = minilm
     word = tokenizer.convert_tokens_to_ids("river")
     result = positional_attention(model, tokenizer, length=20, words=["river"], special_tokens=True)
@@ -328,7 +328,7 @@ def test_special_tokens_are_fed_and_cut_out_on_demand(minilm):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_offloaded_models_are_probed_where_their_weights_are_brought(name):
+def test_offloaded_models_are_probed_where_they_run(name):
     expected = positional_attention(tiny(name), length=N, words=WORDS).attention
     torch.testing.assert_close(positional_attention(offloaded(tiny(name)), length=N, words=WORDS).attention, expected)
 

@@ -1,4 +1,4 @@
-"""positional_logits against each family's own attention on content-free or constant input."""
+"""positional_logits against each family's attention on content-free or constant input."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ AVERAGE = ["modernbert", "deberta", "deberta-v2", "llama", "deberta-v2 c2p only"
 TOLERANCE = 5e-7  # several families pass through float32 inside
 
 
-def attention_with_silent_content(model, layer):
-    """The model's attention in one layer when that layer's own input holds no content.
+def attention_without_content(model, layer):
+    """The model's attention in one layer when the input of that layer has no content.
 
     The first layer gets an input of zero word embeddings. A deeper one gets zeros for hidden states.
     """
@@ -53,25 +53,25 @@ def test_every_model_of_the_contract_is_either_exact_or_an_average():
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_exact_logits_give_the_models_own_attention_without_content(name):
+def test_exact_logits_give_the_models_attention_without_content(name):
     model = tiny(name)
     delta = positional_logits(model, N)
-    assert delta.standing == "exact"
+    assert delta.method == "exact"
     assert delta.words == ()
     for index, layer in enumerate(delta.layers):
-        own = attention_with_silent_content(model, layer)
+        own = attention_without_content(model, layer)
         assert (delta.weights()[index] - own).abs().max() < TOLERANCE
         assert own.std() > 1000 * TOLERANCE  # there is something to get right
 
 
 @pytest.mark.parametrize("name", AVERAGE)
-def test_constant_content_logits_give_the_models_own_attention_for_that_word(name):
+def test_constant_content_logits_give_the_models_attention_for_that_word(name):
     model = tiny(name)
     delta = positional_logits(model, N, words=[7])
     base = architecture(model).base(model)
     with eager_attention(model):
         own = base(torch.full((1, N), 7), output_attentions=True).attentions
-    assert delta.standing == "average"
+    assert delta.method == "average"
     assert delta.word_ids == (7,)
     assert delta.layers == (0, 1, 2)
     for weights, attention in zip(delta.weights(), own, strict=True):
@@ -127,19 +127,19 @@ def test_weights_are_rows_that_respect_the_causal_mask(name, causal):
     assert bool((weights.triu(1) == 0).all()) == causal
 
 
-def test_local_layers_keep_their_window():
+def test_local_layers_have_their_window_in_visible():
     delta = positional_logits(tiny("modernbert"), N, words=[7])
     distance = (torch.arange(N)[:, None] - torch.arange(N)).abs()
     for index, local in ((0, False), (1, True), (2, True)):
         assert bool((delta.weights()[index][:, distance > 3] == 0).all()) == local
 
 
-def test_metrics_take_the_result_itself():
+def test_metrics_accept_the_result():
     delta = positional_logits(tiny("t5"), N)
     torch.testing.assert_close(locality(delta), locality(delta.weights()))
 
 
-def test_result_reads_in_one_line():
+def test_the_repr_is_one_line():
     assert repr(positional_logits(tiny("bloom"), 8)) == "PositionalLogits(3 layers x 3 heads, n = 8, exact, causal)"
 
 
@@ -169,7 +169,7 @@ def test_unknown_family_is_refused():
 def test_model_without_any_positions_is_refused():
     config = tiny("deberta").config
     config.relative_attention = False
-    with pytest.raises(ValueError, match="has no positions that this library knows of"):
+    with pytest.raises(ValueError, match="has no known positional terms"):
         positional_logits(hf.DebertaModel(config), N)
 
 
@@ -181,7 +181,7 @@ def test_half_precision_models_give_float32_logits():
     assert (delta.logits - exact.logits).abs().max() < 0.05 * exact.logits.abs().max()
 
 
-def test_a_model_that_carries_an_encoding_is_refused_where_its_own_logits_do_not_show_it():
+def test_a_model_with_an_attached_encoding_is_refused():
     model = tiny("bert")
     with attach(model, NoEncoding()):
         for ask in (lambda: positional_logits(model, 8), lambda: decompose(model, [5, 6, 7])):
@@ -202,7 +202,7 @@ def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "modernbert", "deberta-v2"])
-def test_quantised_queries_and_keys_are_refused_by_name(name):
+def test_quantised_queries_and_keys_are_refused(name):
     with pytest.raises(ValueError, match=r"quantised or sharded weights \(Linear\).*positional_attention"):
         positional_logits(quantised(tiny(name)), N, words=[7])
 
@@ -213,11 +213,11 @@ def test_a_bias_needs_no_queries_and_is_read_from_a_quantised_model_too():
     torch.testing.assert_close(positional_logits(quantised(model), N).logits, expected)
 
 
-def test_layers_that_are_no_list_are_named():
+def test_layers_that_are_not_a_list_are_refused():
     with pytest.raises(TypeError, match=r"layers must be a list of indices, such as \[0\], got 0"):
         positional_logits(tiny("bert"), N, layers=0)
 
 
-def test_weights_on_the_meta_device_are_named():
+def test_weights_on_the_meta_device_are_refused():
     with pytest.raises(ValueError, match="BertModel are on the meta device"):
         positional_logits(tiny("bert").to("meta"), N)

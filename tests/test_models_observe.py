@@ -89,7 +89,7 @@ def made(name, scale=1.0):
 
 
 def attend_uniformly(model):
-    """Have every head attend alike to all that its mask lets it see."""
+    """Make every head attend uniformly to the visible keys."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if any(part in name for part in ("q_proj", "query", "query_key_value", "c_attn")):
@@ -104,7 +104,7 @@ def observed(model, ids):
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_visible_keys_are_those_of_the_models_own_mask(name):
+def test_visible_keys_are_those_of_the_models_mask(name):
     seen = observed(made(name, scale=8), tokens(3, N))
     assert seen.layers == (0, 1)
     for visible, expected, weights in zip(seen.visible, MASKED[name][1], seen.maps, strict=True):
@@ -113,8 +113,8 @@ def test_visible_keys_are_those_of_the_models_own_mask(name):
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_a_mask_is_no_position(name):
-    """Heads that are uniform over the keys that they see have nothing to explain, whatever the mask hides."""
+def test_a_mask_does_not_count_as_position(name):
+    """Heads that are uniform over the visible keys have no share, whatever the mask."""
     model = attend_uniformly(made(name))
     found = position_share(model, [{"input_ids": tokens(4, N, seed)} for seed in range(3)], special_tokens=True)
     assert found.share.isnan().all()
@@ -123,7 +123,7 @@ def test_a_mask_is_no_position(name):
 
 
 def test_a_window_does_not_make_content_positional():
-    """The same weights with and without a window: what the others of Gemma-2 score follows the words."""
+    """The same weights with and without a window: without positions, scores depend on the words only."""
     windowed = made("gemma2", scale=8)
     text = [{"input_ids": tokens(8, 30, seed)} for seed in range(4)]
     share = position_share(windowed, text, special_tokens=True).share[0]
@@ -134,7 +134,7 @@ def test_a_window_does_not_make_content_positional():
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_identical_words_tell_which_keys_are_visible(name):
+def test_positional_attention_returns_the_visible_keys(name):
     result = positional_attention(made(name), length=N, words=4)
     expected = torch.stack(MASKED[name][1])
     if expected.all():
@@ -144,7 +144,7 @@ def test_identical_words_tell_which_keys_are_visible(name):
 
 
 @pytest.mark.parametrize("name", ["mistral", "modernbert"])
-def test_families_with_a_record_tell_too(name):
+def test_positional_attention_returns_the_visible_keys_of_known_families(name):
     model = tiny(name)
     result = positional_attention(model, length=N, words=[7], layers=[1])
     expected = CAUSAL & (I - J < 5) if name == "mistral" else (I - J).abs() <= 3
@@ -157,7 +157,7 @@ def test_visible_keys_are_saved(tmp_path):
     assert torch.equal(PositionalAttention.load(tmp_path / "probe.safetensors").visible, result.visible)
 
 
-def test_weights_that_underflow_are_not_hidden():
+def test_keys_whose_weights_underflow_are_visible():
     model = made("gpt_neox")
     with torch.no_grad():
         model.layers[0].attention.query_key_value.weight.mul_(200)
@@ -166,7 +166,7 @@ def test_weights_that_underflow_are_not_hidden():
     assert torch.equal(seen.visible[0][0], CAUSAL)
 
 
-def test_padding_is_hidden_in_its_own_sequence_alone():
+def test_padding_is_masked_in_its_sequence_only():
     base, record = find_base(made("gemma2"))
     mask = torch.ones(2, N, dtype=torch.long)
     mask[1, 6:] = 0
@@ -177,7 +177,7 @@ def test_padding_is_hidden_in_its_own_sequence_alone():
     assert torch.equal(seen.visible[1][1, :6, :6], CAUSAL[:6, :6])
 
 
-def test_half_precision_finds_its_masks():
+def test_masks_are_found_in_half_precision():
     seen = observed(made("gemma2").to(torch.bfloat16), tokens(2, N))
     assert seen.layers == (0, 1)
     assert torch.equal(seen.visible[0][0], WINDOW)
@@ -200,7 +200,7 @@ def jamba():
     return hf.JambaModel(config).eval()
 
 
-def test_layers_of_hybrids_keep_the_models_own_numbers():
+def test_layers_of_hybrids_have_the_models_numbers():
     model = jamba()
     before = state(model)
     result = positional_attention(model, length=N, words=4)
@@ -229,7 +229,7 @@ def test_attention_that_layers_share_has_the_numbers_of_those_layers():
     assert positional_attention(hf.ZambaModel(config).eval(), length=N, words=4).layers == (2, 4)
 
 
-def test_a_layer_without_attention_is_refused_by_its_number():
+def test_selecting_a_layer_without_attention_raises():
     with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention.* \[1, 3\]"):
         positional_attention(jamba(), length=N, words=4, layers=[0, 1])
     with pytest.raises(ValueError, match="the model's 4 layers"):
@@ -267,7 +267,7 @@ def test_compiled_layers_are_observed_too():
 
 
 def test_adjusted_locality_of_uniform_attention_inside_a_window_is_zero():
-    """The chance level is uniform over the keys that are visible, which the result tells the metric."""
+    """The chance level is uniform over the visible keys, which the metric reads from the result."""
     model = attend_uniformly(tiny("mistral"))
     result = positional_attention(model, length=N, words=4)
     assert adjusted_locality(result).abs().max() < 1e-6

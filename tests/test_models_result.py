@@ -1,4 +1,4 @@
-"""The result of identical-word probing: tables, intervals, and keeping it."""
+"""The result of identical-word probing: tables, intervals, saving and loading."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def test_interval_is_the_t_interval_over_words(result):
                 assert float(high[layer, head]) == pytest.approx(expected.high)
 
 
-def test_interval_of_a_single_word_is_unknown():
+def test_the_interval_of_a_single_word_is_nan():
     low, high = positional_attention(tiny("bert"), length=6, words=[7]).interval()
     assert low.isnan().all()
     assert high.isnan().all()
@@ -69,13 +69,13 @@ def test_saving_and_loading_gives_the_same_result(result, tmp_path):
     assert loaded.to_frame().equals(result.to_frame())
 
 
-def test_another_file_is_not_loaded(tmp_path):
+def test_loading_another_file_raises(tmp_path):
     save_file({"attention": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="is not a saved PositionalAttention"):
         PositionalAttention.load(tmp_path / "other.safetensors")
 
 
-def test_it_reads_as_a_small_table(result):
+def test_the_repr_is_a_table_by_layer(result):
     lines = repr(result).splitlines()
     assert lines[0] == (
         "PositionalAttention of BertModel: 3 layers x 2 heads, n = 10, mean over 9 words, no special tokens"
@@ -86,7 +86,7 @@ def test_it_reads_as_a_small_table(result):
     assert lines[-1].split()[1] == f"{mean:.3f}"
 
 
-def test_a_notebook_shows_the_same_numbers(result):
+def test_the_html_repr_has_the_same_numbers(result):
     html = result._repr_html_()
     assert "n = 10" in html
     assert f"<td>{result.to_frame('layer')['locality'][1]:.3f}</td>" in html
@@ -94,7 +94,7 @@ def test_a_notebook_shows_the_same_numbers(result):
     assert "<script>" not in named._repr_html_()
 
 
-def test_a_causal_result_says_that_symmetry_means_nothing():
+def test_a_causal_result_notes_that_symmetry_is_undefined():
     text = repr(positional_attention(tiny("gpt2"), length=8, words=4))
     assert "causal: symmetry is meaningless" in text
     assert "causal" not in repr(positional_attention(tiny("bert"), length=8, words=4))
@@ -110,7 +110,7 @@ def test_relative_positions_alone_are_noted(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert", "mpnet", "gpt2", "deberta with absolute positions"])
-def test_positions_that_pass_from_layer_to_layer_need_no_note(name):
+def test_absolute_positions_make_states_differ(name):
     for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
         assert not positional_attention(model, length=12, words=4).source.equal_states
 
@@ -128,13 +128,13 @@ def test_a_first_token_that_differs_makes_states_differ():
     assert not result.source.equal_states
 
 
-def test_layers_that_are_uniform_where_states_are_equal_are_named():
+def test_uniform_layers_with_equal_states_are_noted():
     model = tiny("llama")
     with torch.no_grad():
         for layer in (1, 2):
             model.layers[layer].self_attn.q_proj.weight.zero_()
     text = repr(positional_attention(model, length=8, words=4))
-    assert "uniform over the visible keys (within 5%): layers 1, 2; this says nothing" in text
+    assert "uniform over the visible keys (within 5%): layers 1, 2; their attention on text may differ" in text
 
 
 def test_an_attached_encoding_is_part_of_the_source(tmp_path):
@@ -149,7 +149,7 @@ def test_an_attached_encoding_is_part_of_the_source(tmp_path):
     assert positional_attention(model, length=8, words=4).source.encoding is None
 
 
-def test_encodings_that_differ_between_layers_are_all_named():
+def test_encodings_that_differ_between_layers_are_all_in_the_source():
     model = tiny("bert")
     with attach(model, [AttenuatedEncoding(decay=decay) for decay in (0.1, 0.2, 0.1)]):
         encoding = positional_attention(model, length=8, words=4).source.encoding
@@ -161,7 +161,7 @@ def test_the_result_cannot_be_changed(result):
         result.attention = None
 
 
-def test_what_produced_it_is_told(result):
+def test_the_source_holds_model_words_and_versions(result):
     source = result.source
     assert (source.model_class, source.model_type, source.dtype) == ("BertModel", "bert", "float64")
     assert len(source.words) == len(source.word_ids) == 9
@@ -174,6 +174,6 @@ def test_what_produced_it_is_told(result):
     (lambda r: r.interval(confidence=95), "confidence must be between 0 and 1, such as 0.95, got 95"),
     (lambda r: r.to_frame(by="word"), "by must be 'head' or 'layer'"),
 ])  # fmt: skip
-def test_bad_questions_are_refused(result, call, message):
+def test_invalid_arguments_are_refused(result, call, message):
     with pytest.raises(ValueError, match=message):
         call(result)

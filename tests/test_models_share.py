@@ -1,4 +1,4 @@
-"""position_share on attention whose answer is known, and through real models."""
+"""position_share on attention with a known share, and on models."""
 
 import math
 
@@ -22,7 +22,7 @@ def batches(count, size=4, length=N, seed=0):
 
 
 def share_of(matrices, causal=False):
-    """The share of attention matrices (sentence, n, n), all tokens counted."""
+    """Return the share of attention matrices (sentence, n, n) over all tokens."""
     n = matrices.shape[-1]
     sums = _Sums(1, 1)
     pairs = torch.ones(len(matrices), n, n, dtype=torch.bool)
@@ -31,7 +31,7 @@ def share_of(matrices, causal=False):
 
 
 def slow_share(matrices, masks):
-    """The definition written out: every sentence predicted from the others, one cell at a time."""
+    """Compute the definition: predict every sentence from the others, one entry at a time."""
     error = squares = 0.0
     n = matrices.shape[-1]
     deviations = []
@@ -78,14 +78,14 @@ def test_a_mixture_has_the_share_of_its_variance():
     assert share_of(1 / n + deviation) == pytest.approx(0.5, abs=0.02)
 
 
-def test_uniform_attention_has_no_share():
+def test_the_share_of_uniform_attention_is_nan():
     assert math.isnan(share_of(torch.full((5, N, N), 1 / N)))
     causal = torch.ones(5, N, N).tril()
     assert math.isnan(share_of(causal / causal.sum(-1, keepdim=True), causal=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_the_rounding_of_uniform_attention_is_no_share_and_what_is_above_it_has_one(dtype):
+def test_rounding_of_uniform_attention_gives_nan_and_larger_deviations_a_share(dtype):
     eps = torch.finfo(dtype).eps
     # the logits of position, far below and far above what one weight is rounded by
     faint, clear = ((scale * torch.randn(N, N).double()).softmax(-1).to(dtype) for scale in (eps / 4, 64 * eps))
@@ -107,7 +107,7 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_models_with_constant_content_are_positional(name):
-    """Every word the same vector: all that is left to attend by is position."""
+    """Every word has the same vector, so attention depends on position only."""
     model = tiny(name)
     embedding = architecture(model).base(model).get_input_embeddings()
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_prediction_is_the_mean_deviation_from_uniform():
     assert (result.counts == 6).all()
 
 
-def test_how_text_is_cut_into_batches_does_not_matter():
+def test_the_batch_size_does_not_change_the_share():
     model, ids = tiny("gpt2"), tokens(12, N)
     whole = position_share(model, [{"input_ids": ids}], special_tokens=True)
     parts = position_share(model, ({"input_ids": part} for part in ids.split(5)), special_tokens=True)
@@ -148,7 +148,7 @@ def test_how_text_is_cut_into_batches_does_not_matter():
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "bloom", "xlnet", "deberta", "t5", "llama"])
-def test_padding_does_not_count_on_either_side(name):
+def test_padding_on_either_side_is_excluded(name):
     model = tiny(name).float()
     lengths = [9, 6, 8, 7]
     texts = [tokens(1, n, seed)[0] for seed, n in enumerate(lengths)]
@@ -163,7 +163,7 @@ def test_padding_does_not_count_on_either_side(name):
         assert torch.equal(padded.counts, alone.counts)
 
 
-def test_special_tokens_do_not_count_by_mask_or_by_tokenizer():
+def test_special_tokens_are_excluded_by_mask_or_by_tokenizer():
     tokenizer = wordpiece()
     model = hf.BertModel(hf.BertConfig(**tiny("bert").config.to_dict() | {"vocab_size": 97})).eval()
     ids = torch.tensor([[2, 6, 7, 10, 3], [2, 7, 6, 5, 3], [2, 1, 10, 6, 3]])  # [CLS] ... [SEP], one [UNK]
@@ -187,7 +187,7 @@ def test_a_token_that_is_unknown_and_end_of_text_at_once_is_special():
     assert (result.counts[:, 1:4, 1].flatten() == 2).all()
 
 
-def test_positions_beyond_the_length_do_not_count_but_are_read():
+def test_positions_beyond_the_length_are_read_but_not_measured():
     model = tiny("bert")
     short = position_share(model, batches(3), special_tokens=True, length=4)
     assert short.counts.shape == (3, 4, 4)
@@ -196,7 +196,7 @@ def test_positions_beyond_the_length_do_not_count_but_are_read():
     assert not torch.allclose(short.share, whole.share)
 
 
-def test_a_length_beyond_every_text_costs_nothing():
+def test_a_length_beyond_every_text_gives_matrices_of_the_longest_text():
     model = tiny("bert")
     long = position_share(model, batches(3), special_tokens=True, length=10**6)
     assert long.prediction.shape == (3, 2, N, N)
@@ -204,14 +204,14 @@ def test_a_length_beyond_every_text_costs_nothing():
     torch.testing.assert_close(long.share, position_share(model, batches(3), special_tokens=True, length=N).share)
 
 
-def test_texts_may_grow_longer_from_batch_to_batch():
+def test_later_batches_may_be_longer():
     model = tiny("gpt2")
     texts = [tokens(2, length, length) for length in (3, 9, 5)]
     found = position_share(model, [{"input_ids": text} for text in texts], special_tokens=True)
     assert found.counts[0, :, 0].tolist() == [6, 6, 6, 4, 4, 2, 2, 2, 2]
 
 
-def test_empty_batches_are_passed_over():
+def test_empty_batches_are_skipped():
     model = tiny("bert")
     empty = [{"input_ids": torch.empty(0, N, dtype=torch.long)}, {"input_ids": []}]
     found = position_share(model, [*empty, *batches(2), *empty], special_tokens=True)
@@ -230,7 +230,7 @@ def test_an_attached_encoding_is_named():
     assert position_share(model, batches(2), special_tokens=True).encoding is None
 
 
-def test_causal_and_local_keys_are_the_only_ones_that_count():
+def test_only_visible_keys_are_measured():
     for name in ("llama", "gpt2"):
         counts = position_share(tiny(name), batches(2), special_tokens=True).counts
         assert counts.triu(1).sum() == 0
@@ -241,12 +241,12 @@ def test_causal_and_local_keys_are_the_only_ones_that_count():
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_families_without_a_record_work_and_show_whether_they_are_causal(name):
+def test_families_without_a_record_are_measured_with_their_causal_mask(name):
     result = position_share(UNKNOWN[name]().eval(), batches(3), special_tokens=True)
     assert (result.counts.triu(1).sum() == 0) == (name == "gpt_neox")
 
 
-def test_it_separates_a_positional_from_a_contextual_head():
+def test_a_positional_head_has_a_higher_share_than_a_contextual_one():
     """One model whose first head attends by position and whose second attends by words."""
     model = tiny("bert")
     attention = model.encoder.layer[0].attention.self
@@ -268,7 +268,7 @@ def test_it_separates_a_positional_from_a_contextual_head():
     assert share[1] < 0.2
 
 
-def test_it_reads_as_a_table_and_as_a_frame():
+def test_repr_and_to_frame_show_the_share_by_layer():
     result = position_share(tiny("bert"), batches(2), special_tokens=True)
     assert repr(result).startswith(
         "PositionShare of BertModel: 3 layers x 2 heads, 8 sentences, special tokens counted"
@@ -279,7 +279,7 @@ def test_it_reads_as_a_table_and_as_a_frame():
     assert frame["share"][3] == pytest.approx(float(result.share[1, 1]))
 
 
-def test_probing_and_text_agree_where_content_is_silent():
+def test_probing_and_text_agree_without_content():
     model = tiny("gpt2")
     with torch.no_grad():
         model.wte.weight[:] = model.wte.weight[7]
@@ -296,11 +296,12 @@ def test_probing_and_text_agree_where_content_is_silent():
         ([], {"special_tokens": True}, ValueError, "batches is empty"),
         ([[1, 2]], {}, TypeError, "mappings with input_ids, got list"),
         ([{"labels": 1}], {}, TypeError, "mappings with input_ids, got dict"),
-        ([{"input_ids": tokens(2, 4)}], {}, ValueError, "nothing tells special tokens apart"),
+        ([{"input_ids": tokens(2, 4)}], {}, ValueError, "special tokens cannot be identified"),
         ([{"input_ids": torch.rand(2, 4)}], {}, TypeError, "must be integers"),
         ([{"input_ids": [[1, 2], [3]]}], {}, ValueError, "different lengths; pad them"),
         ([{"input_ids": tokens(2, 4), "attention_mask": torch.ones(2, 5)}], {}, ValueError, "shape of input_ids"),
-        ([{"input_ids": tokens(1, 3), "attention_mask": [1, 0, 1]}], {}, ValueError, "holes"),
+        ([{"input_ids": tokens(1, 3), "attention_mask": [[1, 0, 1]]}], {}, ValueError, "holes"),
+        ([{"input_ids": tokens(1, 3), "special_tokens_mask": [[1, 2, 0]]}], {}, ValueError, "1 for special tokens"),
         (
             [{"input_ids": torch.tensor([[5, 0], [6, 7]])}],
             {},
@@ -319,7 +320,7 @@ def test_probing_and_text_agree_where_content_is_silent():
         ([{"input_ids": tokens(2, 4)}], {"length": 1}, ValueError, "length must be at least 2"),
     ],
 )
-def test_bad_input_is_refused_and_leaves_the_model_alone(given, arguments, error, message):
+def test_invalid_input_raises_and_does_not_change_the_model(given, arguments, error, message):
     model = tiny("bert").train()
     before = state(model)
     with pytest.raises(error, match=message):
@@ -327,6 +328,6 @@ def test_bad_input_is_refused_and_leaves_the_model_alone(given, arguments, error
     assert same(before, state(model))
 
 
-def test_what_is_no_model_is_refused():
+def test_an_object_that_is_not_a_model_is_refused():
     with pytest.raises(TypeError, match="PreTrainedModel"):
         position_share(nn.Linear(2, 2), batches(1))

@@ -14,7 +14,7 @@ WORDS = [7, 9, 30, 55]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_families_without_a_record_are_probed_too(name):
+def test_families_without_a_record_are_probed(name):
     model = UNKNOWN[name]().eval()
     with pytest.raises(ValueError, match="not supported"):
         architecture(model)
@@ -67,19 +67,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_that_cannot_be_probed_are_refused_by_name(name):
+def test_models_that_cannot_be_probed_are_refused_with_the_reason(name):
     make, reason = REFUSED[name]
     with pytest.raises(ValueError, match=rf"model type '{name}'(.|\n)*{reason}"):
         positional_attention(make(), length=N, words=WORDS)
 
 
-def test_either_half_of_an_encoder_decoder_model_can_be_named():
+def test_either_half_of_an_encoder_decoder_model_can_be_passed():
     model = REFUSED["bart"][0]()
     assert not positional_attention(model.get_encoder(), length=N, words=WORDS).source.causal
     assert positional_attention(model.get_decoder(), length=N, words=WORDS).source.causal
 
 
-def test_the_tower_that_reads_text_can_be_named():
+def test_the_text_part_of_a_model_can_be_passed():
     model = REFUSED["clip"][0]()
     assert positional_attention(model.text_model, length=N, words=WORDS).attention.shape == (1, 2, N, N)
 
@@ -98,7 +98,7 @@ def test_a_model_that_returns_no_weights_is_refused():
         positional_attention(Silent(tiny("bert").config), length=N, words=WORDS)
 
 
-def test_a_table_that_ends_before_its_configuration_says_is_named():
+def test_a_table_shorter_than_its_configuration_raises():
     model = UNKNOWN["megatron-bert"]()
     model.embeddings.position_embeddings = nn.Embedding(6, 16)
     with pytest.raises(ValueError, match=r"MegatronBertModel.* has no row for every position of 12 tokens"):

@@ -4,7 +4,7 @@ import pytest
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pelocality.models._words import choose_words, special_frame, special_ids
+from pelocality.models._words import choose_words, special_ids, special_tokens_around
 from tests.families import tiny
 
 TEXT = ["a cat and a dog sat on a mat", "the dogs ran 42 miles, unhappily!", "a hat and a bat"] * 20
@@ -61,7 +61,7 @@ def model_for(tokenizer):
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_drawn_words_are_whole_words_of_letters_and_come_back_as_one_token(kind):
+def test_drawn_words_are_words_of_letters_and_encode_to_one_token(kind):
     tokenizer = TOKENIZERS[kind]()
     ids, names = choose_words(model_for(tokenizer), tokenizer, 3, 0)
     assert len(set(ids)) == 3
@@ -79,7 +79,7 @@ def test_the_words_of_a_wordpiece_vocabulary_are_neither_pieces_nor_numbers_nor_
         choose_words(model_for(tokenizer), tokenizer, 5, 0)
 
 
-def test_words_of_a_byte_level_vocabulary_begin_a_word():
+def test_words_of_a_byte_level_vocabulary_start_with_a_space():
     tokenizer = byte_level()
     model = model_for(tokenizer)
     ids, _ = choose_words(model, tokenizer, 5, 0)
@@ -111,13 +111,13 @@ def test_a_word_that_is_not_one_token_is_refused(word, message):
 
 @pytest.mark.parametrize("words", [[6, 6], ["cat", "dog", "cat"], [6, "cat"]])
 def test_a_word_that_is_given_twice_is_refused(words):
-    """It would count as two in the intervals over words."""
+    """It would count twice in the intervals over words."""
     tokenizer = wordpiece()
     with pytest.raises(ValueError, match=r"words holds .* more than once"):
         choose_words(model_for(tokenizer), tokenizer, words, 0)
 
 
-def test_a_tokenizer_of_another_model_is_noticed():
+def test_a_tokenizer_of_another_model_is_refused():
     tokenizer = wordpiece()
     model = model_for(tokenizer)
     model.resize_token_embeddings(8, mean_resizing=False)
@@ -134,14 +134,14 @@ def test_without_a_tokenizer_the_configurations_special_ids_are_left_out():
     assert names == tuple(map(str, ids))
 
 
-@pytest.mark.parametrize(("kind", "frame"), [
+@pytest.mark.parametrize(("kind", "expected"), [
     ("wordpiece", ([2], [3])), ("byte-level", ([], [])), ("unigram", ([], [1])),
 ])  # fmt: skip
-def test_special_tokens_stand_where_the_tokenizer_puts_them(kind, frame):
-    assert special_frame(TOKENIZERS[kind]()) == frame
+def test_special_tokens_around_a_sentence_are_those_of_the_tokenizer(kind, expected):
+    assert special_tokens_around(TOKENIZERS[kind]()) == expected
 
 
-def test_words_that_a_tokenizer_of_another_model_lacks_are_explained():
+def test_too_few_shared_words_raise_with_both_vocabulary_sizes():
     with pytest.raises(
         ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14; is this the model's"
     ):

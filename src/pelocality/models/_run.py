@@ -1,4 +1,4 @@
-"""Running someone's model for its attention weights, and leaving it as it was."""
+"""Running a model for its attention weights and restoring it afterwards."""
 
 import inspect
 import logging
@@ -21,7 +21,7 @@ from pelocality.models.families._wrapper import pretrained
 
 logger = logging.getLogger(__name__)
 
-# What is known about families that have no (n, n) softmax attention over tokens to give.
+# model types without (n, n) softmax attention over tokens, and why
 _REFUSED = {
     "mamba": "it is a state space model and has no attention",
     "mamba2": "it is a state space model and has no attention",
@@ -40,11 +40,11 @@ _REFUSED = {
 
 
 def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
-    """Return the bare transformer to run and the record of its family, None where it has no record.
+    """Return the base transformer and the record of its family, or None for a family without a record.
 
     Raises:
         TypeError: if there is no transformers model.
-        ValueError: if the model is of a kind that cannot be probed; the message says what is known about it.
+        ValueError: if the model cannot be probed; the message says why.
     """
     inner = pretrained(model)
     model_type = inner.config.model_type
@@ -67,47 +67,45 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
 
 
 def check_reads_tokens(base: Any) -> None:
-    """Refuse models that read no tokens, and models of several parts that each read something else.
+    """Refuse models that read no tokens, and models of several parts with different inputs.
 
     Raises:
-        ValueError: if the model is one of them; the message names the part to pass.
+        ValueError: if it is one; the message names the part to pass.
     """
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     if "input_ids" not in inspect.signature(base.forward).parameters:
         raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
     if not reads_tokens(base):
         parts = [f"model.{part}" for part, module in base.named_children() if reads_tokens(module)]
-        raise ValueError(f"{name} has no token embeddings of its own; {_pass_one_of(parts)}")
+        raise ValueError(f"{name} has no token embeddings; {_pass_one_of(parts)}")
 
 
 def reads_tokens(module: nn.Module) -> bool:
-    """Return whether a module is a transformers model that turns token ids into hidden states by itself."""
+    """Return whether a module is a transformers model that reads token ids."""
     if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
         return False
     return token_embeddings(module) is not None
 
 
 def _pass_one_of(parts: Sequence[str]) -> str:
+    """Return the end of an error that names the parts to pass instead."""
     return (
         f"pass {' or '.join(parts)}"
         if parts
-        else "none of its parts can be run alone, so give the weights that it returns itself to pelocality.measure"
+        else "none of its parts can be run alone, so pass the attention weights that it returns to pelocality.measure"
     )
 
 
 @contextmanager
 def eager_attention(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode with eager attention, without gradients, and undo it on leaving.
+    """Put a model into evaluation mode with eager attention, without gradients, and restore it on exit.
 
     Eager attention is the only implementation that returns weights. The training flag of every module and the
-    attention implementation of every configuration come back in any case, an interrupt included; weights are not
-    touched.
+    attention implementation of every configuration are restored, also after an error or interrupt; weights are not
+    changed.
 
     Args:
         model: a transformers model, or a wrapper around one.
-
-    Yields:
-        Nothing; the model itself is changed for the while.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -119,32 +117,29 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
         >>> model.training, model.config._attn_implementation
         (True, 'sdpa')
     """
-    # the attribute that transformers documents; its public setter only warns on families off the interface
+    # the attribute that transformers documents; the public setter only warns for families without the interface
     implementations = [(config, config._attn_implementation) for config in _configs(model)]
 
     def undo() -> None:
-        for config, implementation in implementations:  # outer ones first: setting one also sets those inside it
+        for config, implementation in implementations:  # outer first: setting one also sets those inside it
             config._attn_implementation = implementation
 
-    with inference(model), restoring(undo), _without_lasting_hooks(model):
+    with inference(model), restoring(undo), _without_capture_hooks(model):
         for config, _ in implementations:
             config._attn_implementation = "eager"
         yield
 
 
 @contextmanager
-def _without_lasting_hooks(model: nn.Module) -> Iterator[None]:
-    """Take off the hooks that transformers leaves on a model at its first ``output_attentions=True``.
-
-    They do nothing between calls, but a model that wears them can no longer be pickled.
-    """
-    mark = "_output_capturing_hooks_installed"
-    before = [(module, mark in module.__dict__, set(module._forward_hooks)) for module in model.modules()]
+def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
+    """Remove the hooks that transformers installs at the first ``output_attentions=True``: they cannot be pickled."""
+    marker = "_output_capturing_hooks_installed"
+    before = [(module, marker in module.__dict__, set(module._forward_hooks)) for module in model.modules()]
 
     def undo() -> None:
         for module, marked, hooks in before:
             if not marked:
-                module.__dict__.pop(mark, None)
+                module.__dict__.pop(marker, None)
             for key in set(module._forward_hooks) - hooks:
                 if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
                     del module._forward_hooks[key]
@@ -154,7 +149,7 @@ def _without_lasting_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def run(base: Any, **inputs: Any) -> Any:
-    """Run a base model on a batch, without the caches that only generation needs."""
+    """Run a base model on a batch with attention outputs and without generation caches."""
     accepted = inspect.signature(base.forward).parameters
     for cache in ("use_cache", "use_mems"):
         if cache in accepted:
@@ -163,10 +158,10 @@ def run(base: Any, **inputs: Any) -> Any:
 
 
 def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
-    """Run a base model and return its attention, one checked (batch, head, n, n) a layer.
+    """Run a base model and return its attention (batch, head, n, n) of each layer, checked.
 
     Raises:
-        ValueError: if the model gives no weights, or weights that are not rows over n keys that sum to 1.
+        ValueError: if the model returns no weights, or weights whose rows over n keys do not sum to 1.
     """
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     batch, n = inputs["input_ids"].shape
@@ -174,14 +169,14 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     try:
         outputs = run(base, **inputs)
     except IndexError as error:
-        if "index out of range in self" not in str(error):  # what torch says of a lookup beyond a table
+        if "index out of range in self" not in str(error):  # torch's message for a lookup beyond a table
             raise
         raise ValueError(f"{name} has no row for every position of {n} tokens; ask for fewer tokens") from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         raise ValueError(
-            f"{name} cannot be probed: it returned no attention weights when asked for them; if it picked "
-            "its implementation when it was built, load it again with attn_implementation='eager'"
+            f"{name} cannot be probed: it returned no attention weights with output_attentions=True; if its "
+            "implementation was chosen when it was built, load it again with attn_implementation='eager'"
         )
     for layer, weights in enumerate(maps):
         if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
@@ -190,14 +185,14 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
                 f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
             )
         totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
-        if "attention_mask" in inputs:  # rows of padding may hold anything
+        if "attention_mask" in inputs:  # rows of padding are undefined
             totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
         off = float((totals - 1).abs().max())
         if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
             reason = (
-                "and some weights are negative: it returns something else than attention, its logits for one"
+                "and some weights are negative: these are not attention weights but perhaps logits"
                 if bool((weights < 0).any())
-                else "as with attention sinks outside the sequence, or heads that are mixed after the softmax"
+                else "as with attention sinks outside the sequence, or heads mixed after the softmax"
             )
             raise ValueError(
                 f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), "
@@ -208,7 +203,7 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
-    """Collect the hidden states (batch, n, d) that each self-attention is given, layer by layer."""
+    """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
     collected: list[Tensor] = []
 
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -225,10 +220,10 @@ def model_name(model: nn.Module) -> str:
 
 
 def device_of(base: Any) -> torch.device:
-    """Return the device that token ids have to be on: the embeddings', or the one they are brought to when they run.
+    """Return the device for token ids: that of the embeddings, or the one where they run if offloaded.
 
     Raises:
-        ValueError: if the embeddings are on the meta device, and nothing brings them to another.
+        ValueError: if the embeddings are on the meta device and not offloaded.
     """
     embeddings = token_embeddings(base)
     if embeddings is None:
@@ -239,7 +234,7 @@ def device_of(base: Any) -> torch.device:
     device = embedding_weight(base).device
     if device.type == "meta":
         raise ValueError(
-            f"weights of {type(base).__name__} are on the meta device, which holds no numbers; load them with "
+            f"weights of {type(base).__name__} are on the meta device, which holds no values; load them with "
             "from_pretrained"
         )
     return device
@@ -265,53 +260,46 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
         logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
 
 
-def refuse_attached(record: Architecture, base: Any) -> None:
-    """Refuse models that carry an encoding of this library, which their own logits do not show.
-
-    Raises:
-        ValueError: if there is one.
-    """
-    if any(hasattr(module, ATTACHED) for module in record.attentions(base)):
-        raise ValueError(
-            f"{type(base).__name__} carries an attached encoding, which its own logits do not show; measure the whole "
-            "with positional_attention, the encoding with its weights(n), or take it out with attached(model).remove()"
-        )
-
-
-def attached_encoding(record: Architecture | None, base: Any) -> str | None:
-    """Return how the encoding reads that `attach` put into a model, and what became of its own positions.
-
-    Returns:
-        None where there is no encoding; several that differ between layers, one after the other.
-    """
-    modules = [] if record is None else record.attentions(base)
+def attached_encoding(base: nn.Module) -> str | None:
+    """Return the attached encoding with ``position_embeddings`` as text, all that differ between layers, or None."""
+    biases = [getattr(module, ATTACHED) for module in base.modules() if hasattr(module, ATTACHED)]
     texts = [
         f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
         f"position_embeddings='{'disable' if bias.positions_disabled else 'keep'}'"
-        for bias in (getattr(module, ATTACHED, None) for module in modules)
-        if bias is not None
+        for bias in biases
     ]
     return "; ".join(dict.fromkeys(texts)) or None
 
 
-def named(model: str, encoding: str | None) -> str:
-    """Return the name of a model together with the class of what is attached to it."""
+def refuse_attached(base: nn.Module) -> None:
+    """Refuse models with an attached encoding, which is not part of the logits computed from their weights.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    if attached_encoding(base) is not None:
+        raise ValueError(
+            f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure both "
+            "with positional_attention, the encoding with its weights(n), or remove it with attached(model).remove()"
+        )
+
+
+def label(model: str, encoding: str | None) -> str:
+    """Return the name of a model with the class of its attached encoding."""
     return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
 
 
 def name_with_encoding(model: nn.Module) -> str:
-    """Return the name of a model, together with the class of what is attached to it."""
-    inner = pretrained(model)
-    record = architecture(inner) if inner.config.model_type in known_families() else None
-    return named(model_name(model), attached_encoding(record, record.base(inner) if record else inner))
+    """Return the name of a model with the class of its attached encoding, if any."""
+    return label(model_name(model), attached_encoding(pretrained(model)))
 
 
 def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
-    """Return the layers that were asked for, counted from the start; all for None.
+    """Return the requested layers, counted from the start; all for None.
 
     Raises:
         TypeError: if it is not a list.
-        ValueError: if there is none, or one that the model does not have.
+        ValueError: if there is none, or an index out of range.
     """
     if layers is None:
         return tuple(range(depth))
@@ -323,20 +311,9 @@ def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Return every configuration that steers attention in the model, outer ones before those inside them."""
-    found: dict[int, Any] = {}
-
-    def visit(config: Any) -> None:
-        if id(config) in found:
-            return
-        found[id(config)] = config
-        for key in config.sub_configs:
-            inner = getattr(config, key, None)
-            if inner is not None:
-                visit(inner)
-
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(module, PreTrainedModel) or hasattr(config, "_attn_implementation"):
-            visit(config)
+    """Return every configuration with an attention implementation, outer ones before those inside them."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    for config in configs:  # grows by the configurations inside
+        configs += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
+    found = {id(config): config for config in configs if hasattr(config, "_attn_implementation")}
     return list(found.values())

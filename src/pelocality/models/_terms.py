@@ -1,4 +1,4 @@
-"""The logits of one attention module, term by term, from the facts that its family's record holds."""
+"""The logits of one attention module as a sum of terms, computed from the record of its family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pelocality.models._weights import refuse_quantised
 from pelocality.models.families._record import Architecture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Terms:
     """Pre-softmax logits as four terms, each (batch, head, n, n)."""
 
@@ -22,8 +22,9 @@ class Terms:
     position_to_content: Tensor
     position: Tensor
 
-    def total(self) -> Tensor:
-        """Return their sum: the model's own logits, before the mask."""
+    @property
+    def logits(self) -> Tensor:
+        """The sum of the four terms: the model's logits before the mask, up to a constant per row."""
         return self.content + self.content_to_position + self.position_to_content + self.position
 
 
@@ -31,7 +32,7 @@ Pair = tuple[Tensor, Tensor]  # queries and keys, each (batch, head, n, d_head)
 
 
 def position_parts(record: Architecture, base: Any) -> list[nn.Module]:
-    """Return the modules, other than attention, whose weights the record and the decomposition read directly."""
+    """Return the modules other than attention whose weights are read directly."""
     absolute = record.absolute(base)
     tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
     return tables if absolute is None else [*tables, absolute.norm]
@@ -55,14 +56,14 @@ def logit_terms(
 ) -> Terms:
     r"""Return the logits of queries and keys that are sums of a content part and a position part.
 
-    With $q = q^c + q^p$ and $k = k^c + k^p$ the equation of ``Architecture`` falls into
+    With $q = q^c + q^p$ and $k = k^c + k^p$ the equation of ``Architecture`` has the terms
 
     - content: $s\,(q^c + u)^\top k^c$
     - content to position: $s\,(q^{c\top} k^p + q^{c\top} R)$
     - position to content: $s\,(q^{p\top} k^c + S^\top k^c)$
     - position: $s\,(q^{p\top} k^p + q^{p\top} R + S^\top k^p) + b$
 
-    Without a position part only the relative terms are position.
+    Without a position part, only the relative terms depend on position.
     """
     query, key = content
     length = query.shape[-2]
@@ -99,28 +100,19 @@ def logit_terms(
 
 
 def along_queries(scores: Tensor) -> Tensor:
-    """Pick each query's score at each key's distance: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
-    index = _distances(scores.shape[-2], scores.device)
+    """Gather each query's score at each key's distance j - i: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
+    position = torch.arange(scores.shape[-2], device=scores.device)
+    index = position[None, :] - position[:, None] + len(position) - 1
     return scores.gather(-1, index.expand(*scores.shape[:-1], -1))
 
 
 def along_keys(scores: Tensor) -> Tensor:
-    """Pick each key's score at each query's distance: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
-    index = _distances(scores.shape[-2], scores.device).T  # row j holds j - i for every i
-    return scores.gather(-1, index.expand(*scores.shape[:-1], -1)).transpose(-1, -2)
+    """Gather each key's score at each query's distance j - i: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
+    return along_queries(scores.flip(-1)).transpose(-1, -2)
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys (batch, head, n, d_head) by the angles of their positions, each (n, d_head).
-
-    Pairs are (first half, second half), as transformers lays them out.
-    """
-    half = states.shape[-1] // 2
+    """Rotate queries or keys (batch, head, n, d_head) by angles whose cosines and sines are (n, d_head) each."""
+    half = states.shape[-1] // 2  # transformers pairs dimension i with i + d_head / 2
     swapped = torch.cat([-states[..., half:], states[..., :half]], dim=-1)
     return states * cos + swapped * sin
-
-
-def _distances(length: int, device: torch.device) -> Tensor:
-    """Return j - i + n - 1, the index of each entry's distance: (n, n)."""
-    position = torch.arange(length, device=device)
-    return position[None, :] - position[:, None] + length - 1

@@ -1,4 +1,4 @@
-"""Reading the weights of someone's model directly, outside its forward pass: where they lie, and what they are."""
+"""Direct access to a model's weights outside its forward pass, offloaded and quantised weights included."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 def token_embeddings(base: Any) -> Any:
-    """Return the module that turns token ids into vectors, None where a model has no such one."""
+    """Return the module that turns token ids into vectors, or None."""
     try:
         module = base.get_input_embeddings()
-    except (NotImplementedError, AttributeError):  # how transformers says so
+    except (NotImplementedError, AttributeError):  # transformers raises it where there are none
         return None
     return module if isinstance(module, nn.Module) and hasattr(module, "weight") else None
 
@@ -21,7 +21,7 @@ def token_embeddings(base: Any) -> Any:
 def embedding_weight(base: Any) -> Tensor:
     """Return the token embeddings, (vocabulary, d)."""
     weight = token_embeddings(base).weight
-    table: Tensor = weight() if callable(weight) else weight  # torch's quantised modules have a method
+    table: Tensor = weight() if callable(weight) else weight  # a method of torch's quantised modules
     return table
 
 
@@ -43,35 +43,28 @@ def check_ids(base: Any, ids: Tensor) -> None:
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the hooks with which accelerate brings a module's weights to where it is run, and back."""
+    """Return accelerate's hooks, which move a module's weights to the device where it runs and back."""
     hook = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", [hook]) if hasattr(each, "execution_device")]
 
 
 @contextmanager
 def loaded(base: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
-    """Keep the weights of some parts of an offloaded model where the model is run, and send them back on leaving.
-
-    Args:
-        base: the model.
-        parts: modules of it; nothing happens to those that are not offloaded.
-
-    Yields:
-        Nothing; the weights are there for the while.
-    """
+    """Load the offloaded weights of some modules of a model onto the device where it runs, and offload them on exit."""
     wanted = {module for part in parts for module in part.modules()}
     with ExitStack() as stack:
         for module in base.modules():
             for hook in hooks_of(module):
                 moved = module.modules() if hook.place_submodules else [module]
                 if hook.offload and not wanted.isdisjoint(moved):
-                    stack.callback(_send_back, hook, module)
+                    stack.callback(_offload, hook, module)
                     hook.pre_forward(module)
-                    hook.offload = False  # a call of the module must not send them back
+                    hook.offload = False  # a call of the module must not offload them
         yield
 
 
-def _send_back(hook: Any, module: nn.Module) -> None:
+def _offload(hook: Any, module: nn.Module) -> None:
+    """Offload a module's weights again."""
     hook.offload = True
     hook.post_forward(module, None)
 
@@ -88,5 +81,5 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         if weight is not None and not plain:
             raise ValueError(
                 f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
-                "taken apart; pass the model as it was before, or use positional_attention or position_share"
+                "split; pass the model without quantisation or sharding, or use positional_attention or position_share"
             )

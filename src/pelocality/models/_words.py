@@ -1,4 +1,4 @@
-"""The words that are repeated: single tokens drawn from a vocabulary, or given."""
+"""The words to repeat: single tokens drawn from a vocabulary, or given by the user."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ import numpy as np
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._weights import embedding_weight
 
-# words are looked up behind this one, because most tokenizers treat the start of a text apart
+# words are tokenised after this one, because most tokenizers treat the start of a text differently
 _BEFORE = "a"
 
 
 def choose_words(
     base: Any, tokenizer: Any, words: int | Sequence[str | int], seed: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the ids to repeat and how they read.
+    """Return the token ids of the words and their text.
 
     Raises:
         TypeError: if ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
@@ -25,31 +25,40 @@ def choose_words(
     if tokenizer is not None:
         check_tokenizer(tokenizer)
     size = len(embedding_weight(base))
-    if isinstance(words, bool | str | bytes) or not isinstance(words, int | Sequence):
-        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
+    check_words(words)
     if isinstance(words, int):
-        ids = _drawn(base, tokenizer, count("words", words), seed, size)
+        ids = _draw(base, tokenizer, words, seed, size)
     else:
-        if not words:
-            raise ValueError("words is empty; give at least one word, or a count to draw")
-        ids = [_given(word, tokenizer, size) for word in words]
-        repeated = [word for place, word in enumerate(words) if ids[place] in ids[:place]]
+        ids = [_token_id(word, tokenizer, size) for word in words]
+        repeated = [word for i, word in enumerate(words) if ids[i] in ids[:i]]
         if repeated:
             raise ValueError(
                 f"words holds {repeated[0]!r} more than once; give each word once, as intervals count words"
             )
-        counted_from = _counts_positions_from(base)
-        if counted_from in ids:
+        padding = _padding_without_position(base)
+        if padding in ids:
             raise ValueError(
-                f"words contains {words[ids.index(counted_from)]!r}, the padding id, which {type(base).__name__} "
-                "counts no positions for: every token would stand at the same one; give other words"
+                f"words contains {words[ids.index(padding)]!r}, the padding id, which {type(base).__name__} "
+                "counts no positions for: every token would have the same position; give other words"
             )
     names = [str(i) for i in ids] if tokenizer is None else [tokenizer.decode([i]).strip() for i in ids]
     return tuple(ids), tuple(names)
 
 
-def _counts_positions_from(base: Any) -> int | None:
-    """Return the id that takes no position of its own, where a model counts positions over the others (RoBERTa)."""
+def check_words(words: Any) -> None:
+    """Refuse all but a count or a sequence of strings and token ids; no model is needed."""
+    if isinstance(words, bool | str | bytes) or not isinstance(words, int | Sequence):
+        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
+    if isinstance(words, int):
+        count("words", words)
+    elif not words:
+        raise ValueError("words is empty; give at least one word, or a count to draw")
+    elif any(isinstance(word, bool) or not isinstance(word, str | int) for word in words):
+        raise TypeError(f"words must hold strings or token ids, got {words!r}")
+
+
+def _padding_without_position(base: Any) -> int | None:
+    """Return the padding id where a model skips it in counting positions (RoBERTa), or None."""
     tables = (module for name, module in base.named_modules() if "position" in name.rpartition(".")[2])
     return next((table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None), None)
 
@@ -65,8 +74,10 @@ def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
     return found
 
 
-def special_frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the special tokens that the tokenizer puts before and after one sentence."""
+    if tokenizer is None:
+        raise ValueError("special_tokens=True needs a tokenizer, whose template places them; pass tokenizer=")
     check_tokenizer(tokenizer)
     ids = tokenizer(_BEFORE, add_special_tokens=True)["input_ids"]
     plain = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
@@ -74,41 +85,33 @@ def special_frame(tokenizer: Any) -> tuple[list[int], list[int]]:
         if ids[start : start + len(plain)] == plain:
             return list(ids[:start]), list(ids[start + len(plain) :])
     raise ValueError(
-        f"{type(tokenizer).__name__} does not frame a sentence with special tokens alone; use special_tokens=False"
+        f"{type(tokenizer).__name__} changes a sentence between its special tokens; use special_tokens=False"
     )
 
 
-def _given(word: str | int, tokenizer: Any, size: int) -> int:
-    """Return the id of a word that the user gave, as text or as an id."""
-    if isinstance(word, int) and not isinstance(word, bool):
+def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
+    """Return the token id of a word that was given as text or as an id."""
+    if isinstance(word, int):
         if not 0 <= word < size:
             raise ValueError(f"words contains the id {word}, outside the model's vocabulary of {size}")
         return word
-    if not isinstance(word, str):
-        raise TypeError(f"words must hold strings or token ids, got {word!r}")
     if tokenizer is None:
         raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
     pieces = _tokens_of(word, tokenizer)
     unknown = tokenizer.unk_token_id
     if len(pieces) != 1 or pieces[0] == unknown:
-        shown = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+        shown = "unknown" if pieces == [unknown] else f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
         raise ValueError(
-            f"words contains {word!r}, which is {'unknown' if pieces == [unknown] else shown} to this "
-            f"tokenizer; "
-            "give words of one token, or token ids"
+            f"words contains {word!r}, which is {shown} to this tokenizer; give words of one token, or token ids"
         )
-    return _within(pieces[0], size)
-
-
-def _within(token: int, size: int) -> int:
-    if token >= size:
+    if pieces[0] >= size:
         raise ValueError(
-            f"token id {token} is outside the model's vocabulary of {size}; is this the model's tokenizer?"
+            f"token id {pieces[0]} is outside the model's vocabulary of {size}; is this the model's tokenizer?"
         )
-    return token
+    return int(pieces[0])
 
 
-def _drawn(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[int]:
+def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[int]:
     """Draw words without replacement, each id as likely as any other."""
     order = np.random.default_rng(seed).permutation(size if tokenizer is None else min(size, len(tokenizer)))
     special = special_ids(base, tokenizer)
@@ -131,7 +134,7 @@ def _drawn(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list
 
 
 def _is_word(token: int, tokenizer: Any) -> bool:
-    """Return whether a token reads as a whole word of letters that the tokenizer gives back as this token."""
+    """Return whether a token decodes to a word of letters that the tokenizer encodes as this token."""
     text = tokenizer.decode([token]).strip()
     return text.isalpha() and _tokens_of(text, tokenizer) == [token]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import pandas as pd
@@ -13,9 +14,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pelocality._checks import count
 from pelocality.encodings import Encoding
 from pelocality.metrics import adjusted_locality, direction_balance, measure
+from pelocality.models._words import check_words
 from pelocality.models.families._wrapper import pretrained
 from pelocality.models.identical_words import positional_attention
-from pelocality.models.logits import positional_logits
+from pelocality.models.logits import PositionalLogits, positional_logits
+from pelocality.models.result import PositionalAttention
 
 logger = logging.getLogger(__name__)
 
@@ -25,32 +28,32 @@ NAME = "pelocality"
 
 
 class LocalityCallback(TrainerCallback):
-    """Measure the positions of a model every so many steps of its training, layer by layer.
+    """Measure the locality and symmetry of a model every so many steps of its training, layer by layer.
 
         for A of a layer, averaged over words, and the mean over its heads:
         Loc(A), Sym(A), relative asymmetry, adjusted locality, direction balance
 
-    The numbers go through the Trainer's own loggers, under ``pelocality/locality/layer_0`` and so on (the first part
-    is ``name``), and so into its ``log_history``: whatever reports training reports them, and a run that resumes from a
-    checkpoint keeps those from before. Measuring changes nothing about training: no random number is drawn, and mode
-    and attention implementation come back.
+    The numbers are logged by the Trainer, under ``pelocality/locality/layer_0`` and so on (the first part is ``name``):
+    every reporter of the Trainer gets them, and ``log_history`` holds them, also in a run that resumes from a
+    checkpoint. Measuring does not change training: no random number is drawn, and mode and attention implementation
+    are restored.
 
     Args:
-        trainer: The Trainer to watch; add the callback to it, and to no other, with ``trainer.add_callback``.
+        trainer: The Trainer that gets this callback, and only this one, with ``trainer.add_callback``.
         every: Steps between measurements; the first is before the first step, the last after the last. With
-            ``load_best_model_at_end`` that is the model of the last step too, not the best one, which is loaded after.
-        source: What is measured. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
+            ``load_best_model_at_end`` this is the model of the last step as well; the best one is loaded afterwards.
+        source: The matrices to measure. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
             position-only term where it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
-            ``"encodings"``: the encodings of this library that the model holds, in the order of its modules.
+            ``"encodings"``: the encodings of this library in the model, in the order of its modules.
         length: Positions n.
-        words: Identical words to average over, or how many to draw, as for `positional_attention`; of encodings and
-            of closed forms, which are exact, none are needed.
+        words: Words to average over, or how many to draw, as for `positional_attention`; not used for encodings and
+            exact closed forms.
         seed: Seed of the words.
-        name: What the keys of this callback start with. Two callbacks on one Trainer, of two sources or lengths, need
+        name: The first part of this callback's keys. Two callbacks on one Trainer, of two sources or lengths, need
             two names.
 
     Raises:
-        TypeError: ``trainer`` is no Trainer, or an argument is of another type than stated.
+        TypeError: ``trainer`` is not a Trainer, or an argument is of another type than stated.
         ValueError: ``every``, ``length`` or ``words`` below 1, no words, an empty name, or an unknown source. When
             training starts: a model that the source cannot measure, a Trainer other than ``trainer``, or one with two
             callbacks of one name.
@@ -93,7 +96,7 @@ class LocalityCallback(TrainerCallback):
             raise TypeError(f"trainer must be a transformers Trainer, got {type(trainer).__name__}")
         count("every", every)
         count("length", length)
-        _check_words(words)
+        check_words(words)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         _check_name(name)
@@ -104,7 +107,7 @@ class LocalityCallback(TrainerCallback):
 
     @property
     def table(self) -> pd.DataFrame:
-        """What was measured so far, earlier runs that this one resumed included: a row per step and layer."""
+        """The measurements so far, those before a resumed checkpoint included: a row per step and layer."""
         return trajectory(self.trainer.state.log_history, name=self.name)
 
     def on_train_begin(
@@ -113,93 +116,87 @@ class LocalityCallback(TrainerCallback):
         """Measure the model before its first step."""
         if state is not self.trainer.state:
             raise ValueError(
-                "LocalityCallback was made for another Trainer than the one that trains, and would log into that; "
-                "make one for each: trainer.add_callback(LocalityCallback(trainer))"
+                "trainer is another Trainer than the one that trains, and the numbers would be logged there; "
+                "make one callback for each: trainer.add_callback(LocalityCallback(trainer))"
             )
-        others = [one for one in self.trainer.callback_handler.callbacks if isinstance(one, LocalityCallback)]
-        if any(one is not self and one.name == self.name for one in others):
+        callbacks = [each for each in self.trainer.callback_handler.callbacks if isinstance(each, LocalityCallback)]
+        if any(each is not self and each.name == self.name for each in callbacks):
             raise ValueError(
                 f"two LocalityCallbacks on this Trainer have the name {self.name!r}, and their numbers would mix; "
-                "give each its own: LocalityCallback(trainer, name=...)"
+                "give them different names: LocalityCallback(trainer, name=...)"
             )
         if state.global_step == 0:
             self._measure(state, kwargs["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure every so many steps, and after the last."""
-        if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
+        """Measure every so many steps and after the last."""
+        if state.global_step % self.every == 0 or state.global_step >= state.max_steps or control.should_training_stop:
             self._measure(state, kwargs["model"])
-        self._measure_if_stopping(state, control, kwargs["model"])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure the last model where an evaluation ends training early."""
-        self._measure_if_stopping(state, control, kwargs["model"])
+        """Measure the last model where an evaluation or another callback ends training early."""
+        if control.should_training_stop:
+            self._measure(state, kwargs["model"])
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure the last model where a callback behind this one ended training."""
-        self._measure_if_stopping(state, control, kwargs["model"])
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Measure the last model where a callback behind this one ended training."""
-        self._measure_if_stopping(state, control, kwargs["model"])
+    on_save = on_epoch_end = on_evaluate
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure the trained model, if it was not yet, and is that of the last step still."""
-        best_came_back = args.load_best_model_at_end and state.best_model_checkpoint is not None
-        if not best_came_back or state.best_global_step == state.global_step:
+        """Measure the model of the last step, unless that was done or the best model has replaced it."""
+        best_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if not best_loaded or state.best_global_step == state.global_step:
             self._measure(state, kwargs["model"])
         elif not self._measured(state):
             logger.warning(
-                "the model of step %d was not measured: the best one, of step %s, had taken its place; add "
+                "the model of step %d was not measured: the best one, of step %s, has replaced it; add "
                 "LocalityCallback after the callback that stops training",
                 state.global_step,
                 state.best_global_step,
             )
 
-    def _measure_if_stopping(self, state: TrainerState, control: TrainerControl, model: nn.Module) -> None:
-        if control.should_training_stop:
-            self._measure(state, model)
-
     def _measured(self, state: TrainerState) -> bool:
+        """Return whether the model of this step was measured."""
         key = _key(self.name)
         return any(entry["step"] == state.global_step and any(map(key.fullmatch, entry)) for entry in state.log_history)
 
     def _measure(self, state: TrainerState, model: nn.Module) -> None:
+        """Measure and log the model unless that was done at this step."""
         if state.is_world_process_zero and not self._measured(state):
-            measured = self._matrices(pretrained(model))
+            entries: dict[str, float] = {}
+            for layer, matrix, adjusted in self._layers(pretrained(model)):
+                measured = measure(matrix)
+                values = [measured.locality, measured.symmetry, measured.relative_asymmetry]
+                values += [adjusted, direction_balance(matrix)]
+                for metric, value in zip(METRICS, values, strict=True):
+                    entries[f"{self.name}/{metric}/layer_{layer}"] = value.mean().item()
             control = self.trainer.control
             due = control.should_log
-            self.trainer.log(_entries(self.name, *measured))
-            control.should_log = due  # logging takes it back, and the Trainer would skip its own entry of this step
+            self.trainer.log(entries)
+            control.should_log = due  # logging resets it, and the Trainer would skip its own entry of this step
 
-    def _matrices(self, model: Any) -> tuple[list[int], list[Tensor], list[Tensor]]:
-        """The layers measured, and for each a matrix (head, n, n) and its adjusted locality (head,)."""
-        tokenizer = self.trainer.processing_class
-        if self.source == "attention":
-            result = positional_attention(
-                model, tokenizer, length=self.length, words=self.words, seed=self.seed, progress=False
-            )
-            return list(result.layers), list(result.attention), list(adjusted_locality(result))
-        if self.source == "logits":
-            logits = positional_logits(model, self.length, tokenizer=tokenizer, words=self.words, seed=self.seed)
-            return list(logits.layers), list(logits.weights()), list(adjusted_locality(logits))
-        encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-        if not encodings:
-            raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
-        layers = list(range(len(encodings)))
-        matrices = [encoding.weights(self.length).detach() for encoding in encodings]
-        return layers, matrices, [adjusted_locality(matrix) for matrix in matrices]
+    def _layers(self, model: Any) -> Iterable[tuple[int, Tensor, Tensor]]:
+        """Return the number of each measured layer, its matrices (head, n, n) and their adjusted locality (head,)."""
+        if self.source == "encodings":
+            encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+            if not encodings:
+                raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
+            matrices = [encoding.weights(self.length).detach() for encoding in encodings]
+            return zip(range(len(matrices)), matrices, map(adjusted_locality, matrices), strict=True)
+        words: dict[str, Any] = {"tokenizer": self.trainer.processing_class, "words": self.words, "seed": self.seed}
+        result: PositionalAttention | PositionalLogits = (
+            positional_attention(model, length=self.length, progress=False, **words)
+            if self.source == "attention"
+            else positional_logits(model, self.length, **words)
+        )
+        return zip(result.layers, result.attention, adjusted_locality(result), strict=True)
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = NAME) -> pd.DataFrame:
-    """Read what a `LocalityCallback` logged out of a Trainer's log history.
+    """Return the measurements of a `LocalityCallback` from a Trainer's log history.
 
     Args:
-        log_history: ``trainer.state.log_history``, or the list of that name in a checkpoint's ``trainer_state.json``.
+        log_history: ``trainer.state.log_history``, or ``log_history`` of a checkpoint's ``trainer_state.json``.
         name: The callback's name.
 
     Returns:
@@ -207,7 +204,7 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = NAME) -> pd.Dat
         ``adjusted_locality``, ``direction_balance``; empty where nothing was logged under that name.
 
     Raises:
-        TypeError: A name that is no text.
+        TypeError: A name that is not a string.
         ValueError: An empty name.
 
     Examples:
@@ -222,17 +219,17 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = NAME) -> pd.Dat
         for key, value in entry.items():
             match = pattern.fullmatch(key)
             if match:
-                place = (entry["step"], int(match["layer"]))
-                rows.setdefault(place, {"step": place[0], "layer": place[1]})[match["metric"]] = value
+                index = (entry["step"], int(match["layer"]))
+                rows.setdefault(index, {"step": index[0], "layer": index[1]})[match["metric"]] = value
     columns = [column for column in ("step", "layer", *METRICS) if any(column in row for row in rows.values())]
-    return pd.DataFrame([rows[place] for place in sorted(rows)], columns=columns)
+    return pd.DataFrame([rows[index] for index in sorted(rows)], columns=columns)
 
 
 def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of every encoding in a model, by name: what weight decay should leave alone.
+    """Return the parameters of every encoding in a model, by name, to exclude them from weight decay.
 
-    Decay pulls a parameter to zero, and what zero means differs: ``log_decay = 0`` of an `AttenuatedEncoding` is a
-    decay of 1, not no encoding.
+    Weight decay pulls a parameter to zero, which has different meanings: ``log_decay = 0`` of an `AttenuatedEncoding`
+    is a decay of 1, not the absence of an encoding.
 
     Args:
         model: Any module, such as a model with an encoding attached.
@@ -242,7 +239,7 @@ def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         under each of its names. Empty where no encoding is learned.
 
     Note:
-        transformers' Trainer decays them: it leaves alone only layer norms, and names with "bias" or "norm" in them.
+        transformers' Trainer decays them: it excludes only layer norms and names with "bias" or "norm" in them.
 
     Examples:
         >>> from pelocality.encodings import AttenuatedEncoding
@@ -259,39 +256,13 @@ def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _key(name: str) -> re.Pattern[str]:
+    """Return the pattern of the keys of a callback of this name."""
     return re.compile(re.escape(name) + r"/(?P<metric>\w+)/layer_(?P<layer>\d+)")
 
 
 def _check_name(name: str) -> None:
+    """Refuse a name that is not a string, or empty."""
     if not isinstance(name, str):
-        raise TypeError(f"name must be text, got {name!r}")
+        raise TypeError(f"name must be a string, got {name!r}")
     if not name:
         raise ValueError("name must not be empty")
-
-
-def _check_words(words: int | list[str | int]) -> None:
-    """Refuse what no model could be asked about; whether it knows the words shows when training starts."""
-    if isinstance(words, list | tuple):
-        if not words:
-            raise ValueError("words is empty; give at least one word, or a count to draw")
-        if any(isinstance(word, bool) or not isinstance(word, str | int) for word in words):
-            raise TypeError(f"words must hold strings or token ids, got {words!r}")
-    elif isinstance(words, bool) or not isinstance(words, int):
-        raise TypeError(f"words must be a count, or a list of words and token ids, got {words!r}")
-    else:
-        count("words", words)
-
-
-def _entries(name: str, layers: list[int], matrices: list[Tensor], adjusted: list[Tensor]) -> dict[str, float]:
-    entries: dict[str, float] = {}
-    for layer, matrix, beyond_chance in zip(layers, matrices, adjusted, strict=True):
-        measured = measure(matrix)
-        values = {
-            "locality": measured.locality,
-            "symmetry": measured.symmetry,
-            "relative_asymmetry": measured.relative_asymmetry,
-            "adjusted_locality": beyond_chance,
-            "direction_balance": direction_balance(matrix),
-        }
-        entries |= {f"{name}/{metric}/layer_{layer}": value.mean().item() for metric, value in values.items()}
-    return entries

@@ -1,4 +1,4 @@
-"""The logits of real text, taken apart into content and position."""
+"""The attention logits of real text as a sum of content, position and cross terms."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
+from pelocality.models._inputs import token_batch
 from pelocality.models._restore import hooked
 from pelocality.models._run import (
     captured_inputs,
@@ -30,36 +31,28 @@ Split = Literal["table", "relative", "mean content"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Decomposition:
-    """Pre-softmax logits of a text as four terms, scaled as the model scales them; their sum is ``logits``.
+class Decomposition(Terms):
+    """Attention logits of a text as four terms, scaled as the model scales them.
 
-    All are (layer, batch, head, n, n), or (layer, head, n, n) for an input without a batch axis.
+    Each term is (layer, batch, head, n, n), or (layer, head, n, n) for an input without a batch axis. ``logits`` is
+    their sum: the model's logits before the mask, up to a constant per row.
 
     Attributes:
         content: gamma, content of the query against content of the key.
         content_to_position: content of the query against the position of the key.
         position_to_content: position of the query against content of the key.
-        position: delta, all that no content enters.
-        layers: the layers of the model that the first axis stands for.
+        position: delta, the terms without content.
+        layers: the model's layer numbers along the first axis.
         visible: the keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local windows.
-        splits: how each layer was taken apart: "table", "relative" or "mean content", see `decompose`.
+        splits: how each layer was split: "table", "relative" or "mean content", see `decompose`.
     """
 
-    content: Tensor
-    content_to_position: Tensor
-    position_to_content: Tensor
-    position: Tensor
     layers: tuple[int, ...]
     visible: Tensor
     splits: tuple[Split, ...]
 
-    @property
-    def logits(self) -> Tensor:
-        """The sum of the four terms: the model's own logits before the mask, up to a constant per row."""
-        return self.content + self.content_to_position + self.position_to_content + self.position
-
     def weights(self) -> Tensor:
-        """Return the softmax of the sum over the visible keys: the model's own attention, rows sum to 1."""
+        """Return the softmax of the sum over the visible keys: the model's attention, rows sum to 1."""
         return masked_softmax(self.logits, self.visible.unsqueeze(-3))
 
     def __repr__(self) -> str:
@@ -82,34 +75,34 @@ def decompose(
     $$q_i^\top k_j = \underbrace{q^{c\top}_i k^c_j}_{\gamma} + q^{c\top}_i k^p_j + q^{p\top}_i k^c_j
       + \underbrace{q^{p\top}_i k^p_j}_{\delta}$$
 
-    and relative terms join the cell they belong to. How a layer is split stands in ``splits``:
+    and relative terms are added to the term they belong to. ``splits`` holds how each layer was split:
 
-    - "table": the first layer of models with a table of positions. The embeddings are a sum, and so is what the layer
-      norm makes of it once its scale is held at the value that the whole sum gives it. Position is the share of the
-      table; all else that does not depend on position, biases and token types included, counts as content.
+    - "table": the first layer of models with a table of positions. The embeddings are a sum, and so is the output
+      of their layer norm once its scale is fixed at the value for the whole sum. Position is the part of the table;
+      everything else, biases and token types included, counts as content.
     - "relative": every layer of T5, BLOOM, XLNet and DeBERTa, and the deeper layers of MPNet. T5's, MPNet's and
       ALiBi's bias is delta. XLNet's r_r_bias . (r R) is delta and its q . (r R) content to position; r_w_bias and
       segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero, as it leaves that term
       out.
-    - "mean content": RoPE turns content itself, so nothing is additive. Ours: queries and keys are split, before they
-      are rotated, into their mean over all real tokens of the call and the rest. Delta is what the rotation does to the
-      mean and depends on j - i alone: position as average content sees it. It depends on the text given.
+    - "mean content": RoPE rotates content, so no term is additive. This split is defined here: before the rotation,
+      queries and keys are split into their mean over all tokens of the call except padding, and the deviation from it.
+      Delta is the product of the rotated means and depends on j - i alone. It depends on the text given.
 
-    In deeper layers "content" is whatever the layer reads, and that knows positions from the layers below.
+    In deeper layers "content" is the input of the layer, which depends on positions through the layers below.
 
     Args:
         model: a transformers model of a known family, with or without a head.
         input_ids: token ids, (batch, n) or (n,); a batch may be empty. Where a model counts positions from its
-            padding id (RoBERTa, MPNet), position is what the model itself makes of such ids in the text.
-        attention_mask: 1 for tokens, 0 for padding, same shape; padding has to stand on the right.
+            padding id (RoBERTa, MPNet), padding ids in the text get the positions that the model gives them.
+        attention_mask: 1 for tokens, 0 for padding, same shape; padding must be on the right.
         token_type_ids: segments, same shape, where the model reads them.
         layers: layers to return, by index; by default all that can be split.
 
     Returns:
-        A `Decomposition`, in at least float32, on the model's device. Rows of padded queries mean nothing.
+        A `Decomposition`, in at least float32, on the model's device. Rows of padded queries are undefined.
 
     Raises:
-        TypeError: for something that is no transformers model, or ids that are not integers.
+        TypeError: for something that is not a transformers model, or ids that are not integers.
         ValueError: for an unknown family, a text longer than its positions, ids outside its vocabulary, padding on
             the left, quantised queries and keys, or a layer that cannot be split.
 
@@ -124,53 +117,47 @@ def decompose(
     """
     record = architecture(model)
     base = record.base(model)
-    refuse_attached(record, base)
-    inputs, real, single = _read(base, input_ids, attention_mask, token_type_ids)
+    refuse_attached(base)
+    inputs, real = _read(base, input_ids, attention_mask, token_type_ids)
+    single = torch.as_tensor(input_ids).ndim == 1
     sequences, n = real.shape
     check_length(base, n)
-    if not sequences:  # most models cannot run an empty batch: one sequence is run, and cut off
+    if not sequences:  # most models cannot run an empty batch: one sequence is run and removed again
         inputs, real = {"input_ids": inputs["input_ids"].new_zeros(1, n)}, real.new_ones(1, n)
 
     modules: list[Any] = record.attentions(base)
     with eager_attention(model), loaded(base, position_parts(record, base)):
-        kinds = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
-        chosen = _chosen(layers, kinds, type(base).__name__)
-        terms = _terms(record, base, modules, chosen, kinds, inputs, real)
+        splits = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
+        chosen = _chosen(layers, splits, type(base).__name__)
+        states = _States(record, base, inputs, real)
+        terms = [states.terms(layer, splits[layer]) for layer in chosen]
     device = terms[0].content.device
-    sees = torch.stack([record.visible(base, modules[layer], n) for layer in chosen]).to(device)  # (layer, n, n)
-    visible = sees[:, None] & real[:sequences, None, :].to(device)  # (layer, batch, n, n)
+    visible = torch.stack([record.visible(base, modules[layer], n) for layer in chosen]).to(device)  # (layer, n, n)
+    visible = visible[:, None] & real[:, None, :].to(device)  # (layer, batch, n, n)
 
-    def stacked(name: str) -> Tensor:
-        parts = torch.stack([getattr(part, name).to(device) for part in terms])  # (layer, batch, head, n, n)
-        return parts[:, 0] if single else parts[:, :sequences]
+    def stacked(parts: list[Tensor]) -> Tensor:
+        return cut(torch.stack([part.to(device) for part in parts]))  # (layer, batch, head, n, n)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:, 0] if single else tensor[:, :sequences]
 
     return Decomposition(
-        content=stacked("content"),
-        content_to_position=stacked("content_to_position"),
-        position_to_content=stacked("position_to_content"),
-        position=stacked("position"),
+        content=stacked([each.content for each in terms]),
+        content_to_position=stacked([each.content_to_position for each in terms]),
+        position_to_content=stacked([each.position_to_content for each in terms]),
+        position=stacked([each.position for each in terms]),
         layers=chosen,
-        visible=visible[:, 0] if single else visible,
-        splits=tuple(split for layer in chosen if (split := kinds[layer]) is not None),
+        visible=cut(visible),
+        splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
     )
 
 
 def _read(
     base: Any, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
-) -> tuple[dict[str, Tensor], Tensor, bool]:
-    """Return the inputs as batches on the model's device, which tokens are real, and whether it was one sequence."""
-    ids = _tensor("input_ids", input_ids)
-    if ids.ndim not in (1, 2) or not ids.shape[-1]:
-        raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
-    check_ids(base, ids)
-    inputs = {"input_ids": ids}
-    for name, given in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
-        if given is not None:
-            inputs[name] = _tensor(name, given)
-            if inputs[name].shape != ids.shape:
-                raise ValueError(
-                    f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(inputs[name].shape)}"
-                )
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the inputs on the model's device and which tokens are not padding, (batch, n) each."""
+    inputs = token_batch(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    check_ids(base, inputs["input_ids"])
     if "token_type_ids" in inputs and "token_type_ids" not in inspect.signature(base.forward).parameters:
         raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
     types = getattr(base.config, "type_vocab_size", None)
@@ -178,73 +165,58 @@ def _read(
         given = inputs["token_type_ids"]
         if bool(((given < 0) | (given > max(types - 1, 0))).any()):
             raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
-    inputs = {name: tensor.reshape(-1, ids.shape[-1]).to(device_of(base)) for name, tensor in inputs.items()}
+    inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
         )
-    return inputs, real, ids.ndim == 1
+    return inputs, real
 
 
-def _tensor(name: str, given: Any) -> Tensor:
-    """Return what the user gave as a tensor of integers; a mask may hold 0 and 1 in any type."""
-    try:
-        tensor = torch.as_tensor(given)
-    except ValueError as error:
-        raise ValueError(f"{name} holds texts of different lengths; pad them: tokenizer(..., padding=True)") from error
-    except (TypeError, RuntimeError) as error:
-        raise TypeError(f"{name} must be integers, got {type(given).__name__}; run the tokenizer first") from error
-    if name == "attention_mask":
-        if not bool(((tensor == 0) | (tensor == 1)).all()):
-            raise ValueError("attention_mask must be 1 for tokens and 0 for padding, and holds something else")
-    elif tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
-        raise TypeError(f"{name} must be integers, got {tensor.dtype}; run the tokenizer first")
-    return tensor.long()
+class _States:
+    """The hidden states of one run of a model over a text, and the terms of its layers."""
 
+    def __init__(self, record: Architecture, base: Any, inputs: dict[str, Tensor], real: Tensor) -> None:
+        self.record, self.base, self.real = record, base, real
+        self.modules: list[Any] = record.attentions(base)
+        self.token_type_ids = inputs.get("token_type_ids")
+        self.absolute = record.absolute(base)
+        self.rows: list[Tensor] = []  # rows of the position table that the model looks up
+        self.summed: list[Tensor] = []  # the embeddings just before their layer norm
+        tables, norms = ([], []) if self.absolute is None else ([self.absolute.table], [self.absolute.norm])
+        with (
+            hooked(tables, lambda _, args, kwargs: self.rows.append(args[0])),
+            hooked(norms, lambda _, args, kwargs: self.summed.append(args[0])),
+            captured_inputs(record, base) as self.hidden,
+        ):
+            run(base, **inputs)
 
-def _terms(
-    record: Architecture,
-    base: Any,
-    modules: list[Any],
-    chosen: tuple[int, ...],
-    kinds: list[Split | None],
-    inputs: dict[str, Tensor],
-    real: Tensor,
-) -> list[Terms]:
-    """Run the model once and take the chosen layers apart."""
-    absolute = record.absolute(base)
-    rows: list[Tensor] = []  # of the table, as the model looks them up
-    summed: list[Tensor] = []  # the embeddings just before their layer norm
-    tables, norms = ([], []) if absolute is None else ([absolute.table], [absolute.norm])
-    with (
-        hooked(tables, lambda _, args, kwargs: rows.append(args[0])),
-        hooked(norms, lambda _, args, kwargs: summed.append(args[0])),
-        captured_inputs(record, base) as hidden,
-    ):
-        run(base, **inputs)
-    terms = []
-    for layer in chosen:
-        module, states = modules[layer], hidden[layer]
-        with loaded(base, [module]):
-            query, key = queries_and_keys(record, base, module, states)
+    def terms(self, layer: int, split: Split | None) -> Terms:
+        """Return the four terms of a layer's logits."""
+        module = self.modules[layer]
+        with loaded(self.base, [module]):
+            query, key = queries_and_keys(self.record, self.base, module, self.hidden[layer])
             position: Pair | None = None
-            if kinds[layer] == "table":
-                assert absolute is not None
-                placed = _table_share(absolute, rows[0], summed[0])
-                with_position = queries_and_keys(record, base, module, placed)
-                biases = queries_and_keys(record, base, module, torch.zeros_like(placed))
-                position = (with_position[0] - biases[0], with_position[1] - biases[1])
-            elif kinds[layer] == "mean content":
-                position = (_mean(query, real), _mean(key, real))
+            if split == "table":
+                position = self._table_part(module)
+            elif split == "mean content":
+                position = (_mean(query, self.real), _mean(key, self.real))
             if position is not None:
                 query, key = query - position[0], key - position[1]
-            terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
-    return terms
+            return logit_terms(self.record, self.base, module, (query, key), position, self.token_type_ids)
+
+    def _table_part(self, module: Any) -> Pair:
+        """Return the part of queries and keys that is linear in the position table."""
+        assert self.absolute is not None
+        share = _table_share(self.absolute, self.rows[0], self.summed[0])
+        query, key = queries_and_keys(self.record, self.base, module, share)
+        query_bias, key_bias = queries_and_keys(self.record, self.base, module, torch.zeros_like(share))
+        return query - query_bias, key - key_bias
 
 
 def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tensor:
-    """Return the share of the table's rows in what the first attention reads, at the norm's scale: (batch, n, d)."""
+    """Return the part of the first attention's input that is due to the table, (batch, n, d)."""
     norm: Any = absolute.norm
     placed = absolute.table(rows).expand(len(summed), -1, -1)
     if absolute.before_norm is not None:
@@ -257,12 +229,13 @@ def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tenso
 
 
 def _mean(states: Tensor, real: Tensor) -> Tensor:
-    """Return the mean over the batch's real tokens, laid out for every token: (batch, head, n, d_head)."""
+    """Return the mean over the batch's tokens except padding, expanded to (batch, head, n, d_head)."""
     mean = states.transpose(1, 2)[real.to(states.device)].mean(0)  # (token, head, d_head) -> (head, d_head)
     return mean[:, None].expand_as(states)
 
 
 def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split | None:
+    """Return how a layer can be split into content and position, or None."""
     if layer == 0 and record.absolute(base) is not None:
         return "table"
     if record.rotation(base, module, 1) is not None:
@@ -272,14 +245,15 @@ def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split
         return "relative" if any(term(base, module, 1) is not None for term in terms) else None
 
 
-def _chosen(layers: Sequence[int] | None, kinds: list[Split | None], name: str) -> tuple[int, ...]:
-    splittable = tuple(layer for layer, kind in enumerate(kinds) if kind is not None)
-    chosen = splittable if layers is None else layer_indices(layers, len(kinds))
+def _chosen(layers: Sequence[int] | None, splits: list[Split | None], name: str) -> tuple[int, ...]:
+    """Return the requested layers, all that can be split by default."""
+    splittable = tuple(layer for layer, split in enumerate(splits) if split is not None)
+    chosen = splittable if layers is None else layer_indices(layers, len(splits))
     beyond = sorted(set(chosen) - set(splittable))
     if beyond or not chosen:
         raise ValueError(
-            f"{name} cannot be split into content and position in layers {beyond or [*range(len(kinds))]}: "
-            "its positions enter with the words at the first layer, and later layers read both mixed; "
+            f"{name} cannot be split into content and position in layers {beyond or [*range(len(splits))]}: "
+            "its positions are added to the words before the first layer, and later layers read their sum; "
             "use layers=[0], or position_share"
         )
     return chosen

@@ -1,8 +1,8 @@
-"""Identical-word probing: one word repeated, so that nothing but position is left to attend by."""
+"""Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from pelocality.models._run import (
     model_name,
     run,
 )
-from pelocality.models._words import choose_words, special_frame
+from pelocality.models._words import choose_words, special_tokens_around
 from pelocality.models.families._record import Architecture
 from pelocality.models.result import METRICS, PositionalAttention, Provenance
 
@@ -43,18 +43,18 @@ def positional_attention(
     batch_size: int | None = None,
     progress: bool = True,
 ) -> PositionalAttention:
-    r"""Return the attention that is left when every token is the same word.
+    r"""Return the attention of a model to one repeated word, averaged over words.
 
     $$A_{ij} = \frac{1}{|W|} \sum_{w \in W} \operatorname{attention}(w, w, \dots, w)_{ij}$$
 
     Content is constant, so the weights show position alone (Wang et al., ICLR 2021, there for the first layer and 300
     random words). In deeper layers it is still the position of constant content, passed through the layers below. A
-    model whose positions are all relative passes nothing on: equal words stay equal in every layer, and each shows the
-    relative positions it adds itself. The result then says so in its ``notes``.
+    model with relative positions only has equal hidden states at all positions of every layer, so each layer shows only
+    the relative positions that it adds itself; the ``notes`` of the result then state it.
 
     Any transformers model that returns softmax attention over its tokens can be probed: the families of
-    ``pelocality.models.families`` are tested, others are checked as they run. The model comes back as it was, in mode,
-    attention implementation and weights, also when interrupted.
+    ``pelocality.models.families`` are tested, others are checked as they run. The mode, attention implementation and
+    weights of the model are restored, also after an interrupt.
 
     Args:
         model: a transformers model, with or without a head. Of T5, the encoder is probed; of other encoder-decoder
@@ -67,19 +67,19 @@ def positional_attention(
             in locality.
         seed: seed of the draw.
         special_tokens: feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
-            renormalised. By default none are fed. It is another number: [CLS] and [SEP] draw attention away, and what
-            is left is more local.
-        layers: layers to keep, by their index in the model; by default all that have attention.
-        batch_size: words at a time; by default as many as keep the weights of a batch under 256 MiB. Memory does not
+            renormalised. By default none are fed. The numbers differ: [CLS] and [SEP] draw attention, and the attention
+            between the words is more local.
+        layers: layers to return, by their index in the model; by default all that have attention.
+        batch_size: words at a time; by default as many as fit into 256 MiB of attention weights. Memory does not
             grow with the number of words.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
-        word, and what produced them. On the model's device, float32 (float64 for a float64 model).
+        word, and their provenance. On the model's device, float32 (float64 for a float64 model).
 
     Raises:
-        TypeError: for something that is no transformers model, or arguments of the wrong type.
+        TypeError: for something that is not a transformers model, or arguments of the wrong type.
         ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
 
@@ -94,19 +94,22 @@ def positional_attention(
         ['layer', 'head', 'locality', 'locality_low']
     """
     base, record = find_base(model)
-    before, after = _frame(tokenizer, special_tokens)
+    before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     check_length(base, length, len(before) + len(after))
     if batch_size is not None:
         count("batch_size", batch_size)
     ids, names = choose_words(base, tokenizer, words, seed)
-    rows = [[*before, *[word] * length, *after] for word in ids]  # (word, n + special tokens)
-    part = slice(len(before), len(before) + length)
+    rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
+    sums = _Sums(layers, slice(len(before), len(before) + length))
     with (
         eager_attention(model),
         tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
     ):
-        mean, visible, measured, kept = _probe(base, record, rows, part, layers, batch_size, bar)
-        equal_states = _equal_states(base, rows[0], part)
+        for observed in _observe_in_batches(base, record, rows, batch_size):
+            sums.add(observed)
+            bar.update(len(observed.maps[0]))
+        equal_states = _equal_states(base, rows[:1], sums.positions)
+    mean = sums.attention / len(ids)
     source = Provenance(
         model=model_name(model),
         model_class=type(base).__name__,
@@ -118,69 +121,74 @@ def positional_attention(
         special_tokens=special_tokens,
         causal=length > 1 and bool((mean.triu(1) == 0).all()),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
-        encoding=attached_encoding(record, base),
+        encoding=attached_encoding(base),
         equal_states=equal_states,
     )
-    return PositionalAttention(mean, measured, kept, source, None if bool(visible.all()) else visible)
+    visible = None if bool(sums.visible.all()) else sums.visible
+    return PositionalAttention(mean, sums.per_word(), sums.layers, source, visible)
 
 
-def _probe(
-    base: Any,
-    record: Architecture | None,
-    rows: list[list[int]],
-    part: slice,
-    layers: Sequence[int] | None,
-    batch_size: int | None,
-    bar: tqdm[Any],
-) -> tuple[Tensor, Tensor, Measurement, tuple[int, ...]]:
-    """Run every word and return the mean attention, the keys visible, the metrics by word, and the layers' numbers."""
-    sums: list[Tensor] = []
-    seen: list[Tensor] = []
-    kept: list[int] = []
-    measured: dict[str, list[Tensor]] = {name: [] for name in METRICS}
-    done, size = 0, 1 if batch_size is None else batch_size
-    while done < len(rows):
-        batch = torch.tensor(rows[done : done + size], device=device_of(base))
-        observed = observe(base, record, input_ids=batch)
-        maps = observed.maps
-        if not sums:
-            kept = _kept(layers, observed)
-        cut = [_cut(maps[place], part) for place in kept]  # (word, head, n, n) each
-        # running sums in at least float32: the matrices of the words themselves are not kept
-        totals = [_rows(weights).sum(0).to(maps[0].device) for weights in cut]
-        views = [observed.visible[place][:, part, part].any(0).to(maps[0].device) for place in kept]
-        sums = [a + b for a, b in zip(sums, totals, strict=True)] if sums else totals
-        seen = [a | b for a, b in zip(seen, views, strict=True)] if seen else views
-        by_layer = [measure(weights) for weights in cut]
-        for name in METRICS:
-            measured[name].append(torch.stack([getattr(m, name).to(maps[0].device) for m in by_layer], dim=1))
-        if batch_size is None and done == 0:
-            bytes_a_word = sum(weights.nbytes for weights in maps)
-            size = max(1, min(64, _BATCH_BYTES // bytes_a_word))
-        done += len(batch)
-        bar.update(len(batch))
-    mean = torch.stack(sums) / len(rows)
-    numbers = tuple(observed.layers[place] for place in kept)
-    return mean, torch.stack(seen), Measurement(**{n: torch.cat(parts) for n, parts in measured.items()}), numbers
+def _observe_in_batches(
+    base: Any, record: Architecture | None, rows: Tensor, batch_size: int | None
+) -> Iterator[Observed]:
+    """Run the rows (word, n) in batches: one word first, which tells how many fit into the memory of a batch."""
+    start, size = 0, batch_size or 1
+    while start < len(rows):
+        observed = observe(base, record, input_ids=rows[start : start + size])
+        yield observed
+        if batch_size is None and start == 0:
+            size = max(1, min(64, _BATCH_BYTES // sum(weights.nbytes for weights in observed.maps)))
+        start += len(observed.maps[0])
 
 
-def _kept(layers: Sequence[int] | None, observed: Observed) -> list[int]:
-    """Return which of the maps are those of the layers that were asked for, all of them for None."""
+class _Sums:
+    """Sums over words in at least float32, and the metrics of each word; the matrices of the words are not stored."""
+
+    def __init__(self, requested: Sequence[int] | None, positions: slice) -> None:
+        self.requested, self.positions = requested, positions
+        self.layers: tuple[int, ...] = ()
+        self.attention = torch.zeros(())  # (layer, head, n, n) once a batch was added
+        self.visible = torch.zeros((), dtype=torch.bool)  # (layer, n, n)
+        self.metrics: list[list[Measurement]] = []  # by batch and layer, of (word, head)
+
+    def add(self, observed: Observed) -> None:
+        """Add the words of a batch."""
+        self.layers = _requested_layers(self.requested, observed)
+        places = [observed.layers.index(layer) for layer in self.layers]
+        device, part = observed.maps[0].device, self.positions
+        maps = [_crop(observed.maps[place], part) for place in places]  # (word, head, n, n) each
+        self.attention = self.attention + torch.stack([_float32_rows(weights).sum(0).to(device) for weights in maps])
+        visible = [observed.visible[place][:, part, part].any(0).to(device) for place in places]
+        self.visible = self.visible | torch.stack(visible)
+        self.metrics.append([measure(weights) for weights in maps])
+
+    def per_word(self) -> Measurement:
+        """Return the metrics of each word, (word, layer, head) each."""
+
+        def stacked(name: str) -> Tensor:
+            device = self.attention.device
+            return torch.cat([torch.stack([getattr(m, name).to(device) for m in by], 1) for by in self.metrics])
+
+        return Measurement(**{name: stacked(name) for name in METRICS})
+
+
+def _requested_layers(layers: Sequence[int] | None, observed: Observed) -> tuple[int, ...]:
+    """Return the layers that were asked for, by their numbers in the model; all that have attention for None."""
     numbers = observed.layers if layers is None else layer_indices(layers, observed.depth)
     absent = sorted(set(numbers) - set(observed.layers))
     if absent:
         raise ValueError(
             f"layers holds {absent}, which have no attention in this model; those that have are {list(observed.layers)}"
         )
-    return [observed.layers.index(number) for number in numbers]
+    return numbers
 
 
-def _equal_states(base: Any, row: list[int], part: slice) -> bool:
-    """Return whether a repeated word holds one hidden state at all its positions, in every layer."""
-    states = run(base, input_ids=torch.tensor([row], device=device_of(base)), output_hidden_states=True).hidden_states
-    if not states or part.stop - part.start < 2 or any(layer.shape[-2] != len(row) for layer in states):
+def _equal_states(base: Any, row: Tensor, positions: slice) -> bool:
+    """Return whether a repeated word, row (1, n), has equal hidden states at all its positions in every layer."""
+    states = run(base, input_ids=row, output_hidden_states=True).hidden_states
+    if not states or positions.stop - positions.start < 2 or any(layer.shape[-2] != row.shape[1] for layer in states):
         return False
-    return all(_equal_rows(layer[..., part, :]) for layer in states)
+    return all(_equal_rows(layer[..., positions, :]) for layer in states)
 
 
 def _equal_rows(states: Tensor) -> bool:
@@ -191,21 +199,14 @@ def _equal_rows(states: Tensor) -> bool:
     return bool((spread / size.clamp(min=torch.finfo(torch.float32).tiny)).median() < eps**0.5)
 
 
-def _frame(tokenizer: Any, special_tokens: bool) -> tuple[list[int], list[int]]:
-    if not special_tokens:
-        return [], []
-    if tokenizer is None:
-        raise ValueError("special_tokens=True needs a tokenizer, whose template says where they stand; pass tokenizer=")
-    return special_frame(tokenizer)
+def _crop(weights: Tensor, positions: slice) -> Tensor:
+    """Cut special tokens out of attention and renormalise its rows."""
+    whole = weights.shape[-1] == positions.stop - positions.start
+    return weights if whole else crop(weights, positions.start, positions.stop)
 
 
-def _cut(weights: Tensor, part: slice) -> Tensor:
-    """Leave special tokens out, rows renormalised."""
-    return weights if weights.shape[-1] == part.stop - part.start else crop(weights, part.start, part.stop)
-
-
-def _rows(weights: Tensor) -> Tensor:
-    """Return half precision as float32 with rows that sum to 1 in it; wider types as they are."""
+def _float32_rows(weights: Tensor) -> Tensor:
+    """Return half precision as float32, with rows that sum to 1 in float32; wider types unchanged."""
     if weights.dtype in (torch.float32, torch.float64):
         return weights
     weights = weights.float()

@@ -25,21 +25,21 @@ from pelocality.models._words import choose_words
 from pelocality.models.families import architecture
 from pelocality.models.families._record import Architecture
 
-_CONSTANT = 4  # tokens of one word, run to see that its content is the same at every position
+_REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionalLogits:
-    """What position alone adds to the logits of attention, before the mask and the softmax.
+    """Position-only logits of attention, before the mask and the softmax.
 
     Attributes:
         logits: delta, scaled as the model scales its logits, (layer, head, n, n).
-        relative: the same as b[k] over k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer depends on k
-            alone; None otherwise. ``measure_relative`` takes it without an n x n matrix.
-        layers: the layers of the model that the first axis stands for.
+        relative: the same by distance, b[k] for k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer
+            depends on k alone; None otherwise. ``measure_relative`` measures it without an n x n matrix.
+        layers: the model's layer numbers along the first axis.
         visible: the keys each query may attend to, (layer, n, n): the causal mask and local windows.
-        causal: whether no query attends to what follows it.
-        standing: "exact", or "average" over the words in ``words``.
+        causal: whether no query attends to later keys.
+        method: "exact", or "average" over the words in ``words``.
         words: the words averaged over; empty where the logits are exact.
         word_ids: their token ids.
     """
@@ -49,7 +49,7 @@ class PositionalLogits:
     layers: tuple[int, ...]
     visible: Tensor
     causal: bool
-    standing: Literal["exact", "average"]
+    method: Literal["exact", "average"]
     words: tuple[str, ...] = ()
     word_ids: tuple[int, ...] = ()
 
@@ -59,12 +59,12 @@ class PositionalLogits:
 
     @property
     def attention(self) -> Tensor:
-        """The weights, under the name by which every metric finds them."""
+        """The same as ``weights()``, so that every metric accepts this result."""
         return self.weights()
 
     def __repr__(self) -> str:
         layers, heads, n, _ = self.logits.shape
-        words = f", average over {len(self.words)} words" if self.standing == "average" else ", exact"
+        words = f", average over {len(self.words)} words" if self.method == "average" else ", exact"
         causal = ", causal" if self.causal else ""
         return f"PositionalLogits({layers} layers x {heads} heads, n = {n}{words}{causal})"
 
@@ -80,24 +80,24 @@ def positional_logits(
 ) -> PositionalLogits:
     r"""Return the position-only correlation delta of each layer and head.
 
-    Logits are $\alpha_{ij} = (\gamma_{ij} + \delta_{ij}) / \sqrt d$, and $\delta$ is the part that no content enters
-    (Chen et al., 2023). Where it has a closed form depends on the family. The scaling is the model's own and is
+    Logits are $\alpha_{ij} = (\gamma_{ij} + \delta_{ij}) / \sqrt d$, and $\delta$ is the part without content
+    (Chen et al., 2023). Where it has a closed form depends on the family. The model's scaling is
     included: $1 / \sqrt d$ for most, none for T5.
 
     - BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT, GPT-2: exact, first layer only. The logits of an input whose word
-      embeddings are zero. Everything else is kept: token type 0, the layer norm with its bias and with the scale that
-      positions alone give it, the biases of queries and keys. (``decompose`` holds the scale of real words instead,
+      embeddings are zero. Everything else is included: token type 0, the layer norm with its bias and with its scale
+      for positions alone, the biases of queries and keys. (``decompose`` uses the scale for the given text instead,
       and counts biases as content.)
     - T5, BLOOM (ALiBi): exact, every layer. The bias b[k]; any repeated word has these logits, up to a constant.
-    - MPNet: exact, every layer. The first as BERT's, plus the relative bias; deeper ones the relative bias alone.
-    - XLNet: exact, every layer. r_r_bias . (r R); its other positional term, q . (r R), needs a query's content.
-    - DeBERTa, DeBERTa-v2: average over words, every layer. c2p + p2c of one repeated word, as the model has no term
-      of position alone. With absolute positions at its input (no released model): exact, first layer, as BERT's.
+    - MPNet: exact, every layer. The first layer as BERT's, plus the relative bias; deeper layers the relative bias.
+    - XLNet: exact, every layer. r_r_bias . (r R); its other positional term, q . (r R), depends on content.
+    - DeBERTa, DeBERTa-v2: average over words, every layer. c2p + p2c of one repeated word, as the model has no
+      position-only term. With absolute positions at its input (no released model): exact, first layer, as BERT's.
     - Llama, ModernBERT (RoPE): average over words, every layer. The whole logits of one repeated word.
 
-    In a RoPE or DeBERTa model one repeated word leaves the same state at every position of every layer (this is
-    checked), so that the logits are exact for that word. The average over words is of logits;
-    ``positional_attention`` averages weights, which is another number.
+    In a RoPE or DeBERTa model one repeated word has the same hidden state at every position of every layer (this is
+    checked), so the logits are exact for that word. The average over words is of logits;
+    ``positional_attention`` averages weights, and gives other numbers.
 
     Args:
         model: a transformers model of a known family, with or without a head.
@@ -111,9 +111,10 @@ def positional_logits(
         `PositionalLogits`: (layer, head, n, n), any real number, in at least float32, on the model's device.
 
     Raises:
-        TypeError: for something that is no transformers model.
+        TypeError: for something that is not a transformers model.
         ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, content
-            that a repeated word does not keep constant (DeBERTa-v2 with a convolution), or quantised queries and keys.
+            that is not constant over positions for a repeated word (DeBERTa-v2 with a convolution), or
+            quantised queries and keys.
 
     Examples:
         >>> from transformers import T5Config, T5EncoderModel
@@ -126,19 +127,21 @@ def positional_logits(
     """
     record = architecture(model)
     base = record.base(model)
-    refuse_attached(record, base)
+    refuse_attached(base)
     check_length(base, length)
     modules: list[Any] = record.attentions(base)
     ids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
-        table, averaged = record.absolute(base) is not None, _averages(record, base, modules[0])
-        biased = record.relative_bias(base, modules[0], 1) is not None
-        if not (table or averaged or biased):
-            raise ValueError(f"{type(base).__name__} has no positions that this library knows of in its logits")
-        closed = range(len(modules)) if biased or (averaged and not table) else range(1)
+        table, biased = record.absolute(base) is not None, record.relative_bias(base, modules[0], 1) is not None
+        content_terms = (record.rotation, record.relative_keys, record.relative_queries)
+        with_content = any(term(base, modules[0], 1) is not None for term in content_terms)
+        if not (table or biased or with_content):
+            raise ValueError(f"{type(base).__name__} has no known positional terms in its logits")
+        averaged = with_content and not (table or biased)  # every positional term needs the content of some word
+        closed = range(len(modules)) if biased or averaged else range(1)
         chosen = _chosen(layers, closed, len(modules), type(base).__name__)
-        if averaged and not table:
+        if averaged:
             ids, names = choose_words(base, tokenizer, words, seed)
             relative = _constant_content(record, base, modules, chosen, ids, length)
             logits = [toeplitz(b, length) for b in relative]
@@ -150,7 +153,7 @@ def positional_logits(
                 else:
                     with loaded(base, [modules[layer]]):
                         bias = record.relative_bias(base, modules[layer], length)
-                    assert bias is not None  # closed says so
+                    assert bias is not None  # every layer in closed has one
                     relative.append(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)))
                     logits.append(toeplitz(relative[-1], length))
     device = logits[0].device
@@ -161,28 +164,21 @@ def positional_logits(
         layers=chosen,
         visible=torch.stack(visible),
         causal=record.causal(base),
-        standing="average" if ids else "exact",
+        method="average" if ids else "exact",
         words=names,
         word_ids=ids,
     )
 
 
-def _averages(record: Architecture, base: Any, module: Any) -> bool:
-    """Return whether position acts on content alone, so that some content has to be held constant."""
-    if record.rotation(base, module, 1) is not None:
-        return True
-    meets = record.relative_keys(base, module, 1) is not None or record.relative_queries(base, module, 1) is not None
-    return meets and record.relative_bias(base, module, 1) is None
-
-
 def _chosen(layers: Sequence[int] | None, closed: range, count: int, name: str) -> tuple[int, ...]:
+    """Return the requested layers, all with a closed form by default."""
     if layers is None:
         return tuple(closed)
     chosen = layer_indices(layers, count)
     beyond = [i for i in chosen if i not in closed]
     if beyond:
         raise ValueError(
-            f"{name} has no position-only logits in layers {beyond}: its positions enter with the words at "
+            f"{name} has no position-only logits in layers {beyond}: its positions are added to the words before "
             "the first layer; use layers=[0], or positional_attention for the deeper ones"
         )
     return chosen
@@ -191,10 +187,10 @@ def _chosen(layers: Sequence[int] | None, closed: range, count: int, name: str) 
 def _content_free(record: Architecture, base: Any, module: Any, length: int) -> Tensor:
     """Return the first layer's logits for word embeddings of zero: (head, n, n)."""
     width = embedding_weight(base).shape[1]
-    nothing = torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base))
+    zeros = torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base))
     with captured_inputs(record, base) as hidden:
-        run(base, inputs_embeds=nothing)
-    return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).total()[0]
+        run(base, inputs_embeds=zeros)
+    return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).logits[0]
 
 
 def _constant_content(
@@ -206,7 +202,7 @@ def _constant_content(
     length: int,
 ) -> list[Tensor]:
     """Return b[k] of each chosen layer under one repeated word, averaged over words: (head, 2n - 1) each."""
-    batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _CONSTANT)
+    batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _REPEATS)
     with captured_inputs(record, base) as hidden:
         run(base, input_ids=batch)
     relative = []
@@ -227,12 +223,12 @@ def _constant_content(
 
 
 def _distance_logits(record: Architecture, base: Any, module: Any, query: Tensor, key: Tensor, length: int) -> Tensor:
-    """Return logits by distance of states at one place: (word, head, 1, d_head) -> (word, head, 2n - 1)."""
+    """Return logits by distance of equal states at all positions: (word, head, 1, d_head) -> (word, head, 2n - 1)."""
     scaling = record.scaling(module)
     rotation = record.rotation(base, module, length)
     if rotation is not None:
         cos, sin = (angles.to(query.device) for angles in rotation)
-        queries, keys = rotated(query, cos, sin), rotated(key, cos, sin)  # (word, head, n, d_head), one a position
+        queries, keys = rotated(query, cos, sin), rotated(key, cos, sin)  # (word, head, n, d_head)
         ahead = (queries[:, :, :1] * keys).sum(-1)  # the query at 0, keys at 0..n-1
         behind = (queries * keys[:, :, :1]).sum(-1)  # queries at 0..n-1, the key at 0
         return scaling * torch.cat([behind[..., 1:].flip(-1), ahead], dim=-1)

@@ -1,50 +1,55 @@
-"""Does a model know which way a sentence runs? The theorem behind the paper's flaw of symmetry, as a number."""
+"""The reflection gap: how far a model is from reversing its output when its input is reversed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pelocality.models._inputs import token_batch
 from pelocality.models._run import check_length, check_reads_tokens, device_of, eager_attention, reads_tokens
 from pelocality.models._weights import check_ids
 from pelocality.models.families import architecture, known_families
 from pelocality.models.families._wrapper import pretrained
 
 
-def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+def reflection_gap(
+    model: nn.Module, input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], attention_mask: Tensor | None = None
+) -> Tensor:
     r"""Measure how far a model is from reversing its output when its input is reversed.
 
     $$\mathrm{gap}(x) = \frac{\lVert F(x) - R F(R x) \rVert}{\lVert F(x) \rVert + \lVert R F(R x) \rVert}$$
 
-    with $F(x)$ the last hidden states of the tokens $x$ and $R$ the reversal of their order. The definition is ours.
+    with $F(x)$ the last hidden states of the tokens $x$ and $R$ the reversal of their order. The definition is
+    introduced here.
 
     Attention whose logits are those of content plus a bias that is a function of $\lvert i - j \rvert$ commutes with
     $R$, and so does everything in a transformer that acts on each token alone. So a bidirectional model whose only
-    sense of position is a symmetric encoding (the paper's s = 1) has gap 0, whatever it was trained on: what it makes
-    of "dog bites man" is what it makes of "man bites dog", read backwards, and nothing that treats all positions alike
-    can tell them apart. Any asymmetry breaks that: s other than 1, a causal mask, learned absolute positions.
+    position information is a symmetric encoding (the paper's s = 1) has gap 0, whatever it was trained on: its output
+    for "dog bites man" is the reversed output for "man bites dog", and a readout that treats all positions equally
+    cannot distinguish them. Any asymmetry breaks this: s other than 1, a causal mask, learned absolute positions.
 
     Args:
         model: A transformers model, with or without a task head; of an encoder-decoder model the encoder is measured.
         input_ids: (batch, n), or (n,) for one sequence; a batch may be empty. Special tokens are reversed like all
             others.
         attention_mask: As input_ids, 1 for tokens and 0 for padding; tokens are reversed among themselves and padding
-            stays where it is. None: all are tokens.
+            stays where it is. None: no padding.
 
     Returns:
         (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
         (about 1e-7 in float32), or where all its hidden states are 0; NaN where they hold NaN or infinity. The model is
-        left as it was.
+        not changed.
 
     Raises:
-        TypeError: No transformers model, ids that are no integers, or a mask that holds neither integers nor booleans.
-        ValueError: Ids or a mask of another shape, ids outside the vocabulary, more of them than the model has
-            positions for, or a sequence that is padding alone.
+        TypeError: Not a transformers model, or ids that are not integers.
+        ValueError: Ids or a mask of another shape, a mask with other values, ids outside the vocabulary, more ids than
+            the model has positions for, or a sequence of padding only.
 
     Note:
-        Hidden states share a large common part, so a gap well below 1 is a large one. Compare models, and with
+        Hidden states share a large common part, so a gap well below 1 is large. Compare models, and with
         ``attach(model, encoding)`` symmetries, on the same tokens.
 
     Examples:
@@ -61,9 +66,14 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
         ...     bool(reflection_gap(bert, ids) < 1e-12)
         False
     """
-    ids, mask = _checked(input_ids, attention_mask)
+    inputs = token_batch(input_ids, attention_mask=attention_mask)
+    ids = inputs["input_ids"]
+    mask = inputs.get("attention_mask", torch.ones_like(ids))
+    if not bool(mask.any(1).all()):
+        raise ValueError("attention_mask must be 1 for a token in every sequence, and one is padding only")
     base = _base(model)
-    _check_fit(base, ids)
+    check_ids(base, ids)
+    check_length(base, ids.shape[1])
     ids, mask = ids.to(device_of(base)), mask.to(device_of(base))
     if not len(ids):  # most models cannot run an empty batch
         return torch.zeros(0, dtype=torch.float64, device=ids.device)
@@ -78,43 +88,11 @@ def reflection_gap(model: nn.Module, input_ids: Tensor, attention_mask: Tensor |
         for states in (forward - backward, forward, backward)
     )
     total = one + other
-    return torch.where(total == 0, 0, difference / total)  # two outputs of nothing but zeros are equal
-
-
-def _checked(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    for name, given in (("input_ids", input_ids), ("attention_mask", attention_mask)):
-        if given is None and name == "attention_mask":
-            continue
-        if not isinstance(given, Tensor) or given.is_floating_point():
-            kind = f"a tensor of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
-            raise TypeError(f"{name} must be a tensor of integers, got {kind}; tokenizer(text, return_tensors='pt')")
-    if input_ids.dtype == torch.bool:
-        raise TypeError("input_ids must be a tensor of integers, got one of booleans; is it the attention mask?")
-    if input_ids.ndim not in (1, 2) or input_ids.shape[-1] == 0:
-        raise ValueError(f"input_ids must be (batch, n) or (n,), got shape {tuple(input_ids.shape)}")
-    ids = input_ids.reshape(-1, input_ids.shape[-1]).long()
-    if attention_mask is None:
-        return ids, torch.ones_like(ids)
-    shape, wanted = tuple(attention_mask.shape), tuple(input_ids.shape)
-    if shape != wanted:
-        raise ValueError(f"attention_mask must be shaped like input_ids, {wanted}, got shape {shape}")
-    mask = attention_mask.reshape(ids.shape)
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError("attention_mask must be 1 for tokens and 0 for padding, and holds something else")
-    if not bool(mask.any(1).all()):
-        raise ValueError("attention_mask must leave every sequence a token, and one has none")
-    return ids, mask.long()
-
-
-def _check_fit(base: Any, ids: Tensor) -> None:
-    check_ids(base, ids)
-    try:
-        check_length(base, ids.shape[1])
-    except ValueError as error:
-        raise ValueError(f"input_ids are too long: {error}") from None
+    return torch.where(total == 0, 0, difference / total)  # two outputs of zeros are equal
 
 
 def _base(model: nn.Module) -> Any:
+    """Return the base transformer to run, the encoder of an encoder-decoder model."""
     inner = pretrained(model)
     if inner.config.model_type in known_families():
         return architecture(inner).base(inner)
@@ -128,13 +106,14 @@ def _base(model: nn.Module) -> Any:
 
 
 def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the last hidden states, (batch, n, d)."""
     padded = {} if bool(mask.all()) else {"attention_mask": mask}
     states: Tensor = base(input_ids=ids, **padded, return_dict=True).last_hidden_state
     return states
 
 
 def _reversed_among_tokens(mask: Tensor) -> Tensor:
-    """Return where each position of the reversed sequences comes from, (batch, n)."""
+    """Return the source position of each position of the reversed sequences, (batch, n)."""
     order = torch.arange(mask.shape[1], device=mask.device).repeat(len(mask), 1)
     for row, tokens in zip(order, mask.bool(), strict=True):
         row[tokens] = row[tokens].flip(0)

@@ -1,13 +1,13 @@
-"""What identical-word probing found: the matrices, the words, the numbers both ways, and how to keep them."""
+"""The result of identical-word probing: matrices, metrics, intervals and provenance."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import torch
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._run import named
+from pelocality.models._run import label
 from pelocality.statistics import t_interval
 
-METRICS = ("locality", "symmetry", "relative_asymmetry")
 Metric = Literal["locality", "symmetry", "relative_asymmetry"]
-_UNIFORM = 0.05  # a head further from uniform than this, in total variation, shows something of position
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What produced a result.
+    """The model, words and versions behind a result.
 
     Attributes:
         model: name or path the model was loaded from, or its class.
@@ -37,11 +37,11 @@ class Provenance:
         words: the words that were repeated, as text.
         word_ids: their token ids.
         seed: seed they were drawn with; None for given words.
-        special_tokens: whether special tokens framed the words (they are never part of the matrices).
-        causal: whether no query attends to what follows it.
+        special_tokens: whether special tokens were fed around the words (the matrices never contain them).
+        causal: whether no query attends to later keys.
         versions: of pelocality, torch and transformers.
-        encoding: the encoding that was attached to the model while it ran, and what became of the model's own
-            positions; None where there was none.
+        encoding: the encoding that was attached to the model while it ran, with ``position_embeddings``; None where
+            there was none.
         equal_states: whether the repeated word held the same hidden state at every position, in every layer.
     """
 
@@ -61,21 +61,22 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionalAttention(DisplayMixin):
-    """Attention that position alone explains, as identical-word probing sees it.
+    """Attention to identical words, which depends on position alone.
 
     Two averaging orders are in use. ``metric_of_mean`` measures the matrix averaged over words (Wang et al., 2021,
-    average 300 words before they look). ``mean_of_metric`` measures the matrix of each word and averages the numbers;
-    intervals belong to it. Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as the
-    mean over words and 0.83 of the mean. Which order Chen et al. (2023) took is not known.
+    average 300 words first). ``mean_of_metric`` measures the matrix of each word and averages the numbers; the
+    intervals are for this order. Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as
+    the mean over words and 0.83 of the mean. Which order Chen et al. (2023) used is not known.
 
-    The metrics accept the result itself: ``symmetry(result)`` is the metric of the mean.
+    The metrics accept this result: ``symmetry(result)`` is the metric of the mean.
 
     Attributes:
         attention: mean over words of the attention (layer, head, n, n), rows sum to 1.
-        per_word: locality, symmetry and relative asymmetry of each word's own matrix, each (word, layer, head).
-        layers: the layers of the model that the first axis stands for; those without attention are not among them.
-        source: what produced it.
-        visible: the keys that each query may attend to by the model's mask (layer, n, n), None where all may see all.
+        per_word: locality, symmetry and relative asymmetry of each word's matrix, each (word, layer, head).
+        layers: the model's layer numbers along the first axis; layers without attention are not included.
+        source: the `Provenance`.
+        visible: the keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
+            masked.
     """
 
     attention: Tensor
@@ -101,7 +102,7 @@ class PositionalAttention(DisplayMixin):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be known to read these numbers, a sentence each; empty where nothing has."""
+        """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = []
         if self.source.causal:
             notes.append(
@@ -114,13 +115,13 @@ class PositionalAttention(DisplayMixin):
             )
             if uniform := [str(layer) for layer, flat in zip(self.layers, self._uniform(), strict=True) if flat]:
                 notes.append(
-                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(uniform)}; this says "
-                    "nothing about what they do on text"
+                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(uniform)}; their "
+                    "attention on text may differ"
                 )
         return tuple(notes)
 
     def _uniform(self) -> list[bool]:
-        """Return for each layer whether all its heads are as good as uniform over the keys they can see."""
+        """Return for each layer whether all its heads are nearly uniform over the visible keys."""
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible / visible.sum(-1, keepdim=True)
         distance = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # total variation, (layer, head)
@@ -129,7 +130,7 @@ class PositionalAttention(DisplayMixin):
     def interval(self, metric: Metric = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the t interval over words for the mean of a metric.
 
-        It says how far the drawing of words moves the number, not how far another training run would.
+        It covers the choice of words, not the variation between training runs.
 
         Args:
             metric: "locality", "symmetry" or "relative_asymmetry".
@@ -161,11 +162,10 @@ class PositionalAttention(DisplayMixin):
         """
         if by not in ("head", "layer"):
             raise ValueError(f"by must be 'head' or 'layer', got {by!r}")
-        heads = self.attention.shape[1]
-        index = [(layer, head) for layer in self.layers for head in range(heads)]
-        columns: dict[str, object] = {"layer": [i for i, _ in index], "head": [h for _, h in index]}
-        if by == "layer":
-            columns = {"layer": list(self.layers)}
+        index: pd.Index[Any] = pd.Index(self.layers, name="layer")
+        if by == "head":
+            index = pd.MultiIndex.from_product([self.layers, range(self.attention.shape[1])], names=["layer", "head"])
+        columns: dict[str, list[float]] = {}
         for name in METRICS:
             per_word, of_mean = getattr(self.per_word, name), getattr(self.metric_of_mean, name)
             if by == "layer":
@@ -174,10 +174,10 @@ class PositionalAttention(DisplayMixin):
             columns[name] = per_word.mean(0).flatten().tolist()
             columns[f"{name}_low"], columns[f"{name}_high"] = low.flatten().tolist(), high.flatten().tolist()
             columns[f"{name}_of_mean"] = of_mean.flatten().tolist()
-        return pd.DataFrame(columns)
+        return pd.DataFrame(columns, index).reset_index()
 
     def save(self, path: str | Path) -> None:
-        """Write the result to one safetensors file; what produced it stands in the file's header as JSON.
+        """Write the result to one safetensors file, with the provenance as JSON in its header.
 
         Args:
             path: the file to write, by custom ending in ``.safetensors``.
@@ -202,7 +202,7 @@ class PositionalAttention(DisplayMixin):
             The same result, on the CPU.
 
         Raises:
-            ValueError: if the file holds something else.
+            ValueError: if the file does not hold a saved result.
         """
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("pelocality.PositionalAttention")
@@ -213,19 +213,18 @@ class PositionalAttention(DisplayMixin):
         source = header["source"]
         for field in ("words", "word_ids"):
             source[field] = tuple(source[field])
-        known = {field.name for field in fields(Provenance)}
         return cls(
             attention=tensors["attention"],
             per_word=Measurement(**{name: tensors[name] for name in METRICS}),
             layers=tuple(header["layers"]),
-            source=Provenance(**{name: value for name, value in source.items() if name in known}),
+            source=Provenance(**source),
             visible=tensors.get("visible"),
         )
 
     def _headline(self) -> str:
         heads, words = self.attention.shape[1], len(self.source.words)
         special = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
-        model = named(self.source.model, self.source.encoding)
+        model = label(self.source.model, self.source.encoding)
         return (
             f"{model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, "
             f"mean over {words} word{'s' if words != 1 else ''}, {special}"

@@ -1,4 +1,4 @@
-"""How much of each head's attention on real text position alone explains."""
+"""The share of each head's attention on real text that position alone explains."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer, count
 from pelocality._display import DisplayMixin
+from pelocality.models._inputs import token_batch
 from pelocality.models._observe import observe
 from pelocality.models._run import (
     attached_encoding,
@@ -20,28 +21,28 @@ from pelocality.models._run import (
     device_of,
     eager_attention,
     find_base,
+    label,
     model_name,
-    named,
 )
 
-# What the softmax of equal logits may be off by, in eps: half precision is rounded once, from float32.
+# error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionShare(DisplayMixin):
-    """How much of each head's attention on a text position explains, and what it was measured on.
+    """The share of each head's attention on text that position explains, with the data behind it.
 
     Attributes:
         share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
             for a head that attends uniformly, up to the rounding of the model's precision.
-        layers: the layers of the model that the first axis stands for; those without attention have no share.
-        prediction: what position predicts: the mean deviation from uniform attention at each pair of positions,
-            (layer, head, n, n) with n the longest text, at most ``length``; NaN where no sentence reaches.
-        counts: the sentences behind each pair of positions, (layer, n, n).
-        sentences: number of sequences read.
+        layers: the model's layer numbers along the first axis; layers without attention are not included.
+        prediction: the mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
+            longest text, at most ``length``; NaN for pairs in no sentence.
+        counts: the number of sentences with each pair of positions, (layer, n, n).
+        sentences: number of sequences.
         model: name of the model.
-        special_tokens: whether special tokens were counted.
+        special_tokens: whether special tokens are included.
         encoding: the encoding that was attached to the model while it ran, None where there was none.
     """
 
@@ -56,13 +57,13 @@ class PositionShare(DisplayMixin):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per layer and head: ``layer``, ``head``, ``share``."""
-        index = [(layer, head) for layer in self.layers for head in range(self.share.shape[1])]
-        return pd.DataFrame(index, columns=["layer", "head"]).assign(share=self.share.flatten().tolist())
+        index = pd.MultiIndex.from_product([self.layers, range(self.share.shape[1])], names=["layer", "head"])
+        return pd.DataFrame({"share": self.share.flatten().tolist()}, index).reset_index()
 
     def _headline(self) -> str:
         layers, heads = self.share.shape
         special = "special tokens counted" if self.special_tokens else "special tokens left out"
-        model = named(self.model, self.encoding)
+        model = label(self.model, self.encoding)
         return f"{model}: {layers} layers x {heads} heads, {self.sentences} sentences, {special}"
 
     def _table(self) -> pd.DataFrame:
@@ -78,24 +79,23 @@ def position_share(
     special_tokens: bool = False,
     progress: bool = True,
 ) -> PositionShare:
-    r"""Return how much of each head's attention on real text is explained by position alone.
+    r"""Return the share of each head's attention on real text that position alone explains.
 
-    The definition is ours. Of sentence $s$, let $D^s_{ij} = A^s_{ij} - 1/|V^s_i|$ be the deviation of attention from
-    uniform over the keys $V^s_i$ that query $i$ can see. Position predicts it as the mean over the *other* sentences
-    with the same pair of positions $(i, j)$, and the share is one minus the error of that prediction:
+    The definition is introduced here. For sentence $s$, let $D^s_{ij} = A^s_{ij} - 1/|V^s_i|$ be the deviation of
+    attention from uniform over the keys $V^s_i$ that are visible to query $i$. Position predicts it as the mean over
+    the *other* sentences with the same pair of positions $(i, j)$. The share is one minus the error of that prediction:
 
     $$1 - \frac{\sum_{s,i,j} \left(D^s_{ij} - \bar D^{-s}_{ij}\right)^2}{\sum_{s,i,j} \left(D^s_{ij}\right)^2}$$
 
     A head that attends by position alone has 1, a head that attends by content alone about 0 (with $N$ sentences
-    $-1/(N-1)$ on average, as a sentence is never predicted from itself). High heads are positional, low ones
-    contextual; no threshold is natural.
+    $-1/(N-1)$ on average, as a sentence is never predicted from itself). Heads of a high share are positional, heads of
+    a low share contextual; there is no natural threshold.
 
-    The sums run in one pass, so memory does not depend on the number of batches. Padding may stand on either side:
-    tokens are moved to the left before the model runs. The rows of what is left after padding and special tokens are
-    renormalised.
+    The sums need one pass, so memory does not depend on the number of batches. Padding may be on either side: tokens
+    are moved to the left before the model runs. Rows are renormalised without padding and special tokens.
 
-    Sentences of different lengths share a pair of positions but not the number of keys, so that even a purely
-    positional head falls a little short of 1 on them. Texts cut to one length do not have that.
+    Sentences of different lengths have different numbers of keys at the same pair of positions, so even a purely
+    positional head has a share slightly below 1 on them. Texts of one length avoid that.
 
     Args:
         model: a transformers model that ``positional_attention`` can probe, with or without a head.
@@ -103,18 +103,18 @@ def position_share(
             ``attention_mask`` where there is padding, ``token_type_ids`` where the model reads them, and
             ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
             used.
-        tokenizer: tells special tokens apart where the batches hold no ``special_tokens_mask``.
-        length: positions from this one on do not count; text beyond it is still read by the model.
-        special_tokens: count special tokens like any other.
+        tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
+        length: only the first positions up to this number are measured; the model still reads the whole text.
+        special_tokens: include special tokens like any other token.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionShare` with ``share`` (layer, head), at most 1, float64, on the CPU.
 
     Raises:
-        TypeError: for something that is no transformers model, or batches that are no mappings of token ids.
+        TypeError: for something that is not a transformers model, or batches that are not mappings of token ids.
         ValueError: for a model that cannot be probed, text longer than its positions, special tokens that nothing
-            tells apart, padding without a mask, or fewer than two sentences.
+            identifies, padding without a mask, or fewer than two sentences.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -133,7 +133,7 @@ def position_share(
     sentences = longest = 0
     with eager_attention(model):
         for batch in tqdm(batches, desc="position share", unit="batch", delay=3, disable=not progress):
-            inputs, real, counted = _read(batch, base, tokenizer, special_tokens)
+            inputs, real, included = _read(batch, base, tokenizer, special_tokens)
             if real.numel() == 0:
                 continue
             if real.shape[1] > longest:
@@ -144,10 +144,10 @@ def position_share(
             if sums is None:
                 layers = observed.layers
                 sums = _Sums(len(layers), observed.maps[0].shape[1])
-            keep = counted[:, :length]
-            m = keep.shape[1]
+            included = included[:, :length]
+            m = included.shape[1]
             for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                sums.add(layer, weights, keep[:, :, None] & keep[:, None, :] & visible[:, :m, :m].cpu())
+                sums.add(layer, weights, included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu())
             sentences += real.shape[0]
     if sums is None:
         raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
@@ -160,7 +160,7 @@ def position_share(
         sentences=sentences,
         model=model_name(model),
         special_tokens=special_tokens,
-        encoding=attached_encoding(record, base),
+        encoding=attached_encoding(base),
     )
 
 
@@ -173,8 +173,8 @@ class _Sums:
         self.rounding = torch.zeros(layers, 1, 0, 0, dtype=torch.float64)
         self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
 
-    def _reach(self, length: int) -> None:
-        """Make room for as many positions, which nobody knows before the last text."""
+    def _grow(self, length: int) -> None:
+        """Pad the sums to this number of positions: the longest text is known only at the end."""
         more = max(0, length - self.counts.shape[-1])
         if more:
             self.total, self.squares, self.rounding, self.counts = (
@@ -183,15 +183,15 @@ class _Sums:
             )
 
     def add(self, layer: int, weights: Tensor, pairs: Tensor) -> None:
-        """Add the attention (batch, head, n, n) of a batch over the pairs (batch, m, m) that count, m <= n."""
+        """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n."""
         m = pairs.shape[-1]
-        self._reach(m)
+        self._grow(m)
         # on the CPU, as not every accelerator has float64
-        seen = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
-        mass = seen.sum(-1, keepdim=True)
+        included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
+        mass = included.sum(-1, keepdim=True)
         keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
-        # a row with no weight at all on counted keys (it underflowed) tells nothing: deviation 0
-        deviation = torch.where(pairs[:, None] & (mass > 0), seen / mass - 1 / keys, 0.0)
+        # a row without weight on included keys (it underflowed) has deviation 0
+        deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - 1 / keys, 0.0)
         self.total[layer, :, :m, :m] += deviation.sum(0)
         self.squares[layer, :, :m, :m] += deviation.square().sum(0)
         rounding = _ROUNDING[weights.dtype] * torch.finfo(weights.dtype).eps * pairs[:, None] / keys.clamp(min=1)
@@ -200,78 +200,60 @@ class _Sums:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return the share (layer, head) and the mean deviation (layer, head, length, length)."""
-        seen = self.counts[:, None].double()
-        enough = seen >= 2  # what one sentence alone has cannot be predicted from others
+        counts = self.counts[:, None].double()
+        enough = counts >= 2  # a pair in one sentence only cannot be predicted from others
         if not bool(enough.any()):
-            raise ValueError("no pair of positions was seen in two sentences; pass more text")
-        # left out of its own mean, an observation is off by N / (N - 1) times its distance from the full mean
-        error = (self.squares - self.total.square() / seen) * (seen / (seen - 1)).square()
+            raise ValueError("no pair of positions is in two sentences; pass more text")
+        # the distance to the mean of the others is N / (N - 1) times the distance to the mean of all
+        error = (self.squares - self.total.square() / counts) * (counts / (counts - 1)).square()
         error = torch.where(enough, error, 0.0).sum((-2, -1))
         squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
         share = torch.where(squares > rounding, 1 - error / squares, torch.nan)
-        return share, self.total / seen
+        return share, self.total / counts
 
 
 def _read(
     batch: Mapping[str, Any], base: Any, tokenizer: Any, special_tokens: bool
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return a batch's inputs, its real tokens and those that count, (batch, n) each, padding on the right."""
+    """Return a batch's inputs, which tokens are not padding and which to include: (batch, n), padding on the right."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
         raise TypeError(
             f"batches must hold mappings with input_ids, got {type(batch).__name__}; run the tokenizer first"
         )
-    ids = _tensor(batch, "input_ids")
-    if ids.numel() == 0:
-        return {}, ids.bool(), ids.bool()
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"input_ids must be integers, got {ids.dtype}")
+    if len(batch["input_ids"]) == 0:
+        return {}, torch.ones(0, 0, dtype=torch.bool), torch.ones(0, 0, dtype=torch.bool)
+    others = ("attention_mask", "token_type_ids", "special_tokens_mask")
+    given = token_batch(batch["input_ids"], **{name: batch[name] for name in others if name in batch})
+    given = {name: tensor.cpu() for name, tensor in given.items()}
+    ids = given["input_ids"]
     padding = getattr(base.config, "pad_token_id", None)
-    if "attention_mask" in batch:
-        real = _tensor(batch, "attention_mask", ids).bool()
-    elif padding is not None and bool((ids == padding).any()):
+    if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
         raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
-    else:
-        real = torch.ones_like(ids, dtype=torch.bool)
+    real = given.get("attention_mask", torch.ones_like(ids)).bool()
     if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
-        raise ValueError("attention_mask has holes; padding may stand before or after a text, not inside it")
+        raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
     order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
-    inputs = {"input_ids": ids.gather(1, order), "attention_mask": real.gather(1, order).long()}
-    if "token_type_ids" in batch:
-        inputs["token_type_ids"] = _tensor(batch, "token_type_ids", ids).gather(1, order)
-    special = _special(batch, ids, tokenizer, special_tokens)
-    real = real.gather(1, order)
-    return inputs, real, real & ~special.gather(1, order)
-
-
-def _special(batch: Mapping[str, Any], ids: Tensor, tokenizer: Any, special_tokens: bool) -> Tensor:
-    """Return which tokens are special and do not count: (batch, n)."""
+    inputs = {name: given[name].gather(1, order) for name in given if name in ("input_ids", "token_type_ids")}
     if special_tokens:
-        return torch.zeros_like(ids, dtype=torch.bool)
-    if "special_tokens_mask" in batch:
-        return _tensor(batch, "special_tokens_mask", ids).bool()
+        special = torch.zeros_like(real)
+    elif "special_tokens_mask" in given:
+        special = given["special_tokens_mask"].bool()
+    else:
+        special = _special(ids, tokenizer)
+    real = real.gather(1, order)
+    return {**inputs, "attention_mask": real.long()}, real, real & ~special.gather(1, order)
+
+
+def _special(ids: Tensor, tokenizer: Any) -> Tensor:
+    """Return which tokens are special to the tokenizer: (batch, n)."""
     if tokenizer is None:
         raise ValueError(
-            "nothing tells special tokens apart; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
-            "or count them with special_tokens=True"
+            "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
+            "or include them with special_tokens=True"
         )
     check_tokenizer(tokenizer)
     special = set(tokenizer.all_special_ids)
     others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
-    if tokenizer.unk_token not in others:  # GPT-2 has one token for everything
+    if tokenizer.unk_token not in others:  # GPT-2 has one token for all purposes
         special.discard(tokenizer.unk_token_id)  # an unknown word is a word
     return torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
-
-
-def _tensor(batch: Mapping[str, Any], name: str, like: Tensor | None = None) -> Tensor:
-    """Return an entry of a batch as a tensor (batch, n) on the CPU."""
-    try:
-        value = torch.as_tensor(batch[name]).cpu()
-    except ValueError as error:
-        raise ValueError(
-            f"{name} holds texts of different lengths; pad them: tokenizer(..., padding=True, return_tensors='pt')"
-        ) from error
-    value = value[None] if value.ndim == 1 else value
-    if value.ndim != 2 or (like is not None and value.shape != like.shape):
-        wanted = "(batch, n)" if like is None else f"the shape of input_ids {tuple(like.shape)}"
-        raise ValueError(f"{name} must have {wanted}, got {tuple(value.shape)}")
-    return value
