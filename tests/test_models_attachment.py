@@ -16,13 +16,18 @@ from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, ti
 N = 11
 TRANSFORMERS = tuple(int(part) for part in hf.__version__.split(".")[:2])
 # before 5.15 the layers of T5 hand one bias on to each other, and T5 is refused
+
+
+def causal(name):
+    model = tiny(name)
+    record = architecture(model)
+    return record.causal(record.base(model))
+
+
 ATTACHABLE = [name for name in EVERY if TRANSFORMERS >= (5, 15) or not name.startswith(("t5", "mt5"))]
 CONVOLVED = "deberta-v2 with shared projections"  # reads order through a convolution, which cannot be disabled
 SILENT = [name for name in ATTACHABLE if name != CONVOLVED]
-CAUSAL = [name for name in ATTACHABLE if name in (
-    "gpt2", "gpt2 scaled by layer", "llama", "mistral", "qwen2", "bloom", "bert as decoder", "t5 decoder",
-    "xlnet one way",
-)]  # fmt: skip
+CAUSAL = [name for name in ATTACHABLE if causal(name)]
 CHECKPOINTED = [name for name in ATTACHABLE if name in FAMILIES and tiny(name).supports_gradient_checkpointing]
 ON_THE_INTERFACE = [name for name in ATTACHABLE if not name.startswith(("mpnet", "xlnet", "deberta", "bloom"))]
 

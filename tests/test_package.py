@@ -1,6 +1,7 @@
 """Importing is cheap, names are lazy, and imports point down."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,16 @@ def test_every_promised_name_exists_and_is_listed():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_metric"):
         _ = pelocality.no_such_metric
+
+
+def test_every_name_on_the_architecture_page_exists():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([a-z_/]+\.py): ([\w.]+)`", page)
+    assert len(named) > 20
+    for file, name in named:
+        parts = name.split(".")
+        body = ast.parse((SOURCE / file).read_text()).body
+        for part in parts:
+            found = [node for node in body if getattr(node, "name", None) == part]
+            assert found, f"{file} has no {name}"
+            body = getattr(found[0], "body", [])
