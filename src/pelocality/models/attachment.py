@@ -19,7 +19,7 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._offloading import execution_device
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._state_dict import carries_encodings, check_state_dict, refuse_plain_loading
+from pelocality.models._state_dict import check_state_dict, has_encodings, refuse_plain_loading
 from pelocality.models.families import architecture
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
@@ -202,7 +202,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
             getattr(module, ATTACHED).uninstall(module)
     for module in _checked_modules(model, base):
         unhook(module, _check_call)
-        if not carries_encodings(module):  # the decoder of an encoder-decoder model may still have one
+        if not has_encodings(module):  # the decoder of an encoder-decoder model may still have one
             module.__dict__.pop("save_pretrained", None)
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
@@ -252,7 +252,7 @@ def _check_implementation(module: Any) -> None:
     implementation = module.config._attn_implementation
     if implementation not in (*_IMPLEMENTATIONS, None):
         raise ValueError(
-            f"attention implementation '{implementation}' of {type(module).__name__} takes no bias; call "
+            f"attention implementation '{implementation}' of {type(module).__name__} does not support a bias; call "
             "model.set_attn_implementation('sdpa') or 'eager'"
         )
 
@@ -303,8 +303,8 @@ def _check_encoding(encoding: Encoding, heads: int, *, causal: bool) -> None:
     for part in encoding.modules():
         if causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
             raise ValueError(
-                f"{part.future_only} of {type(part).__name__} acts on the future alone, which this model hides: "
-                f"leave {part.future_only} at its default and do not learn it (of what is learnable, name the rest)"
+                f"{part.future_only} of {type(part).__name__} acts on future keys only, which this model hides: "
+                f"leave {part.future_only} at its default and do not learn it (name the other learnable parameters)"
             )
 
 
