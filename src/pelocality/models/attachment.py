@@ -164,8 +164,8 @@ def _biases(record: Architecture, base: Any) -> list[Any]:
 def _biases_to_install(
     encodings: list[Encoding], record: Architecture, base: Any, position_embeddings: Positions
 ) -> list[PositionalBias]:
-    """Return one bias per attention module, and refuse encodings that could not be saved."""
-    biases = [
+    """Return one bias per attention module, not installed yet."""
+    return [
         PositionalBias(
             encoding,
             record,
@@ -175,9 +175,6 @@ def _biases_to_install(
         )
         for encoding, module in zip(encodings, record.attention_modules(base), strict=True)
     ]
-    for bias in biases:
-        bias.get_extra_state()
-    return biases
 
 
 def _install(biases: list[PositionalBias], model: nn.Module, record: Architecture, base: Any) -> None:
@@ -191,7 +188,7 @@ def _install(biases: list[PositionalBias], model: nn.Module, record: Architectur
     base.register_load_state_dict_pre_hook(check_state_dict)
     if biases[0].positions_disabled:
         disable_positions(record, base)
-    if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks; on removal, the missing submodule
+    if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks, only a missing submodule on removal
         torch.compiler.reset()
 
 
