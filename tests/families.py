@@ -1,4 +1,4 @@
-"""Tiny models of every family, from configurations, with weights loud enough that a wrong formula shows."""
+"""Tiny models of every family, from configurations, with weights so large that a wrong formula is noticed."""
 
 import os
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import transformers as hf
 from torch import nn
 
 VOCABULARY = 97
-# where the weights of every tiny model lie: so many bytes past a 64-byte boundary
+# the offset in bytes of the weights of every tiny model from a 64-byte boundary
 OFFSET = int(os.environ.get("WEIGHTS_OFFSET", "0"))
 _ENCODER = {
     "vocab_size": VOCABULARY,
@@ -71,7 +71,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "bloom": lambda: hf.BloomModel(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=18, n_layer=3, n_head=3)),
 }
 
-# The same families in other clothes: options that change where something is kept, and models built alike.
+# The same families with other options, and models of the same architecture.
 VARIANTS: dict[str, Callable[[], Any]] = {
     "bert as decoder": lambda: hf.BertModel(hf.BertConfig(**_ENCODER, max_position_embeddings=40, is_decoder=True)),
     "xlm-roberta": lambda: hf.XLMRobertaModel(
@@ -133,10 +133,10 @@ def tiny(name: str, seed: int = 0) -> Any:
 
 
 def misaligned(model: Any, offset: int) -> Any:
-    """Move every weight to memory that starts so many bytes past a 64-byte boundary, and return the model.
+    """Move every weight to memory at an offset in bytes from a 64-byte boundary, and return the model.
 
-    Weights from a file lie at any multiple of 8 bytes, and matrix libraries round in another order there: the same
-    weights then give outputs that differ by a few units in the last place.
+    Weights from a file are at any multiple of 8 bytes, where matrix libraries sum in another order: outputs of the same
+    weights then differ by a few units in the last place.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and not tensor.is_quantized:
@@ -169,7 +169,7 @@ UNKNOWN: dict[str, Callable[[], Any]] = {
 
 
 def offloaded(model):
-    """Return a model whose weights accelerate keeps elsewhere and brings in for each call."""
+    """Return a model whose weights accelerate offloads and loads for each call."""
     accelerate = pytest.importorskip("accelerate")
     # DeBERTa's encoder reads the weights of its parts without calling them
     accelerate.cpu_offload(model, torch.device("cpu"), preload_module_classes=["DebertaEncoder", "DebertaV2Encoder"])
@@ -177,7 +177,7 @@ def offloaded(model):
 
 
 def quantised(model):
-    """Return a model whose linear layers round their weights, and what they are given, to 8 bits."""
+    """Return a model whose linear layers round their weights and inputs to 8 bits."""
     return torch.ao.quantization.quantize_dynamic(model.float(), {nn.Linear}, dtype=torch.qint8)
 
 
@@ -193,12 +193,12 @@ def assert_same_outputs(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether two state dicts hold the same numbers, to the bit."""
+    """Return whether two state dicts hold exactly the same numbers."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def state(model):
-    """Everything a user could see changed."""
+    """Return everything about a model that a user could find changed."""
     return (
         {name: tensor.clone() for name, tensor in model.state_dict().items()},
         {name: module.training for name, module in model.named_modules()},

@@ -1,4 +1,4 @@
-"""Encodings in models: one contract that every family keeps, in the exact mathematics of float64."""
+"""Encodings attached to models of every family, in float64."""
 
 import copy
 import pickle
@@ -15,26 +15,26 @@ from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, ti
 
 N = 11
 TRANSFORMERS = tuple(int(part) for part in hf.__version__.split(".")[:2])
-# before 5.15 the layers of T5 hand one bias on to each other, and T5 is refused
 
 
-def causal(name):
+def is_causal(name):
     model = tiny(name)
     record = architecture(model)
     return record.causal(record.base(model))
 
 
+# before 5.15 the layers of T5 share one bias, and T5 is refused
 ATTACHABLE = [name for name in EVERY if TRANSFORMERS >= (5, 15) or not name.startswith(("t5", "mt5"))]
-CONVOLVED = "deberta-v2 with shared projections"  # reads order through a convolution, which cannot be disabled
-SILENT = [name for name in ATTACHABLE if name != CONVOLVED]
-CAUSAL = [name for name in ATTACHABLE if causal(name)]
+WITH_CONVOLUTION = "deberta-v2 with shared projections"  # depends on order through a convolution as well
+DISABLEABLE = [name for name in ATTACHABLE if name != WITH_CONVOLUTION]
+CAUSAL = [name for name in ATTACHABLE if is_causal(name)]
 CHECKPOINTED = [name for name in ATTACHABLE if name in FAMILIES and tiny(name).supports_gradient_checkpointing]
-ON_THE_INTERFACE = [name for name in ATTACHABLE if not name.startswith(("mpnet", "xlnet", "deberta", "bloom"))]
+WITH_SDPA = [name for name in ATTACHABLE if not name.startswith(("mpnet", "xlnet", "deberta", "bloom"))]
 
 
-def both_ways(names):
-    """Each name with every implementation its family has."""
-    return [(name, way) for name in names for way in (["eager", "sdpa"] if name in ON_THE_INTERFACE else ["eager"])]
+def with_implementations(names):
+    """Return each name with every attention implementation of its family."""
+    return [(name, way) for name in names for way in (["eager", "sdpa"] if name in WITH_SDPA else ["eager"])]
 
 
 def base_of(model):
@@ -63,15 +63,15 @@ def hidden(model, ids, **more):
 
 
 def random_table(heads, seed=0):
-    """A signed table of random numbers: no symmetry and no decay that a wrong formula could hide behind."""
+    """Return a signed table of random numbers, without a symmetry that would hide a wrong formula."""
     table = DistanceTable(heads, length=7, signed=True).double()
     with torch.no_grad():
         table.values.copy_(torch.randn(table.values.shape, generator=torch.Generator().manual_seed(seed)))
     return table
 
 
-def sharing(name="bert", *, learnable=False, **more):
-    """The published form, whose bias depends on which keys are there; loud enough to be seen."""
+def normalised_over_keys(name="bert", *, learnable=False, **more):
+    """Return the published form, whose bias depends on the mask, with a scale that has a visible effect."""
     if name in CAUSAL:
         return AttenuatedEncoding(decay=0.1, scale=5.0, learnable=["decay"] if learnable else False, **more)
     return AttenuatedEncoding(decay=0.1, symmetry=0.4, scale=5.0, learnable=learnable, **more)
@@ -79,18 +79,18 @@ def sharing(name="bert", *, learnable=False, **more):
 
 @pytest.mark.parametrize(
     "encoding",
-    [lambda heads, name: random_table(heads), lambda heads, name: sharing(name, heads=heads).double()],
+    [lambda heads, name: random_table(heads), lambda heads, name: normalised_over_keys(name, heads=heads).double()],
     ids=["table", "delta"],
 )
 @pytest.mark.parametrize("name", ATTACHABLE)
-def test_attention_is_the_softmax_of_the_old_logarithm_plus_the_bias(name, encoding):
+def test_attention_is_the_softmax_of_the_log_of_the_former_attention_plus_the_bias(name, encoding):
     model = set_implementation(tiny(name), "eager")
     record, base, modules = architecture(model), base_of(model), modules_of(model)
     encoding = encoding(base.config.num_attention_heads, name)
     ids = tokens(2, N)
     before = attentions(model, ids)
     for index, module in enumerate(modules):
-        layer = record.attentions(base).index(module)  # the first layer that reads it, so that nothing came before
+        layer = record.attentions(base).index(module)  # the first layer with this module, whose input is not changed
         others = [NoEncoding() for _ in modules]
         others[index] = encoding
         with attach(model, others, position_embeddings="keep"):
@@ -102,9 +102,9 @@ def test_attention_is_the_softmax_of_the_old_logarithm_plus_the_bias(name, encod
         assert (after - before[layer]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", DISABLEABLE)
 def test_disabled_positions_have_no_effect(name):
-    """Of one word repeated, every visible key gets the same attention in every layer."""
+    """With one word repeated, every visible key gets the same attention in every layer."""
     model = set_implementation(tiny(name), "eager")
     record, base = architecture(model), base_of(model)
     ids = torch.full((1, N), 17)
@@ -116,9 +116,9 @@ def test_disabled_positions_have_no_effect(name):
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SILENT)
-def test_disabling_positions_leaves_the_content_term_alone(name):
-    """Attention over two positions alone: what is left of the logits is what identical positions would give."""
+@pytest.mark.parametrize("name", DISABLEABLE)
+def test_disabling_positions_does_not_change_the_content_term(name):
+    """The logits that remain are those of queries and keys without positions."""
     model = set_implementation(tiny(name), "eager")
     record, base = architecture(model), base_of(model)
     seen = []
@@ -138,14 +138,14 @@ def test_disabling_positions_leaves_the_content_term_alone(name):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", ON_THE_INTERFACE)
+@pytest.mark.parametrize("name", WITH_SDPA)
 def test_eager_and_sdpa_agree(name, padded):
     model, ids = tiny(name), tokens(2, N)
     mask = torch.ones_like(ids)
     if padded:
         mask[1, 7:] = 0
     outputs = []
-    with attach(model, sharing(name)):
+    with attach(model, normalised_over_keys(name)):
         for implementation in ("eager", "sdpa"):
             set_implementation(model, implementation)
             outputs.append(hidden(model, ids, attention_mask=mask)[mask.bool()])
@@ -154,27 +154,27 @@ def test_eager_and_sdpa_agree(name, padded):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(
-    ("name", "implementation"), both_ways(name for name in SILENT if name != "xlnet one way")
-)  # which fails on masks by itself
-def test_a_sentence_gives_the_same_with_and_without_padding(name, side, implementation):
+    ("name", "implementation"), with_implementations(name for name in DISABLEABLE if name != "xlnet one way")
+)  # which transformers cannot run with a mask
+def test_padding_does_not_change_the_output(name, side, implementation):
     model, ids = set_implementation(tiny(name), implementation), tokens(1, 7)
     padding = torch.full((1, 4), 5)
     padded = torch.cat([ids, padding] if side == "right" else [padding, ids], 1)
     present = slice(7) if side == "right" else slice(4, None)
     mask = torch.zeros_like(padded)
     mask[:, present] = 1
-    with attach(model, sharing(name)):
+    with attach(model, normalised_over_keys(name)):
         alone, among = hidden(model, ids), hidden(model, padded, attention_mask=mask)[:, present]
     torch.testing.assert_close(among, alone, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("own", ["disable", "keep"])
-@pytest.mark.parametrize(("name", "implementation"), both_ways(CAUSAL))
-def test_the_future_changes_nothing_before_it(name, own, implementation):
+@pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
+@pytest.mark.parametrize(("name", "implementation"), with_implementations(CAUSAL))
+def test_later_tokens_do_not_change_earlier_outputs_of_causal_models(name, position_embeddings, implementation):
     model = set_implementation(tiny(name), implementation)
     ids = tokens(2, N)
     other = torch.cat([ids[:, :6], tokens(2, N + 3, seed=1)[:, 6:]], 1)
-    with attach(model, sharing(name), position_embeddings=own):
+    with attach(model, normalised_over_keys(name), position_embeddings=position_embeddings):
         one, another = hidden(model, ids), hidden(model, other)
         torch.testing.assert_close(one[:, :6], another[:, :6], rtol=0, atol=2e-6)
         assert (one[:, 6:] - another[:, 6:N]).abs().max() > 1e-3
@@ -184,9 +184,9 @@ DECODERS = ["gpt2", "llama", "mistral", "qwen2", "bloom", "bert as decoder"]
 
 
 @pytest.mark.parametrize("asked", ["config", "call"])
-@pytest.mark.parametrize(("name", "implementation"), both_ways(DECODERS))
-def test_a_decoder_that_looks_both_ways_goes_on_doing_so(name, implementation, asked):
-    """``is_causal=False`` is how transformers makes an encoder of a decoder: a bias of zero must change nothing."""
+@pytest.mark.parametrize(("name", "implementation"), with_implementations(DECODERS))
+def test_a_bidirectional_decoder_stays_bidirectional(name, implementation, asked):
+    """``is_causal=False`` makes a decoder of transformers an encoder, in which a bias of zero must have no effect."""
     model, ids = set_implementation(tiny(name), implementation), tokens(2, N)
     more = {"use_cache": False}
     if asked == "call":
@@ -206,14 +206,14 @@ def test_a_decoder_that_looks_both_ways_goes_on_doing_so(name, implementation, a
 
 
 @pytest.mark.parametrize("least", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
-@pytest.mark.parametrize(("name", "implementation"), both_ways(["bert", "llama"]))
-def test_what_a_mask_of_numbers_hides_takes_no_share(name, implementation, least):
+@pytest.mark.parametrize(("name", "implementation"), with_implementations(["bert", "llama"]))
+def test_a_float_mask_gives_the_output_of_the_boolean_one(name, implementation, least):
     model, ids = set_implementation(tiny(name), implementation), tokens(2, N)
     visible = (torch.arange(N) < torch.tensor([[N], [7]]))[:, None, None].expand(2, 1, N, N)
     if name == "llama":
         visible = visible & torch.ones(N, N, dtype=torch.bool).tril()
     added = torch.zeros(visible.shape).double().masked_fill(~visible, least)
-    with attach(model, sharing(name)):
+    with attach(model, normalised_over_keys(name)):
         expected, output = (hidden(model, ids, attention_mask=mask)[:, :7] for mask in (visible, added))
         torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
         with pytest.raises(TypeError, match=r"must be boolean.* got torch\.int64; pass attention_mask\.bool\(\)"):
@@ -221,7 +221,7 @@ def test_what_a_mask_of_numbers_hides_takes_no_share(name, implementation, least
 
 
 @pytest.mark.parametrize("least", [-1e3, -1e4, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize(("name", "implementation"), both_ways(["bert", "llama"]))
+@pytest.mark.parametrize(("name", "implementation"), with_implementations(["bert", "llama"]))
 def test_a_hidden_key_stays_hidden_whatever_the_bias(name, implementation, least):
     """The visible keys are so distant that their bias is below the number that hides the nearer ones."""
     model, ids = set_implementation(tiny(name), implementation), tokens(1, N)
@@ -234,10 +234,10 @@ def test_a_hidden_key_stays_hidden_whatever_the_bias(name, implementation, least
 
 
 @pytest.mark.parametrize("name", ATTACHABLE)
-def test_asking_for_attention_gives_it_or_is_refused(name):
+def test_attention_weights_are_returned_or_refused(name):
     model = tiny(name)
     with attach(model, NoEncoding(), position_embeddings="keep"):
-        if name in ON_THE_INTERFACE:
+        if name in WITH_SDPA:
             set_implementation(model, "sdpa")
             with pytest.raises(ValueError, match="set_attn_implementation"):
                 attentions(model, tokens(1, N))
@@ -251,7 +251,7 @@ def test_asking_for_attention_gives_it_or_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ATTACHABLE)
-def test_gradients_reach_what_is_learned(name):
+def test_learnable_parameters_get_gradients(name):
     model = tiny(name)
     learnable = AttenuatedEncoding(learnable=["decay", "scale"], scale=3.0)
     attachment = attach(model, learnable, position_embeddings="keep")
@@ -266,11 +266,11 @@ def test_gradients_reach_what_is_learned(name):
     assert all(parameter.grad is None for parameter in learnable.parameters())
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", DISABLEABLE)
 def test_half_precision_and_autocast_stay_near_float32(name):
     model, ids = tiny(name).float(), tokens(2, N)
     more = {} if name == "xlnet one way" else {"attention_mask": (torch.arange(N) < torch.tensor([[N], [7]])).long()}
-    with attach(model, sharing(name, learnable=True)):
+    with attach(model, normalised_over_keys(name, learnable=True)):
         exact = hidden(model, ids, **more)
         with torch.autocast("cpu", torch.bfloat16):
             automatic = hidden(model, ids, **more)
@@ -289,7 +289,7 @@ def test_half_precision_and_autocast_stay_near_float32(name):
 def test_a_bias_that_rises_with_distance_is_exact_among_padding_in_half_precision(dtype, name, side):
     """The nearest key has the lowest bias, so the padding beyond the last token would have the highest."""
     if name == "xlnet" and dtype == torch.float16:
-        pytest.skip("XLNet takes no bias in float16")
+        pytest.skip("XLNet takes does not support a bias in float16")
     model, length = set_implementation(tiny(name), "eager"), 512
     for parameter in (each for module in modules_of(model) for each in module.parameters()):
         nn.init.zeros_(parameter)  # attention is the softmax of the bias alone
@@ -309,7 +309,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, reentrant):
     gradients = []
     for checkpointing in (False, True):
         model = tiny(name)
-        attachment = attach(model, sharing(name, learnable=True))
+        attachment = attach(model, normalised_over_keys(name, learnable=True))
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
@@ -324,10 +324,10 @@ def test_gradient_checkpointing_changes_no_gradient(name, reentrant):
 
 
 @pytest.mark.parametrize("name", ATTACHABLE)
-def test_a_copy_is_attached_on_its_own(name):
+def test_removing_from_a_copy_does_not_change_the_original(name):
     model, ids = tiny(name), tokens(1, N)
     before = hidden(model, ids)
-    attach(model, sharing(name), position_embeddings="keep")
+    attach(model, normalised_over_keys(name), position_embeddings="keep")
     changed = hidden(model, ids)
     for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_same_outputs(hidden(clone, ids), changed)
@@ -347,13 +347,13 @@ def hooks(model):
     ] + [sorted(module.__dict__) for module in model.modules()]
 
 
-@pytest.mark.parametrize("own", ["disable", "keep"])
-@pytest.mark.parametrize("name", SILENT)
-def test_removal_restores_every_weight_to_the_bit_and_the_outputs(name, own):
+@pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
+@pytest.mark.parametrize("name", DISABLEABLE)
+def test_removal_restores_every_weight_exactly_and_the_outputs(name, position_embeddings):
     model, ids = tiny(name).train(), tokens(2, N)
     model.eval()
     output, before, registered = hidden(model, ids), state(model), hooks(model)
-    attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
+    attachment = attach(model, normalised_over_keys(name, learnable=True), position_embeddings=position_embeddings)
     assert not torch.allclose(hidden(model, ids), output, rtol=0, atol=2e-6)
     attachment.remove()
     attachment.remove()
@@ -362,8 +362,8 @@ def test_removal_restores_every_weight_to_the_bit_and_the_outputs(name, own):
     assert_same_outputs(hidden(model, ids), output)
 
 
-@pytest.mark.parametrize("name", SILENT)
-def test_an_error_in_the_middle_restores_everything(name):
+@pytest.mark.parametrize("name", DISABLEABLE)
+def test_an_error_inside_the_block_restores_the_model(name):
     model, ids = tiny(name), tokens(2, N)
     output, before, registered = hidden(model, ids), state(model), hooks(model)
 
@@ -371,7 +371,7 @@ def test_an_error_in_the_middle_restores_everything(name):
         raise KeyboardInterrupt
 
     handle = modules_of(model)[-1].register_forward_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt), attach(model, sharing(name)):
+    with pytest.raises(KeyboardInterrupt), attach(model, normalised_over_keys(name)):
         hidden(model, ids)
     handle.remove()
     assert same(before, state(model))
@@ -379,12 +379,12 @@ def test_an_error_in_the_middle_restores_everything(name):
     assert_same_outputs(hidden(model, ids), output)
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", DISABLEABLE)
 def test_models_with_disabled_positions_run_at_four_times_their_length(name):
     model = tiny(name)
     length = 4 * 42
     ids = tokens(1, length)
-    with attach(model, sharing(name)):
+    with attach(model, normalised_over_keys(name)):
         output = hidden(model, ids)
         assert output.shape[1] == length
         assert torch.isfinite(output).all()
@@ -394,12 +394,12 @@ def test_models_with_disabled_positions_run_at_four_times_their_length(name):
 
 
 @pytest.mark.parametrize("name", ATTACHABLE)
-def test_two_models_of_one_configuration_do_not_see_each_other(name):
+def test_attaching_to_one_model_does_not_change_another_of_the_same_configuration(name):
     one = tiny(name)
     two = type(one)(one.config).double().eval()
     two.load_state_dict(one.state_dict())
     before, described = hidden(two, tokens(1, N)), two.config.to_dict()
-    attach(one, sharing(name), position_embeddings="keep")
+    attach(one, normalised_over_keys(name), position_embeddings="keep")
     assert attached(two) is None
     assert_same_outputs(hidden(two, tokens(1, N)), before)
     assert two.config.to_dict() == described

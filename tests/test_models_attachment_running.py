@@ -1,4 +1,4 @@
-"""Attached models at work: caches, memories, compilers, and what is refused at the door."""
+"""Attached models with caches, memories and compilers, interrupts, and refused arguments."""
 
 import copy
 import sys
@@ -15,12 +15,12 @@ from pelocality.models import attach, attached
 from tests.families import UNKNOWN, assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
     ATTACHABLE,
-    CONVOLVED,
+    WITH_CONVOLUTION,
     attentions,
     hidden,
+    normalised_over_keys,
     random_table,
     set_implementation,
-    sharing,
 )
 
 N = 11
@@ -45,9 +45,9 @@ def language_model(name):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize(("own", "padding"), [("disable", 2), ("keep", 2), ("disable", 0)])
+@pytest.mark.parametrize(("position_embeddings", "padding"), [("disable", 2), ("keep", 2), ("disable", 0)])
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padding, cache):
+def test_generation_is_the_same_with_and_without_a_key_cache(name, position_embeddings, padding, cache):
     """12 new tokens, beyond the sliding window of 5 of the families that have one."""
     model, ids = language_model(name), tokens(2, 6)
     mask = (torch.arange(6) >= torch.tensor([[0], [padding]])).long()
@@ -56,7 +56,7 @@ def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padd
     untouched = model.generate(ids, use_cache=False, **options).logits
     for implementation in ("sdpa", "eager") if name != "bloom" else ("eager",):
         set_implementation(model, implementation)
-        with attach(model, sharing(name), position_embeddings=own):
+        with attach(model, normalised_over_keys(name), position_embeddings=position_embeddings):
             slow = model.generate(ids, use_cache=False, **options)
             fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
         torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
@@ -65,37 +65,37 @@ def test_generating_with_a_key_cache_gives_what_it_gives_without(name, own, padd
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_a_prompt_fed_in_two_pieces_gives_what_it_gives_in_one(padding):
+def test_a_prompt_in_two_parts_gives_the_output_of_the_whole_prompt(padding):
     model, ids = language_model("llama"), tokens(2, N)
     mask = torch.ones_like(ids)
     mask[1, :3] = int(not padding)
-    with torch.no_grad(), attach(model, sharing("llama")):
+    with torch.no_grad(), attach(model, normalised_over_keys("llama")):
         whole = model(ids, attention_mask=mask).logits
         first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
         rest = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values).logits
     torch.testing.assert_close(rest, whole[:, 5:], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("own", ["disable", "keep"])
-def test_xlnets_memory_stands_before_the_queries(own):
+@pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
+def test_the_memory_of_xlnet_has_positions_before_the_queries(position_embeddings):
     model, ids = tiny("xlnet"), tokens(2, 8)
     table = random_table(2)
     with torch.no_grad():
         model.config.mem_len = model.mem_len = 5
         memory = model(tokens(2, 5, seed=1), use_mems=True).mems
-        with attach(model, NoEncoding(), position_embeddings=own):
+        with attach(model, NoEncoding(), position_embeddings=position_embeddings):
             plain = model(ids, mems=memory, output_attentions=True).attentions[0]
-        with attach(model, table, position_embeddings=own):
+        with attach(model, table, position_embeddings=position_embeddings):
             biased = model(ids, mems=memory, output_attentions=True).attentions[0]
     assert plain.shape[-2:] == (8, 13)
     expected = (plain.log() + table(8, 13).detach()).softmax(-1)
     torch.testing.assert_close(biased, expected, rtol=0, atol=1e-10)
 
 
-def test_xlnets_two_streams_both_get_the_bias():
-    model, ids = tiny("xlnet").float(), tokens(1, 8)  # transformers itself runs two streams in float32 alone
+def test_both_streams_of_xlnet_get_the_bias():
+    model, ids = tiny("xlnet").float(), tokens(1, 8)  # transformers runs two streams in float32 only
     table = random_table(2).float()
-    order = torch.triu(torch.ones(1, 8, 8))  # a query sees what comes before it
+    order = torch.triu(torch.ones(1, 8, 8))  # a query sees the tokens before it
     target = torch.eye(8)[None, 2:5]
     more = {"perm_mask": order, "target_mapping": target, "output_attentions": True}
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_xlnets_two_streams_both_get_the_bias():
 
 
 @pytest.mark.parametrize("name", ["bert", "deberta"])
-def test_compiled_models_see_encodings_come_and_go(name):
+def test_compiled_models_follow_attaching_and_removal(name):
     model, ids = tiny(name), tokens(2, N)
     mask = (torch.arange(N) < torch.tensor([[N], [7]])).long()
     compiled = torch.compile(model, backend="aot_eager")
@@ -123,7 +123,7 @@ def test_compiled_models_see_encodings_come_and_go(name):
         return outputs[0]
 
     before = both()
-    attachment = attach(compiled, sharing(learnable=True))
+    attachment = attach(compiled, normalised_over_keys(learnable=True))
     attached_output = both()
     assert not torch.allclose(attached_output, before, rtol=0, atol=1e-4)
     attachment.remove()
@@ -158,7 +158,7 @@ def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls():
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_a_query_with_nothing_but_padding_in_its_window_gives_numbers(implementation):
+def test_a_query_with_only_padding_in_its_window_gives_finite_outputs(implementation):
     model, ids = set_implementation(tiny("bert"), implementation), tokens(1, N)
     mask = (torch.arange(N) < 4).long()[None]
     with attach(model, FixedWindow(width=1)):
@@ -176,7 +176,7 @@ def test_layers_that_share_weights_share_one_encoding():
         attach(model, [NoEncoding()] * 3)
 
 
-def test_the_encoding_that_was_given_is_left_alone_and_each_layer_has_its_own():
+def test_each_layer_gets_a_copy_and_the_given_encoding_does_not_change():
     model, encoding = tiny("bert"), AttenuatedEncoding(learnable=True)
     attachment = attach(model, encoding)
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_the_encoding_that_was_given_is_left_alone_and_each_layer_has_its_own():
     assert attached(model).position_embeddings == "disable"
 
 
-def test_an_optimiser_changes_the_encoding_and_not_the_disabled_table():
+def test_an_optimiser_changes_the_encoding_but_not_the_disabled_table():
     model = tiny("bert").train()
     table = model.embeddings.position_embeddings.weight
     before = table.detach().clone()
@@ -204,7 +204,7 @@ def test_the_handle_of_an_earlier_attachment_does_not_undo_a_later_one():
     model, ids = tiny("bert"), tokens(1, N)
     earlier = attach(model, ALiBi(2))
     earlier.remove()
-    attach(model, sharing())
+    attach(model, normalised_over_keys())
     output = hidden(model, ids)
     earlier.remove()
     assert_same_outputs(hidden(model, ids), output)
@@ -212,16 +212,16 @@ def test_the_handle_of_an_earlier_attachment_does_not_undo_a_later_one():
 
 
 @pytest.mark.skipif("t5" not in ATTACHABLE, reason="T5 needs transformers 5.15")
-def test_an_encoder_decoder_model_has_its_encoder_changed():
+def test_attaching_to_an_encoder_decoder_model_changes_the_encoder():
     model = hf.T5ForConditionalGeneration(tiny("t5").config).eval()
     ids = tokens(1, N)
     before = model.decoder(ids).last_hidden_state
-    with attach(model, sharing()) as attachment:
+    with attach(model, normalised_over_keys()) as attachment:
         assert len(attachment.encodings) == 3
         assert_same_outputs(model.decoder(ids).last_hidden_state, before)
         with pytest.raises(ValueError, match="has an encoding attached already"):
-            attach(model.encoder, sharing())
-        with attach(model.decoder, sharing("t5 decoder")):
+            attach(model.encoder, normalised_over_keys())
+        with attach(model.decoder, normalised_over_keys("t5 decoder")):
             assert not torch.allclose(model.decoder(ids).last_hidden_state, before, rtol=0, atol=1e-4)
 
 
@@ -240,39 +240,39 @@ def test_t5_whose_layers_share_one_bias_is_refused():
         attach(tiny("t5"), NoEncoding())
 
 
-def test_what_cannot_be_exact_is_refused_with_the_reason():
+def test_models_to_which_a_bias_cannot_be_added_exactly_are_refused():
     with pytest.raises(ValueError, match="convolution over neighbouring tokens"):
-        attach(tiny(CONVOLVED), NoEncoding())
+        attach(tiny(WITH_CONVOLUTION), NoEncoding())
     config = tiny("deberta").config
     config.relative_attention = False
     with pytest.raises(ValueError, match="relative_attention=False"):
         attach(hf.DebertaModel(config), NoEncoding())
     model = tiny("xlnet").half()
-    with attach(model, NoEncoding()), pytest.raises(ValueError, match="no bias in float16"):
+    with attach(model, NoEncoding()), pytest.raises(ValueError, match="does not support a bias in float16"):
         hidden(model, tokens(1, N))
 
 
 @pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
-def test_implementations_that_would_drop_the_bias_are_refused_before_and_after(implementation):
+def test_implementations_that_would_ignore_the_bias_are_refused_before_and_after_attaching(implementation):
     model = tiny("bert")
     model.config._attn_implementation = implementation
-    with pytest.raises(ValueError, match=f"'{implementation}' of BertModel takes no bias"):
+    with pytest.raises(ValueError, match=f"'{implementation}' of BertModel does not support a bias"):
         attach(model, NoEncoding())
     model.config._attn_implementation = "sdpa"
     with attach(model, NoEncoding()):
         model.config._attn_implementation = implementation
-        with pytest.raises(ValueError, match=f"'{implementation}' of BertModel takes no bias"):
+        with pytest.raises(ValueError, match=f"'{implementation}' of BertModel does not support a bias"):
             hidden(model, tokens(1, N))
 
 
-def test_the_handle_prints_the_encodings_and_not_the_model():
+def test_the_repr_of_the_handle_shows_the_encodings_but_not_the_model():
     printed = repr(attach(tiny("bert"), ALiBi(2)))
     assert printed.startswith("Attachment(encodings=(ALiBi(heads=2")
     assert "BertLayer" not in printed
     assert len(printed.splitlines()) == 1
 
 
-def test_bad_arguments_are_named():
+def test_errors_name_the_invalid_argument():
     model = tiny("bert")
     for wrong, kind, message in [
         (3.0, TypeError, "encoding must be a pelocality Encoding"),
@@ -289,7 +289,7 @@ def test_bad_arguments_are_named():
     assert attached(model) is None
 
 
-def test_a_failure_on_the_way_in_leaves_nothing_behind(monkeypatch):
+def test_an_error_while_attaching_restores_the_model(monkeypatch):
     import pelocality.models.attachment as handle
 
     def fail(*_):
@@ -299,7 +299,7 @@ def test_a_failure_on_the_way_in_leaves_nothing_behind(monkeypatch):
     before, output = set(model.state_dict()), hidden(model, ids)
     monkeypatch.setattr(handle, "disable_positions", fail)
     with pytest.raises(KeyboardInterrupt):
-        attach(model, sharing())
+        attach(model, normalised_over_keys())
     assert attached(model) is None
     assert set(model.state_dict()) == before
     assert_same_outputs(hidden(model, ids), output)
@@ -312,8 +312,8 @@ ATTACHING = [
 INTERRUPTED = [name for name in ("bert", "xlnet", "deberta-v2", "llama") if name in ATTACHABLE]
 
 
-def interrupted(call, at):
-    """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call got that far."""
+def is_interrupted(call, at):
+    """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call reached that line."""
     lines = 0
 
     def trace(frame, event, _):
@@ -336,8 +336,8 @@ def interrupted(call, at):
     return False
 
 
-def everything(model):
-    """The names that hang on every module, and how many hooks."""
+def attributes_and_hooks(model):
+    """Return the names of the attributes of every module, and the number of its hooks."""
     return [
         {
             name: len(value) if "hook" in name and isinstance(value, dict) else None
@@ -348,20 +348,20 @@ def everything(model):
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
-def test_an_interrupt_while_attaching_leaves_the_model_as_it_was(name):
+def test_an_interrupt_while_attaching_restores_the_model(name):
     model, at = tiny(name), 1
-    before, hanging = state(model), everything(model)
-    while interrupted(lambda: attach(model, sharing(name)), at):
+    before, hanging = state(model), attributes_and_hooks(model)
+    while is_interrupted(lambda: attach(model, normalised_over_keys(name)), at):
         assert same(before, state(model)), at
-        assert everything(model) == hanging, at
+        assert attributes_and_hooks(model) == hanging, at
         at += 1
     assert at > 100
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
-def test_an_interrupt_inside_or_on_leaving_restores_the_model(name):
+def test_an_interrupt_inside_or_on_leaving_the_block_restores_the_model(name):
     model, entered, ids = tiny(name), [], tokens(1, 4)
-    before, hanging = state(model), everything(model)
+    before, hanging = state(model), attributes_and_hooks(model)
 
     def leave():
         handle = entered.pop()
@@ -371,26 +371,26 @@ def test_an_interrupt_inside_or_on_leaving_restores_the_model(name):
     at, going_on = 0, True
     while going_on:
         at += 1
-        entered.append(attach(model, sharing(name)).__enter__())
-        going_on = interrupted(leave, at)
+        entered.append(attach(model, normalised_over_keys(name)).__enter__())
+        going_on = is_interrupted(leave, at)
         assert same(before, state(model)), at
-        assert everything(model) == hanging, at
+        assert attributes_and_hooks(model) == hanging, at
     assert at > 100
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
-def test_an_interrupt_on_removal_leaves_all_of_the_encodings_or_none(name):
+def test_an_interrupt_during_removal_removes_all_of_the_encodings_or_none(name):
     model = tiny(name)
-    before, hanging = state(model), everything(model)
-    handle = attach(model, sharing(name))
-    complete, at = everything(model), 1
-    while interrupted(handle.remove, at):
+    before, hanging = state(model), attributes_and_hooks(model)
+    handle = attach(model, normalised_over_keys(name))
+    complete, at = attributes_and_hooks(model), 1
+    while is_interrupted(handle.remove, at):
         if attached(model) is None:
             assert same(before, state(model)), at
-            assert everything(model) == hanging, at
-            handle = attach(model, sharing(name))
+            assert attributes_and_hooks(model) == hanging, at
+            handle = attach(model, normalised_over_keys(name))
         else:
-            assert everything(model) == complete, at
+            assert attributes_and_hooks(model) == complete, at
         at += 1
     assert at > 50
 

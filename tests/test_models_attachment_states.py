@@ -1,4 +1,4 @@
-"""What an attached model writes down and takes back: state dicts, checkpoints, and weights that are not there."""
+"""State dicts, checkpoints, adapters and offloaded weights of attached models."""
 
 import copy
 import os
@@ -22,7 +22,7 @@ from pelocality.encodings import (
 from pelocality.models import attach, attached, load
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_encodings_cache import Pair
-from tests.test_models_attachment import ATTACHABLE, hidden, random_table, sharing
+from tests.test_models_attachment import ATTACHABLE, hidden, normalised_over_keys, random_table
 
 N = 11
 
@@ -46,7 +46,7 @@ def decay(model):
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_the_state_of_another_encoding_is_refused(saved, other, strict):
+def test_the_state_dict_of_another_encoding_is_refused(saved, other, strict):
     one, two = tiny("bert"), tiny("bert", seed=1)
     attach(one, saved)
     attach(two, other)
@@ -54,7 +54,7 @@ def test_the_state_of_another_encoding_is_refused(saved, other, strict):
         two.load_state_dict(one.state_dict(), strict=strict)
 
 
-def test_the_state_of_kept_positions_is_refused_where_they_are_disabled():
+def test_the_state_dict_of_kept_positions_is_refused_where_they_are_disabled():
     one, two = tiny("bert"), tiny("bert")
     attach(one, NoEncoding(), position_embeddings="keep")
     attach(two, NoEncoding())
@@ -65,13 +65,13 @@ def test_the_state_of_kept_positions_is_refused_where_they_are_disabled():
 @pytest.mark.parametrize(
     ("saved", "other"),
     [
-        (lambda: ALiBi(2, slopes=[0.123456789, 3.0]), lambda: ALiBi(2)),  # other numbers, other lengths as text
+        (lambda: ALiBi(2, slopes=[0.123456789, 3.0]), lambda: ALiBi(2)),  # numbers whose JSON has another length
         (lambda: AttenuatedEncoding(2, decay=0.3, learnable=True), lambda: AttenuatedEncoding(2, learnable=True)),
         (lambda: KERPLE(2, strength=0.7), lambda: KERPLE(2)),
     ],
 )
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
-def test_the_state_of_the_same_encoding_with_other_numbers_fits(saved, other, dtypes):
+def test_the_state_dict_of_the_same_encoding_with_other_numbers_is_loaded(saved, other, dtypes):
     one, two, ids = tiny("bert").to(dtypes[0]), tiny("bert", seed=1).to(dtypes[1]), tokens(2, N)
     for encoding in attach(one, saved()).encodings:
         for parameter in encoding.parameters():
@@ -97,8 +97,8 @@ def test_weights_without_the_encoding_are_refused(layers, strict):
     model.load_state_dict(plain, strict=strict)
 
 
-def test_some_of_the_weights_fit_an_attached_model():
-    """A head, one matrix, and shards that end anywhere, as a checkpoint in several files is loaded."""
+def test_some_of_the_weights_can_be_loaded_into_an_attached_model():
+    """A head, one matrix, and shards of any size, as in a checkpoint of several files."""
     one, two = (hf.BertForMaskedLM(tiny("bert").config) for _ in range(2))
     for model in (one, two):
         attach(model, random_table(2))
@@ -115,7 +115,7 @@ def test_some_of_the_weights_fit_an_attached_model():
         assert same_weights(two.state_dict(), whole)
 
 
-def test_what_is_saved_is_the_encoding_as_it_is_then(tmp_path):
+def test_the_configuration_is_that_of_the_time_of_saving(tmp_path):
     model, ids = tiny("bert"), tokens(2, N)
     for encoding in attach(model, SinusoidalEncoding(width=8)).encodings:
         encoding.width = 16
@@ -129,7 +129,7 @@ def test_what_is_saved_is_the_encoding_as_it_is_then(tmp_path):
 # ---- checkpoints
 
 
-def test_the_encoding_is_read_from_the_file_that_the_weights_are_read_from(tmp_path):
+def test_the_encoding_and_the_weights_are_read_from_the_same_file(tmp_path):
     model = tiny("bert").float()
     for number, options in [(0.7, {"variant": "v2"}), (0.9, {})]:
         with attach(model, AttenuatedEncoding(decay=number)):
@@ -146,7 +146,7 @@ def test_the_encoding_is_read_from_the_file_that_the_weights_are_read_from(tmp_p
         load(tmp_path, variant="v3")
 
 
-def test_the_options_that_say_where_a_file_is_reach_every_file(monkeypatch):
+def test_the_options_that_locate_files_apply_to_every_file(monkeypatch):
     import pelocality.models.saving as saving
 
     asked = []
@@ -164,7 +164,7 @@ def test_the_options_that_say_where_a_file_is_reach_every_file(monkeypatch):
 
 @pytest.mark.skipif("t5" not in ATTACHABLE, reason="T5 needs transformers 5.15")
 @pytest.mark.parametrize("halves", [("encoder",), ("decoder",), ("encoder", "decoder")])
-def test_each_half_of_an_encoder_decoder_model_gets_what_it_had(halves, tmp_path):
+def test_the_encodings_of_encoder_and_decoder_are_saved_and_loaded(halves, tmp_path):
     torch.manual_seed(0)
     model, ids = hf.T5ForConditionalGeneration(tiny("t5").config).eval(), tokens(2, N)
     for half in halves:
@@ -180,7 +180,7 @@ def test_each_half_of_an_encoder_decoder_model_gets_what_it_had(halves, tmp_path
 
 
 @pytest.mark.skipif("t5" not in ATTACHABLE, reason="T5 needs transformers 5.15")
-def test_a_decoder_s_encoding_is_not_left_out_once_the_encoder_s_is_removed_or_the_whole_is_loaded(tmp_path):
+def test_transformers_refuses_a_folder_with_an_encoding_in_the_decoder_alone(tmp_path):
     model = hf.T5ForConditionalGeneration(tiny("t5").config)
     attachment = attach(model, NoEncoding())
     attach(model.decoder, NoEncoding())
@@ -194,7 +194,7 @@ def test_a_decoder_s_encoding_is_not_left_out_once_the_encoder_s_is_removed_or_t
     hf.T5ForConditionalGeneration.from_pretrained(tmp_path / "plain")
 
 
-def test_what_cannot_be_loaded_is_said_before_or_after(tmp_path):
+def test_errors_of_loading_name_the_option_or_what_is_missing(tmp_path):
     model = tiny("bert")
     attach(model, DistanceTable(2, 4))
     model.save_pretrained(tmp_path)
@@ -220,7 +220,7 @@ def test_what_cannot_be_loaded_is_said_before_or_after(tmp_path):
             load(tmp_path)
 
 
-def test_a_damaged_folder_is_named_with_its_file(tmp_path):
+def test_errors_of_loading_name_the_damaged_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"path must be a folder that save_pretrained wrote.* got '.*nowhere'"):
         load(tmp_path / "nowhere")
     model = tiny("bert")
@@ -263,7 +263,7 @@ def test_an_encoding_that_holds_others_is_attached_saved_and_loaded(tmp_path):
     assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
 
 
-def test_an_encoding_that_could_not_be_saved_is_refused_when_attached():
+def test_an_encoding_that_cannot_be_saved_is_refused():
     class Called(RelativeEncoding):
         def __init__(self, function, heads=1):
             super().__init__(heads)
@@ -293,7 +293,7 @@ def make_trainer(folder, encoding, **settings):
     return hf.Trainer(model, hf.TrainingArguments(folder, **options, **quiet), train_dataset=ROWS, eval_dataset=ROWS)
 
 
-def test_a_trainer_resumes_an_attached_model_and_ends_where_the_whole_run_does(tmp_path):
+def test_a_resumed_training_ends_with_the_weights_of_the_uninterrupted_one(tmp_path):
     whole = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
     whole.train()
     resumed = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
@@ -320,7 +320,7 @@ def test_a_trainer_loads_the_best_attached_model(tmp_path):
         (AttenuatedEncoding(), AttenuatedEncoding(form="logits"), "the weights were saved with {'type': 'Atten"),
     ],
 )
-def test_a_trainer_does_not_resume_from_weights_without_the_encoding_or_with_another(
+def test_a_trainer_refuses_to_resume_from_weights_without_the_encoding_or_with_another(
     saved, attached_now, message, tmp_path
 ):
     make_trainer(tmp_path, saved, max_steps=2).train()
@@ -352,7 +352,7 @@ def adapted(model, **more):
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["query", "value"], **more)).eval()
 
 
-def test_an_adapter_trains_saves_and_loads_the_encoding_it_names(tmp_path):
+def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(tmp_path):
     peft = pytest.importorskip("peft")
     bases = [hf.BertForMaskedLM(tiny("bert").config).eval() for _ in range(3)]
     for base in bases[1:]:
@@ -382,7 +382,7 @@ def test_an_adapter_trains_saves_and_loads_the_encoding_it_names(tmp_path):
     assert_same_outputs(again(ids).logits, model(ids).logits)
 
 
-def test_a_model_with_adapters_is_refused_for_they_are_saved_without_the_encoding():
+def test_a_model_with_adapters_is_refused():
     model = adapted(tiny("bert"))
     with pytest.raises(
         ValueError, match=r"PeftModel has adapters.*modules_to_save=\['pelocality'\].*get_base_model\(\)"
@@ -403,7 +403,7 @@ def test_a_model_with_adapters_is_refused_for_they_are_saved_without_the_encodin
 
 def test_no_unused_weight_of_xlnet_is_changed_by_an_optimiser():
     model = tiny("xlnet").float().train()
-    model.layer[1].rel_attn.r.requires_grad_(False)  # which stays as the user wanted it
+    model.layer[1].rel_attn.r.requires_grad_(False)  # frozen by the user, and so after removal
     before = copy.deepcopy(model.state_dict())
     attachment = attach(model, AttenuatedEncoding(learnable=True))
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
@@ -423,31 +423,31 @@ def test_no_unused_weight_of_xlnet_is_changed_by_an_optimiser():
         assert not torch.equal(after["layer.0.rel_attn.q"], before["layer.0.rel_attn.q"])
 
 
-def test_a_part_that_was_freed_leaves_the_whole_free():
+def test_removal_through_a_part_of_the_model_frees_the_whole_model():
     model = hf.BertForMaskedLM(tiny("bert").config).eval()
     model.set_attn_implementation("sdpa")
     ids = tokens(1, N)
     before = model(ids).logits
-    attach(model, sharing())
+    attach(model, normalised_over_keys())
     attached(model.bert).remove()
     assert_same_outputs(model(ids).logits, before)
     model(ids, output_attentions=True)
-    with attach(model, sharing()), pytest.raises(ValueError, match="set_attn_implementation"):
+    with attach(model, normalised_over_keys()), pytest.raises(ValueError, match="set_attn_implementation"):
         model(ids, output_attentions=True)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
-def test_a_quantised_model_can_carry_an_encoding():
+def test_an_encoding_can_be_attached_to_a_quantised_model():
     model, ids = tiny("bert").float(), tokens(2, N)
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     plain = hidden(quantised, ids)
     with attach(quantised, NoEncoding(), position_embeddings="keep"):
         torch.testing.assert_close(hidden(quantised, ids), plain, rtol=0, atol=1e-5)
-    with attach(quantised, sharing()) as attachment:
+    with attach(quantised, normalised_over_keys()) as attachment:
         assert attachment.encodings[0].decay.dtype == torch.float32
         assert not torch.allclose(hidden(quantised, ids), plain, atol=1e-3)
         expected = hidden(quantised, ids)
-    attach(model, sharing())
+    attach(model, normalised_over_keys())
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     torch.testing.assert_close(hidden(quantised, ids), expected, rtol=0, atol=1e-5)
     quantised.load_state_dict(quantised.state_dict())
@@ -458,7 +458,7 @@ def test_a_quantised_model_can_carry_an_encoding():
 @pytest.mark.parametrize("encoding", [AttenuatedEncoding(1, learnable=True), Pair(ALiBi(2), random_table(2))])
 @pytest.mark.parametrize(("way", "attached_first"), [("cpu", False), ("cpu", True), ("disk", False), ("disk", True)])
 @pytest.mark.parametrize("name", [name for name in ("bert", "t5", "xlnet", "mpnet") if name in ATTACHABLE])
-def test_a_model_that_accelerate_keeps_elsewhere_can_carry_an_encoding(name, way, attached_first, encoding, tmp_path):
+def test_an_encoding_can_be_attached_to_an_offloaded_model(name, way, attached_first, encoding, tmp_path):
     accelerate = pytest.importorskip("accelerate")
     model, ids = tiny(name), tokens(2, N)
     before = hidden(model, ids)
@@ -480,7 +480,7 @@ def test_a_model_that_accelerate_keeps_elsewhere_can_carry_an_encoding(name, way
     assert_same_outputs(hidden(model, ids), before)
 
 
-def test_weights_that_are_not_there_are_refused():
+def test_weights_on_the_meta_device_are_refused():
     with torch.device("meta"):
         model = hf.BertModel(tiny("bert").config)
         encoding = AttenuatedEncoding()
@@ -498,10 +498,10 @@ def test_weights_that_are_not_there_are_refused():
         Pair(NoEncoding(), AttenuatedEncoding(symmetry=2.0, form="logits")),
     ],
 )
-def test_a_symmetry_that_a_causal_model_would_ignore_is_refused(encoding):
+def test_a_symmetry_without_effect_in_a_causal_model_is_refused(encoding):
     model = tiny("gpt2")
     with pytest.raises(
-        ValueError, match=r"symmetry of AttenuatedEncoding acts on the future alone.* leave symmetry at"
+        ValueError, match=r"symmetry of AttenuatedEncoding acts on future keys only.* leave symmetry at"
     ):
         attach(model, encoding)
     attach(model, AttenuatedEncoding(learnable=["decay"])).remove()

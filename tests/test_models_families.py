@@ -1,4 +1,4 @@
-"""The facts kept about each family, against the family's own forward pass."""
+"""The record of each family, compared with the forward pass of the family's models."""
 
 from types import SimpleNamespace
 
@@ -55,7 +55,7 @@ def logits_from_facts(record, base, module, hidden):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_facts_rebuild_the_attention_of_every_layer(name):
+def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_layer(name):
     model = tiny(name)
     model.config._attn_implementation = "eager"
     record = architecture(model)
@@ -83,7 +83,7 @@ def test_facts_rebuild_the_attention_of_every_layer(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_causal_says_whether_the_future_is_hidden(name):
+def test_causal_families_hide_the_future(name):
     model = tiny(name)
     record = architecture(model)
     base = record.base(model)
@@ -92,7 +92,7 @@ def test_causal_says_whether_the_future_is_hidden(name):
 
 
 @pytest.mark.parametrize("name", ABSOLUTE)
-def test_absolute_input_rebuilds_what_the_first_attention_reads(name):
+def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name):
     model = tiny(name)
     record = architecture(model)
     base = record.base(model)
@@ -117,7 +117,7 @@ def test_absolute_input_rebuilds_what_the_first_attention_reads(name):
 
 
 @pytest.mark.parametrize("name", ABSOLUTE)
-def test_max_length_is_the_last_length_the_model_takes(name):
+def test_max_length_is_the_longest_input_that_the_model_accepts(name):
     model = tiny(name)
     record = architecture(model)
     base = record.base(model)
@@ -129,14 +129,14 @@ def test_max_length_is_the_last_length_the_model_takes(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - set(ABSOLUTE)))
-def test_families_without_a_table_have_no_last_length(name):
+def test_families_without_a_table_have_no_max_length(name):
     model = tiny(name)
     record = architecture(model)
     assert record.absolute(record.base(model)) is None
     assert record.max_length(record.base(model)) is None
 
 
-def test_every_family_of_the_contract_is_known():
+def test_every_tested_family_is_known():
     assert set(FAMILIES) <= set(known_families())
 
 
@@ -153,14 +153,14 @@ def test_every_family_of_the_contract_is_known():
         (lambda: torch.compile(tiny("bert")), "BertModel"),
     ],
 )
-def test_heads_and_wrappers_are_looked_through(make, base_class):
+def test_the_base_model_is_found_under_heads_and_in_wrappers(make, base_class):
     model = pretrained(make())
     base = architecture(model).base(model)
     assert type(base).__name__ == base_class
     assert not getattr(base.config, "is_decoder", False)
 
 
-def test_unknown_family_is_refused_with_the_known_ones():
+def test_the_error_for_an_unknown_family_lists_the_known_ones():
     model = hf.MegatronBertModel(
         hf.MegatronBertConfig(
             vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
@@ -170,14 +170,14 @@ def test_unknown_family_is_refused_with_the_known_ones():
         architecture(model)
 
 
-def test_what_is_no_transformers_model_is_refused():
+def test_only_transformers_models_have_a_record():
     with pytest.raises(TypeError, match="got Linear"):
         architecture(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="got str"):
         architecture("bert-base-uncased")
 
 
-def test_xlnet_that_reads_half_a_batch_backwards_is_refused():
+def test_xlnet_with_bi_data_is_refused():
     model = tiny("xlnet")
     model.config.bi_data = True
     with pytest.raises(ValueError, match="bi_data"):
@@ -192,7 +192,7 @@ def test_the_base_is_found_inside_a_wrapper(name):
         assert record.base(wrapped) is record.base(model)
 
 
-def test_one_of_several_models_is_not_chosen_silently():
+def test_several_models_side_by_side_are_refused():
     both = nn.ModuleDict({"student": tiny("bert"), "teacher": tiny("t5")})
     with pytest.raises(ValueError, match=r"2 transformers models side by side \(BertModel, T5EncoderModel\)"):
         pretrained(both)
@@ -201,7 +201,7 @@ def test_one_of_several_models_is_not_chosen_silently():
     assert pretrained(nn.ModuleList([model.bert, model])) is model  # the same one twice, once without its head
 
 
-def test_a_module_of_ones_own_is_not_told_to_be_loaded():
+def test_the_error_for_something_else_than_a_model_says_what_to_pass():
     with pytest.raises(TypeError, match=r"got Linear; the attention weights .* pelocality\.measure"):
         pretrained(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
@@ -212,7 +212,7 @@ def test_a_module_of_ones_own_is_not_told_to_be_loaded():
         pretrained(SimpleNamespace(model=tiny("bert")))
 
 
-def test_the_longest_input_is_that_of_the_table_while_it_is_read():
+def test_the_longest_input_is_that_of_the_table_unless_it_is_disabled():
     model = tiny("roberta")
     assert longest_input(model) == longest_input(nn.DataParallel(model)) == 40
     with attach(model, AttenuatedEncoding()):

@@ -21,10 +21,10 @@ from pelocality.encodings import (
 from pelocality.models import attach
 from pelocality.models.reflection import reflection_gap
 from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
-from tests.test_models_attachment import CAUSAL, CONVOLVED, SILENT, random_table, set_implementation
+from tests.test_models_attachment import CAUSAL, DISABLEABLE, WITH_CONVOLUTION, random_table, set_implementation
 from tests.test_models_unknown_families import REFUSED
 
-BIDIRECTIONAL = [name for name in SILENT if name not in CAUSAL]
+BIDIRECTIONAL = [name for name in DISABLEABLE if name not in CAUSAL]
 ROUNDING = 1e-6  # some families pass through float32 inside
 
 model_of = functools.cache(tiny)
@@ -108,7 +108,7 @@ def test_the_gap_is_zero_at_s_equal_one_and_only_there(name, decay, symmetry, fo
 
 
 def test_learned_positions_and_a_convolution_give_a_gap():
-    for name in [*BIDIRECTIONAL, CONVOLVED]:
+    for name in [*BIDIRECTIONAL, WITH_CONVOLUTION]:
         assert (reflection_gap(model_of(name), tokens(2, 11)) > 1e-7).all()
 
 

@@ -39,7 +39,7 @@ def lines_of(call, files, interrupt_at=None):
 
 
 def every_interrupt(call, check, files=RESTORING):
-    """Interrupt a call at each line, the first time it runs and the last, and check what that leaves."""
+    """Interrupt a call at each line, at its first and its last execution, and check the state after that."""
     lines = lines_of(call, files)
     first = {line: index for index, line in reversed(list(enumerate(lines)))}
     last = {line: index for index, line in enumerate(lines)}
@@ -49,7 +49,7 @@ def every_interrupt(call, check, files=RESTORING):
     return len(first)
 
 
-def test_what_was_changed_is_restored_even_when_restoring_is_interrupted():
+def test_changes_are_undone_even_when_undoing_is_interrupted():
     values = {"a": 1, "b": 2}
 
     def call():
@@ -83,7 +83,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_interrupt_at_any_line_leaves_the_model_as_it_was(name):
+def test_an_interrupt_at_any_line_restores_the_model(name):
     family, call = CALLS[name]
     model = UNKNOWN[family]().train() if family in UNKNOWN else tiny(family).train()
     next(model.children()).eval()  # a mixture of modes has to come back as well

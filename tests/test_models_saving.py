@@ -1,4 +1,4 @@
-"""To disk and back."""
+"""Saving and loading models with encodings attached."""
 
 import copy
 import json
@@ -13,29 +13,29 @@ from torch import nn
 from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
 from pelocality.models import attach, attached, load
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
-from tests.test_models_attachment import ATTACHABLE, CONVOLVED, hidden, random_table, sharing
+from tests.test_models_attachment import ATTACHABLE, WITH_CONVOLUTION, hidden, normalised_over_keys, random_table
 
 N = 11
-# XLNet's parameters are float32 whatever a folder says, and a stack alone is no model that transformers can name
-SAVED = [name for name in ATTACHABLE if not name.startswith("xlnet") and name != "t5 decoder"]
+# XLNet always loads in float32, and transformers cannot load a decoder of T5 alone
+SAVABLE = [name for name in ATTACHABLE if not name.startswith("xlnet") and name != "t5 decoder"]
 
 
 @pytest.fixture
-def warnings_of_transformers(caplog):
-    """What transformers tells the user while it loads."""
+def transformers_log(caplog):
+    """Capture what transformers logs while it loads."""
     library = logging.getLogger("transformers")
     library.addHandler(caplog.handler)
     yield caplog
     library.removeHandler(caplog.handler)
 
 
-@pytest.mark.parametrize("name", [*SAVED, "xlnet"])
-def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outputs(name, tmp_path):
+@pytest.mark.parametrize("name", [*SAVABLE, "xlnet"])
+def test_a_saved_model_loads_with_exactly_the_same_weights_and_the_same_outputs(name, tmp_path):
     model, ids = tiny(name), tokens(2, N)
     if name == "xlnet":
         model = model.float()
-    own = "keep" if name == CONVOLVED else "disable"
-    attachment = attach(model, sharing(name, learnable=True), position_embeddings=own)
+    position_embeddings = "keep" if name == WITH_CONVOLUTION else "disable"
+    attachment = attach(model, normalised_over_keys(name, learnable=True), position_embeddings=position_embeddings)
     with torch.no_grad():
         for index, encoding in enumerate(attachment.encodings):
             encoding.log_decay.add_(0.1 * index + 0.123456789)  # as training would
@@ -45,7 +45,7 @@ def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outpu
     assert same_weights(loaded.state_dict(), model.state_dict())
     assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
     again = attached(loaded)
-    assert again.position_embeddings == own
+    assert again.position_embeddings == position_embeddings
     for old, new in zip(attachment.encodings, again.encodings, strict=True):
         assert torch.equal(old.log_decay, new.log_decay)
         assert new.configuration()["scale"] == 5.0
@@ -57,11 +57,11 @@ def test_a_saved_model_loads_with_the_same_weights_to_the_bit_and_the_same_outpu
     assert not list(tmp_path.glob("*.bin")) + list(tmp_path.glob("*.pt"))
 
 
-@pytest.mark.parametrize("name", SAVED)
-def test_plain_transformers_refuses_a_saved_folder_and_says_what_loads_it(name, tmp_path, warnings_of_transformers):
+@pytest.mark.parametrize("name", SAVABLE)
+def test_transformers_refuses_a_saved_folder_and_names_the_function_that_loads_it(name, tmp_path, transformers_log):
     model = tiny(name)
-    own = "keep" if name == CONVOLVED else "disable"
-    attach(model, NoEncoding(), position_embeddings=own)  # which has no number of its own to save
+    position_embeddings = "keep" if name == WITH_CONVOLUTION else "disable"
+    attach(model, NoEncoding(), position_embeddings=position_embeddings)  # which has no numbers to save
     described = model.config.to_dict()
     model.save_pretrained(tmp_path)
     assert model.config.to_dict() == described | {"dtype": "float64", "architectures": [type(model).__name__]}
@@ -71,14 +71,14 @@ def test_plain_transformers_refuses_a_saved_folder_and_says_what_loads_it(name, 
                 model_class.from_pretrained(tmp_path, **more)
     assert hf.AutoConfig.from_pretrained(tmp_path).model_type == model.config.model_type
     loaded = load(tmp_path)
-    assert "pelocality" not in warnings_of_transformers.text
-    assert "UNEXPECTED" not in warnings_of_transformers.text
+    assert "pelocality" not in transformers_log.text
+    assert "UNEXPECTED" not in transformers_log.text
     attached(loaded).remove()
     loaded.save_pretrained(tmp_path)
     type(model).from_pretrained(tmp_path)
 
 
-def test_each_layer_gets_its_own_encoding_back(tmp_path):
+def test_each_layer_loads_the_encoding_that_was_saved_from_it(tmp_path):
     model, ids = tiny("bert").float(), tokens(2, N)
     table = random_table(2).float()
     attach(model, [ALiBi(2, slopes=[0.3, 0.7]), table, AttenuatedEncoding(decay=0.2, form="logits")])
@@ -102,9 +102,9 @@ def test_layers_beyond_the_ninth_stay_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in ("bert", "llama", "t5") if name in ATTACHABLE])
-def test_half_precision_comes_back_as_it_was(name, tmp_path):
+def test_half_precision_is_saved_and_loaded_exactly(name, tmp_path):
     model, ids = tiny(name).to(torch.bfloat16), tokens(2, N)
-    attachment = attach(model, sharing(name, learnable=True))
+    attachment = attach(model, normalised_over_keys(name, learnable=True))
     assert attachment.encodings[0].log_decay.dtype == torch.float32  # numbers that are learned keep their precision
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path)
@@ -120,10 +120,10 @@ def test_half_precision_comes_back_as_it_was(name, tmp_path):
     assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
 
 
-def test_the_attention_implementation_comes_back_unless_another_is_asked_for(tmp_path):
+def test_the_saved_attention_implementation_is_used_unless_another_is_given(tmp_path):
     model = tiny("bert")
     model.set_attn_implementation("eager")
-    attach(model, sharing())
+    attach(model, normalised_over_keys())
     model.save_pretrained(tmp_path)
     assert load(tmp_path).config._attn_implementation == "eager"
     assert load(tmp_path, attn_implementation="sdpa").config._attn_implementation == "sdpa"
@@ -131,7 +131,7 @@ def test_the_attention_implementation_comes_back_unless_another_is_asked_for(tmp
 
 def test_a_pre_trained_model_loads_under_another_head_or_none(tmp_path):
     pretrained = hf.BertForMaskedLM(tiny("bert").config).eval()
-    attach(pretrained, sharing())
+    attach(pretrained, normalised_over_keys())
     ids = tokens(2, N)
     expected = hidden(pretrained, ids)
     pretrained.save_pretrained(tmp_path / "masked")
@@ -151,8 +151,8 @@ def test_a_pre_trained_model_loads_under_another_head_or_none(tmp_path):
     assert len(bare(ids, output_attentions=True).attentions) == 3
 
 
-def test_a_state_dict_fits_a_model_attached_alike():
-    """What a trainer does when it resumes."""
+def test_a_state_dict_is_loaded_into_a_model_with_an_equal_encoding():
+    """As a trainer does when it resumes."""
     one, two, ids = tiny("bert"), tiny("bert", seed=1), tokens(2, N)
     attach(one, random_table(2))
     attach(two, DistanceTable(2, length=7, signed=True))
@@ -161,7 +161,7 @@ def test_a_state_dict_fits_a_model_attached_alike():
     assert_same_outputs(hidden(one, ids), hidden(two, ids))
 
 
-def test_the_configuration_is_json_beside_the_numbers(tmp_path):
+def test_the_safetensors_file_holds_the_configuration_as_json(tmp_path):
     model = tiny("bert")
     attach(model, AttenuatedEncoding(decay=0.25))
     model.save_pretrained(tmp_path)
@@ -173,7 +173,7 @@ def test_the_configuration_is_json_beside_the_numbers(tmp_path):
     assert configuration["attn_implementation"] == "sdpa"
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path):
+def test_errors_of_loading_give_the_reason(tmp_path):
     model = tiny("bert")
     model.save_pretrained(tmp_path / "plain")
     with pytest.raises(ValueError, match="holds no encoding in the weights that would be loaded; load it"):
@@ -189,9 +189,9 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
     assert isinstance(load(tmp_path / "attached", model_class=hf.BertModel), hf.BertModel)
 
 
-def test_a_wrapped_model_is_attached_through_its_wrapper(tmp_path):
+def test_an_encoding_can_be_attached_to_a_wrapped_model(tmp_path):
     model, ids = tiny("bert"), tokens(1, N)
-    with attach(nn.Sequential(model), sharing()):
+    with attach(nn.Sequential(model), normalised_over_keys()):
         model.save_pretrained(tmp_path)
         assert_same_outputs(hidden(load(tmp_path), ids), hidden(model, ids))
     assert attached(model) is None

@@ -27,6 +27,9 @@ class PositionalBias(nn.Module):
         attention: The attention module.
         positions_disabled: Whether the model's position embeddings are disabled.
         implementation: The model's attention implementation, saved for `load`.
+
+    Raises:
+        TypeError: The encoding could not be saved.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class PositionalBias(nn.Module):
         self.implementation = implementation
         self.arguments = argument_names(attention)
         self.frozen: list[str] = []
+        self.get_extra_state()  # refuses an encoding that could not be saved
 
     @property
     def configuration(self) -> dict[str, Any]:

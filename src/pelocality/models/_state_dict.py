@@ -109,7 +109,7 @@ def _same_but_for_numbers(encoding: Encoding, configuration: dict[str, Any]) -> 
         return other.configuration() == encoding.configuration()
 
 
-def carries_encodings(model: nn.Module) -> bool:
+def has_encodings(model: nn.Module) -> bool:
     """Return whether an encoding is attached to a model or to any part of it."""
     return any(ATTACHED in module._modules for module in model.modules())
 
@@ -121,6 +121,6 @@ def refuse_plain_loading(model: Any) -> None:
 
 def _save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
     with restoring(lambda: model.config.__dict__.pop(REFUSED, None)):
-        if carries_encodings(model):  # not removed through a part of the model
+        if has_encodings(model):  # not removed through a part of the model
             setattr(model.config, REFUSED, _REASON)
         type(model).save_pretrained(model, *args, **kwargs)

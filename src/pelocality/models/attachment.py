@@ -19,7 +19,7 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._offloading import execution_device
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._state_dict import carries_encodings, check_state_dict, refuse_plain_loading
+from pelocality.models._state_dict import check_state_dict, has_encodings, refuse_plain_loading
 from pelocality.models.families import architecture
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
@@ -164,8 +164,8 @@ def _biases(record: Architecture, base: Any) -> list[Any]:
 def _biases_to_install(
     encodings: list[Encoding], record: Architecture, base: Any, position_embeddings: Positions
 ) -> list[PositionalBias]:
-    """Return one bias per attention module, and refuse encodings that could not be saved."""
-    biases = [
+    """Return one bias per attention module, not installed yet."""
+    return [
         PositionalBias(
             encoding,
             record,
@@ -175,9 +175,6 @@ def _biases_to_install(
         )
         for encoding, module in zip(encodings, record.attention_modules(base), strict=True)
     ]
-    for bias in biases:
-        bias.get_extra_state()
-    return biases
 
 
 def _install(biases: list[PositionalBias], model: nn.Module, record: Architecture, base: Any) -> None:
@@ -191,7 +188,7 @@ def _install(biases: list[PositionalBias], model: nn.Module, record: Architectur
     base.register_load_state_dict_pre_hook(check_state_dict)
     if biases[0].positions_disabled:
         disable_positions(record, base)
-    if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks; on removal, the missing submodule
+    if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks, only a missing submodule on removal
         torch.compiler.reset()
 
 
@@ -202,7 +199,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
             getattr(module, ATTACHED).uninstall(module)
     for module in _checked_modules(model, base):
         unhook(module, _check_call)
-        if not carries_encodings(module):  # the decoder of an encoder-decoder model may still have one
+        if not has_encodings(module):  # the decoder of an encoder-decoder model may still have one
             module.__dict__.pop("save_pretrained", None)
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
@@ -252,7 +249,7 @@ def _check_implementation(module: Any) -> None:
     implementation = module.config._attn_implementation
     if implementation not in (*_IMPLEMENTATIONS, None):
         raise ValueError(
-            f"attention implementation '{implementation}' of {type(module).__name__} takes no bias; call "
+            f"attention implementation '{implementation}' of {type(module).__name__} does not support a bias; call "
             "model.set_attn_implementation('sdpa') or 'eager'"
         )
 
@@ -303,8 +300,8 @@ def _check_encoding(encoding: Encoding, heads: int, *, causal: bool) -> None:
     for part in encoding.modules():
         if causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
             raise ValueError(
-                f"{part.future_only} of {type(part).__name__} acts on the future alone, which this model hides: "
-                f"leave {part.future_only} at its default and do not learn it (of what is learnable, name the rest)"
+                f"{part.future_only} of {type(part).__name__} acts on future keys only, which this model hides: "
+                f"leave {part.future_only} at its default and do not learn it (name the other learnable parameters)"
             )
 
 

@@ -33,14 +33,14 @@ def pretrained(model: nn.Module) -> Any:
         names = ", ".join(type(each).__name__ for each in found)
         raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")
     if not found:
-        got, way_out = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
+        got, advice = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
         if isinstance(given, type):
             got = f"the class {given.__name__}"
         elif isinstance(given, nn.Module):
-            way_out = "the attention weights of a module of your own can be given to pelocality.measure"
+            advice = "the attention weights of a module of your own can be given to pelocality.measure"
         elif hasattr(given, "model"):
-            way_out = "pass its .model"
-        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {way_out}")
+            advice = "pass its .model"
+        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {advice}")
     return found[0]
 
 

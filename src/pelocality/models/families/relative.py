@@ -141,7 +141,7 @@ class XlNet(Architecture):
         hidden: Tensor = call["h"]  # (query, batch, d)
         if hidden.dtype == torch.float16:
             raise ValueError(
-                "XLNet takes no bias in float16, whose numbers are too coarse for it; use bfloat16 or float32"
+                "XLNet does not support a bias in float16, which is too coarse for it; use bfloat16 or float32"
             )
         memory = call["mems"]
         queries = len(hidden)
