@@ -1,4 +1,4 @@
-"""What every public door refuses in the same words."""
+"""Validation of arguments that several packages take: counts, flags and tokenizers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    """Return a whole number that is large enough.
+    """Return an integer argument after checking its type and size.
 
     Args:
-        name: What the argument is called.
-        value: What was given.
-        least: The smallest that makes sense.
+        name: Name of the argument.
+        value: Its value; numpy's integers and the symbolic ones of torch.export are integers too.
+        least: The smallest that is allowed.
 
     Returns:
-        The number.
+        The number, as a Python integer where it is one of numpy's.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: The value is not an integer.
         ValueError: It is too small.
     """
     # __sym_max__: the symbolic integers of torch.export, told without importing torch
@@ -32,32 +32,14 @@ def count(name: str, value: Any, least: int = 1) -> int:
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a truth value that is one.
-
-    Args:
-        name: What the argument is called.
-        value: What was given.
-
-    Returns:
-        It.
-
-    Raises:
-        TypeError: It is neither True nor False.
-    """
+    """Return a boolean argument after checking its type: 1 or "no" would be read as True."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse what is not a tokenizer.
-
-    Args:
-        tokenizer: What was given.
-
-    Raises:
-        TypeError: It cannot be called on texts, or does not know its special tokens: a name, a processor.
-    """
+    """Raise a TypeError unless a tokenizer can be called on texts and has special tokens; a name cannot."""
     if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
         given = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
         raise TypeError(
