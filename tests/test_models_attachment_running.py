@@ -1,17 +1,24 @@
 """Attached models with caches, memories and compilers, interrupts, and refused arguments."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from pelocality import models
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding
-from pelocality.models import attach, attached
+from pelocality.models import (
+    _bias,
+    _disable,
+    _offloading,
+    _restore,
+    _state_dict,
+    attach,
+    attached,
+    attachment,
+)
+from pelocality.models.families import _calls, _mask, disentangled, relative
 from tests.families import UNKNOWN, assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
     ATTACHABLE,
@@ -22,6 +29,7 @@ from tests.test_models_attachment import (
     random_table,
     set_implementation,
 )
+from tests.test_models_restore import lines_of
 
 N = 11
 LANGUAGE_MODELS = {
@@ -290,14 +298,12 @@ def test_errors_name_the_invalid_argument():
 
 
 def test_an_error_while_attaching_restores_the_model(monkeypatch):
-    import pelocality.models.attachment as handle
-
     def fail(*_):
         raise KeyboardInterrupt
 
     model, ids = tiny("bert"), tokens(1, N)
     before, output = set(model.state_dict()), hidden(model, ids)
-    monkeypatch.setattr(handle, "disable_positions", fail)
+    monkeypatch.setattr(attachment, "disable_positions", fail)
     with pytest.raises(KeyboardInterrupt):
         attach(model, normalised_over_keys())
     assert attached(model) is None
@@ -305,35 +311,15 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-ATTACHING = [
-    str(Path(models.__file__).with_name(f"{name}.py"))
-    for name in ("_bias", "_calls", "_disable", "_offloading", "_restore", "_state_dict", "attachment")
-]
+OF_MODELS = (attachment, _bias, _disable, _offloading, _restore, _state_dict)
+OF_FAMILIES = (_calls, _mask, disentangled, relative)
+ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = [name for name in ("bert", "xlnet", "deberta-v2", "llama") if name in ATTACHABLE]
 
 
 def is_interrupted(call, at):
     """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call reached that line."""
-    lines = 0
-
-    def trace(frame, event, _):
-        nonlocal lines
-        if frame.f_code.co_filename not in ATTACHING:
-            return None
-        lines += event == "line"
-        if event == "line" and lines == at:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    try:
-        sys.settrace(trace)
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return len(lines_of(call, ATTACHING, at - 1)) == at
 
 
 def attributes_and_hooks(model):
