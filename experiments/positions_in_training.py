@@ -29,8 +29,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import last_complete_checkpoint, markdown, runs_parser, signed
-from small_models import FAMILIES
+from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
 from pelocality import direction_balance, measure, plots, positional_attention
@@ -122,10 +122,10 @@ def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
 def main() -> None:
     plt.switch_backend("agg")
     parser = runs_parser(__doc__.split("\n")[0])
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["bert"])
+    parser.add_argument("--family", nargs="+", choices=ENCODERS, default=["bert"])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
-    arguments, options = parser.parse_known_args()
+    arguments, options = parse_runs(parser)
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options]
     runs = {
