@@ -110,7 +110,8 @@ def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
     for metric, of_metric in zip(RISING, axes, strict=True):
         for family, ax in zip(families, of_metric, strict=True):
             plots.trajectory(trajectories[trajectories["family"] == family], metric, ax=ax)
-            ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, 1))
+            top = 1.2 * trajectories[metric].max() if metric == "locality" else 1
+            ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, top))
             ax.set_title(family if metric == RISING[0] else "")
             ax.grid(alpha=0.25, linewidth=0.6)
             ax.get_legend().remove()
