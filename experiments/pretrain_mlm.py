@@ -45,7 +45,7 @@ from transformers import (
 from transformers.modeling_outputs import MaskedLMOutput
 
 from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
-from pelocality.models.callback import encoding_parameters
+from pelocality.models.callback import encoding_parameters, trajectory
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # flags of an attenuated encoding and their defaults
@@ -277,14 +277,13 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
         eval_dataset=held_out,
         processing_class=tokenizer,
         data_collator=default_data_collator,
+        callbacks=[LocalityCallback(every=arguments.every, length=arguments.length, words=arguments.words)],
     )
-    callback = LocalityCallback(trainer, every=arguments.every, length=arguments.length, words=arguments.words)
-    trainer.add_callback(callback)
     train(trainer, checkpoint)
 
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
-        callback.table.to_csv(arguments.output / "trajectory.csv", index=False)
+        trajectory(trainer.state.log_history).to_csv(arguments.output / "trajectory.csv", index=False)
         tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
         found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
         write_atomically(result, json.dumps(run_settings(arguments) | found, indent=1))
