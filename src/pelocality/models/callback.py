@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import pandas as pd
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from pelocality._checks import count
 from pelocality.encodings import Encoding
