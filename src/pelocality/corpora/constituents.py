@@ -13,9 +13,8 @@ from pelocality.corpora.spacing import unescape
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*([^\s()]*)\s*(\)?)|(\)|[^\s()]+)")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
 _BINARY = (
-    "a bracketed tree must have a label in each node and each word in a node of its own, such as (NP (DT the) (NN "
-    "dog)), got {what!r}; if this is a binary parse without labels (sentence1_binary_parse of SNLI), take the field "
-    "with the labelled one (sentence1_parse)"
+    "a bracketed tree must have a label in each node and each word in a node of its own, got {what!r}; if this is a "
+    "binary parse without labels (sentence1_binary_parse of SNLI), take the labelled one (sentence1_parse)"
 )
 
 
@@ -59,9 +58,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         >>> words, [(c.start, c.end, c.labels) for c in phrases.spans]
         (('The', 'dog', 'ran'), [(0, 3, ('S',)), (0, 2, ('NP',)), (2, 3, ('VP',))])
     """
-    malformed = _BINARY.format(what=" ".join(bracketed.split())[:60])
     if _looks_binary(bracketed):
-        raise ValueError(malformed)
+        raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
     words: list[str] = []
     tags: list[str] = []
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
@@ -72,7 +70,7 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         elif other == ")" or (not unclosed and (words or found)):
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
         elif other or (word and not closes) or (not label and (words or any(phrase[2] for phrase in found))):
-            raise ValueError(malformed)
+            raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
         elif word and label != "-NONE-":
             words.append(unescape(word))
             tags.append(label)
