@@ -119,14 +119,12 @@ def read_pairs(
     features = getattr(source, "features", None)
     if label_names is None and label and features and hasattr(features.get(label), "names"):
         label_names = features[label].names
-    if label_names is not None:
-        if isinstance(label_names, str | Mapping) or not all(isinstance(name, str) for name in label_names):
-            raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
-        label_names = tuple(label_names)
+    if isinstance(label_names, str | Mapping) or not all(isinstance(name, str) for name in label_names or ()):
+        raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    fields = (premise, hypothesis, label, uid)
-    options = {"fields": fields, "parser": parser, "label_names": label_names, "language": language_code(language)}
+    options: dict[str, Any] = {"parser": parser, "label_names": label_names, "language": language_code(language)}
+    options["fields"] = (premise, hypothesis, label, uid)
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
         if suffix in (".jsonl", ".json"):
@@ -138,7 +136,8 @@ def read_pairs(
     if isinstance(source, Iterator | Mapping) or not isinstance(source, Iterable):
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
-    rows = source.to_dict("records") if hasattr(source, "iterrows") else source
+    rows: Any = source
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
     return Corpus(name, functools.partial(enumerate, rows, 1), functools.partial(_read_row, **options))
 
 
@@ -147,7 +146,7 @@ def _read_row(
     where: str,
     fields: tuple[str, str, str | None, str | None],
     parser: Parser | None,
-    label_names: tuple[str, ...] | None,
+    label_names: Sequence[str] | None,
     language: str,
     in_lines: bool = False,
 ) -> Pair | Dropped:
@@ -164,12 +163,11 @@ def _read_row(
     parsed = list(parser(texts)) if parser else [plain_sentence(text, language) for text in texts]
     if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
         raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
-    return Pair(
-        replace(parsed[0], uid=f"{uid}/premise"), replace(parsed[1], uid=f"{uid}/hypothesis"), label, uid, where
-    )
+    first, second = parsed
+    return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
-def _label(value: Any, names: tuple[str, ...] | None) -> str | None:
+def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
