@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from pelocality._checks import check_tokenizer, count, flag
+from pelocality.evaluation._examples import padded
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
@@ -193,15 +194,12 @@ def _log_likelihood(
 
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     """Return the logits (batch, n, vocabulary) of rows of token ids, padded on the right."""
-    padding = tokenizer.pad_token_id or 0  # hidden by the mask, so that any id will do
-    columns = [torch.tensor(row, dtype=torch.long) for row in ids]
     inner = pretrained(model)
-    device = device_of(inner)
-    padded = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding).to(device)
-    check_ids(inner, padded)
-    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in columns], batch_first=True).to(device)
+    inputs = padded(ids, tokenizer.pad_token_id or 0, device_of(inner))  # hidden by the mask, so that any id will do
+    check_ids(inner, inputs)
+    mask = padded([[1] * len(row) for row in ids], 0, inputs.device)
     more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
-    logits: Tensor | None = getattr(model(input_ids=padded, attention_mask=mask, **more), "logits", None)
+    logits: Tensor | None = getattr(model(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
         raise ValueError(
             f"model must predict the tokenizer's {len(tokenizer)} tokens, {type(model).__name__} returned "

@@ -48,14 +48,8 @@ class DependencyDistances(DisplayMixin):
         summary = groups["distance"].agg(n="size", mean="mean", median="median", sd="std")
         summary["lower_quartile"] = groups["distance"].quantile(0.25)
         summary["upper_quartile"] = groups["distance"].quantile(0.75)
-        frame: pd.DataFrame = summary.join(groups[["adjacent", "head_later"]].mean()).reset_index()
-        languages = {language: place for place, language in enumerate(self.sentences)}
-        return frame.sort_values(
-            ["language", "n"],
-            key=lambda column: column.map(languages) if column.name == "language" else -column,
-            kind="stable",
-            ignore_index=True,
-        )
+        frame = summary.join(groups[["adjacent", "head_later"]].mean()).sort_values("n", ascending=False, kind="stable")
+        return frame.loc[[name for name in self.sentences if name in frame.index]].reset_index()
 
     def histogram(self, relation: str = ALL) -> pd.DataFrame:
         """Return the share of each distance, per language.
