@@ -120,22 +120,16 @@ def evaluate(
 def _text_columns(probe: Any) -> tuple[str, ...]:
     """Return the columns of the perturbed texts, after checking that these and the originals exist."""
     if not isinstance(probe, datasets.Dataset):
-        raise TypeError(
-            f"probe must be a datasets.Dataset, such as pelocality.probes builds, got {type(probe).__name__}"
-        )
+        raise TypeError(f"probe must be a datasets.Dataset, such as of pelocality.probes, got {type(probe).__name__}")
     if "sentence_good" in probe.column_names:
         raise ValueError("probe holds minimal pairs, which have no labels; use evaluate_minimal_pairs")
-    for texts in _TEXTS:
-        if {*texts, *(f"original_{name}" for name in texts)} <= set(probe.column_names):
-            if not len(probe):
-                raise ValueError(
-                    "probe is empty; for a probe built by pelocality.probes, probe_info(probe).dropped has the reasons"
-                )
-            return texts
-    raise ValueError(
-        "probe must have premise and hypothesis, or sentence, and the same under original_, got columns "
-        f"{', '.join(probe.column_names)}"
-    )
+    texts = _TEXTS[0] if "premise" in probe.column_names else _TEXTS[1]
+    missing = {f"{side}{name}" for side in _SIDES for name in texts} - set(probe.column_names)
+    if missing:
+        raise ValueError(f"probe must have premise and hypothesis, or sentence, and originals; no {sorted(missing)}")
+    if not len(probe):
+        raise ValueError("probe is empty; probe_info(probe).dropped has the reasons if pelocality.probes built it")
+    return texts
 
 
 def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None) -> pd.DataFrame:
@@ -143,21 +137,15 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     frame = scalar_columns(probe, "probe", _NOT_COPIED, [name for name in _ADDED if name != groups])
     for one, other in (("label", "original_label"), ("original_label", "label")):
         if one in probe.column_names and other not in probe.column_names:
-            raise ValueError(
-                f"probe has {one} and no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])"
-            )
+            raise ValueError(f"no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])")
     for name in ("label", "original_label"):
         frame[name] = pd.Series(_labels(probe, name), index=frame.index, dtype=object)
     missing = frame[["label", "original_label"]].isna()
     if missing.any(axis=None) and not missing.all(axis=None):
-        raise ValueError(
-            f"probe has {int(missing.any(axis=1).sum())} rows without a label and others with one; remove them: "
-            "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
-        )
+        rule = "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
+        raise ValueError(f"probe has {missing.any(axis=1).sum()} rows without a label; remove them: {rule}")
     if groups is not None and groups not in probe.column_names:
-        raise ValueError(
-            f"groups must be a column of the probe, one of {', '.join(probe.column_names)}, got {groups!r}"
-        )
+        raise ValueError(f"groups must be a column of the probe, one of {probe.column_names}, got {groups!r}")
     originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
     labelled = zip(originals, frame["original_label"], strict=True)
     frame["original"] = [_digest(*sides, label or "") for sides, label in labelled]
@@ -182,10 +170,8 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
         values = [None if value is None or value < 0 else feature.int2str(value) for value in values]
     numbers = {value for value in values if value is not None and not isinstance(value, str)}
     if numbers:
-        raise ValueError(
-            f"labels of the probe must be names, got {sorted(numbers)[:3]} in {column!r}; cast the column: "
-            f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
-        )
+        advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
+        raise ValueError(f"labels of the probe must be names, got {sorted(numbers)[:3]}; cast the column: {advice}")
     return [None if value is None else normalised(value) for value in values]
 
 

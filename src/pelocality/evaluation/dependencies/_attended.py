@@ -110,8 +110,7 @@ def check_alignment(tokenizer: Any) -> None:
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
         raise ValueError(
-            f"tokenizer {type(tokenizer).__name__} loses the space between words given one by one; load it with "
-            "AutoTokenizer.from_pretrained(..., add_prefix_space=True)"
+            "tokenizer loses spaces between words; load it with from_pretrained(..., add_prefix_space=True)"
         )
 
 

@@ -131,10 +131,9 @@ def dependency_distances(
                 counts[language, relation if subtypes else without_subtype(relation), offset] += 1
     if not counts:
         raise ValueError(f"sentences must have a dependency between two words, none of {sum(read.values())} has")
-    frame = pd.DataFrame([(*key, count) for key, count in sorted(counts.items())])
-    return DependencyDistances(
-        frame.set_axis(["language", "relation", "offset", "count"], axis=1), dict(read), punctuation
-    )
+    columns = ["language", "relation", "offset", "count"]
+    frame = pd.DataFrame([(*key, count) for key, count in sorted(counts.items())], columns=columns)
+    return DependencyDistances(frame, dict(read), punctuation)
 
 
 def _offsets(layer: Dependencies, punctuation: bool) -> Iterable[tuple[str, int]]:
