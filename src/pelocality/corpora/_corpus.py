@@ -6,6 +6,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Corpus(Generic[T]):
     """Sentences or pairs, read lazily, again from the start at each pass.
 
@@ -29,18 +31,15 @@ class Corpus(Generic[T]):
         read: Function from the content of a record and its place (``"snli/dev.jsonl:7"``) to an item, or to `Dropped`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        records: Callable[[], Iterator[Record]],
-        read: Callable[[Any, str], T | Dropped],
-    ) -> None:
-        self.name = name
-        self.records = records
-        # with the folder: a file name alone ("dev.jsonl") does not distinguish the sentences of two corpora
-        self._short_name = "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_file() else name
-        self.dropped: Counter[str] = Counter()
-        self._read = read
+    name: str
+    records: Callable[[], Iterator[Record]]
+    read: Callable[[Any, str], T | Dropped]
+    dropped: Counter[str] = field(default_factory=Counter, init=False)
+
+    @functools.cached_property
+    def _short_name(self) -> str:
+        """The name with its folder: a file name alone ("dev.jsonl") does not distinguish two corpora."""
+        return "/".join(Path(self.name).resolve().parts[-2:]) if Path(self.name).is_file() else self.name
 
     def parse(self, record: Record) -> T | Dropped:
         """Parse one record.
@@ -56,7 +55,7 @@ class Corpus(Generic[T]):
         """
         line, content = record
         try:
-            return self._read(content, f"{self._short_name}:{line}")
+            return self.read(content, f"{self._short_name}:{line}")
         except ValueError as error:
             raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
