@@ -236,3 +236,29 @@ def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, ca
     assert "| relation | distance | n | positional |" in printed
     saved = {path.name for path in tmp_path.iterdir()}
     assert {"dependency_heads.png", "best_heads.csv", "head_types.csv"} <= saved
+
+
+def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_path, monkeypatch, capsys):
+    drawn = tmp_path / "frames.tsv"
+    source = ["draw", "frames", ROOT / "examples" / "data" / "frames.jsonl", "--rounds", 1, "--rows", 4]
+    run("probe_error_rates", *source, "--output", drawn, monkeypatch=monkeypatch)
+    header, *rows = drawn.read_text(encoding="utf-8").splitlines()
+    assert header == "number\toriginal\tperturbed"
+    assert [row.split("\t")[0] for row in rows] == ["1", "2", "3", "4"]
+    verdicts = ["wrong", "0", "1", "0", "0"]
+    lines = (f"{line}\t{verdict}" for line, verdict in zip([header, *rows], verdicts, strict=True))
+    drawn.write_text("\n".join(lines))
+    run("probe_error_rates", "rates", drawn, monkeypatch=monkeypatch)
+    assert "| frames | 4 | 1 | 25.0 % [4.6, 69.9] |" in capsys.readouterr().out
+
+
+def test_a_document_is_drawn_in_one_round_only(tmp_path, monkeypatch):
+    names = run("probe_error_rates", "rates", _read(tmp_path), monkeypatch=monkeypatch)
+    rounds = [names["round_of"](f"document {k}", 4, seed=0) for k in range(400)]
+    assert set(rounds) == {1, 2, 3, 4}
+    assert rounds == [names["round_of"](f"document {k}", 4, seed=0) for k in range(400)]
+
+
+def _read(folder):
+    (folder / "read.tsv").write_text("number\twrong\n1\t0\n")
+    return folder / "read.tsv"
