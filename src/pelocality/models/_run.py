@@ -21,21 +21,12 @@ from pelocality.models.families._wrapper import pretrained
 
 logger = logging.getLogger(__name__)
 
-# model types without (n, n) softmax attention over tokens, and why
+# model types without (n, n) softmax attention over tokens
 _REFUSED = {
-    "mamba": "it is a state space model and has no attention",
-    "mamba2": "it is a state space model and has no attention",
-    "falcon_mamba": "it is a state space model and has no attention",
-    "rwkv": "it is a recurrent network and has no attention matrix",
-    "xlstm": "it is a recurrent network and has no attention matrix",
-    "fnet": "it mixes tokens by a Fourier transform, which has no weights",
-    "longformer": "its attention maps list a window and global tokens, not n keys a query",
-    "led": "its attention maps list a window and global tokens, not n keys a query",
-    "reformer": "it attends within hash buckets that change from pass to pass",
-    "perceiver": "its latent array, not its tokens, attends to itself",
-    "funnel": "its layers pool the sequence, so that their maps differ in size",
-    "canine": "it attends within blocks of characters and to a shortened sequence",
-    "longt5": "its encoder attends within blocks",
+    "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
+    "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
+        *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
+    ),
 }
 
 
@@ -52,8 +43,8 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
         record = architecture(inner)
         return record.base(inner), record
     name = f"{type(inner).__name__} (model type '{model_type}')"
-    if model_type in _REFUSED:
-        raise ValueError(f"{name} cannot be probed: {_REFUSED[model_type]}")
+    if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
+        raise ValueError(f"{name} cannot be probed: {reason}")
     if getattr(inner.config, "attention_type", None) == "block_sparse":
         raise ValueError(
             f"{name} cannot be probed with block-sparse attention; load it with attention_type='original_full'"
@@ -294,20 +285,31 @@ def name_with_encoding(model: nn.Module) -> str:
     return label(model_name(model), attached_encoding(pretrained(model)))
 
 
-def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
-    """Return the requested layers, counted from the start; all for None.
+def requested_layers(
+    layers: Sequence[int] | None, available: Sequence[int], depth: int, otherwise: str
+) -> tuple[int, ...]:
+    """Return the requested layers, counted from the start; all that are available for None.
+
+    Args:
+        layers: indices into the model's layers, negative ones from the end.
+        available: the layers that can be returned.
+        depth: the number of the model's layers.
+        otherwise: the end of the error for layers that are not available, after their list.
 
     Raises:
         TypeError: if it is not a list.
-        ValueError: if there is none, or an index out of range.
+        ValueError: if there is none, an index out of range, or a layer that is not available.
     """
-    if layers is None:
-        return tuple(range(depth))
-    if not isinstance(layers, Sequence):
+    if layers is not None and not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
-    if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
-        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
-    return tuple(i % depth for i in layers)
+    wanted = available if layers is None else layers
+    if (layers is not None and not layers) or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in wanted):
+        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
+    numbers = tuple(i % depth for i in wanted)
+    missing = sorted(set(numbers) - set(available))
+    if missing or not numbers:
+        raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
+    return numbers
 
 
 def _configs(model: nn.Module) -> list[Any]:

@@ -79,14 +79,10 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     if tokenizer is None:
         raise ValueError("special_tokens=True needs a tokenizer, whose template places them; pass tokenizer=")
     check_tokenizer(tokenizer)
-    ids = tokenizer(_BEFORE, add_special_tokens=True)["input_ids"]
-    plain = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
-    for start in range(len(ids) - len(plain) + 1):
-        if ids[start : start + len(plain)] == plain:
-            return list(ids[:start]), list(ids[start + len(plain) :])
-    raise ValueError(
-        f"{type(tokenizer).__name__} changes a sentence between its special tokens; use special_tokens=False"
-    )
+    tokens = tokenizer(_BEFORE, return_special_tokens_mask=True)
+    ids, special = tokens["input_ids"], tokens["special_tokens_mask"]
+    first, last = special.index(0), len(ids) - special[::-1].index(0)
+    return ids[:first], ids[last:]
 
 
 def _token_id(word: str | int, tokenizer: Any, size: int) -> int:

@@ -18,8 +18,8 @@ from pelocality.models._run import (
     check_length,
     device_of,
     eager_attention,
-    layer_indices,
     refuse_attached,
+    requested_layers,
     run,
 )
 from pelocality.models._terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
@@ -128,7 +128,13 @@ def decompose(
     modules: list[Any] = record.attentions(base)
     with eager_attention(model), loaded(base, position_parts(record, base)):
         splits = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
-        chosen = _chosen(layers, splits, type(base).__name__)
+        chosen = requested_layers(
+            layers,
+            [layer for layer, split in enumerate(splits) if split is not None],
+            len(splits),
+            f"in which {type(base).__name__} cannot be split into content and position: its positions are added to the "
+            "words before the first layer, and later layers read their sum; use layers=[0], or position_share",
+        )
         states = _States(record, base, inputs, real)
         terms = [states.terms(layer, splits[layer]) for layer in chosen]
     device = terms[0].content.device
@@ -243,17 +249,3 @@ def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split
     with loaded(base, [module]):
         terms = (record.relative_bias, record.relative_keys, record.relative_queries)
         return "relative" if any(term(base, module, 1) is not None for term in terms) else None
-
-
-def _chosen(layers: Sequence[int] | None, splits: list[Split | None], name: str) -> tuple[int, ...]:
-    """Return the requested layers, all that can be split by default."""
-    splittable = tuple(layer for layer, split in enumerate(splits) if split is not None)
-    chosen = splittable if layers is None else layer_indices(layers, len(splits))
-    beyond = sorted(set(chosen) - set(splittable))
-    if beyond or not chosen:
-        raise ValueError(
-            f"{name} cannot be split into content and position in layers {beyond or [*range(len(splits))]}: "
-            "its positions are added to the words before the first layer, and later layers read their sum; "
-            "use layers=[0], or position_share"
-        )
-    return chosen

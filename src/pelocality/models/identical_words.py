@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,11 @@ from pelocality.models._run import (
     device_of,
     eager_attention,
     find_base,
-    layer_indices,
     model_name,
+    requested_layers,
     run,
 )
 from pelocality.models._words import choose_words, special_tokens_around
-from pelocality.models.families._record import Architecture
 from pelocality.models.result import METRICS, PositionalAttention, Provenance
 
 _BATCH_BYTES = 2**28  # attention of one batch over all layers; a batch of one word may need more
@@ -101,13 +100,17 @@ def positional_attention(
     ids, names = choose_words(base, tokenizer, words, seed)
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     sums = _Sums(layers, slice(len(before), len(before) + length))
+    start, size = 0, batch_size or 1  # one word first, which tells how many fit into the memory of a batch
     with (
         eager_attention(model),
         tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
     ):
-        for observed in _observe_in_batches(base, record, rows, batch_size):
+        while start < len(ids):
+            observed = observe(base, record, input_ids=rows[start : start + size])
             sums.add(observed)
-            bar.update(len(observed.maps[0]))
+            bar.update(min(size, len(ids) - start))
+            start += size
+            size = batch_size or max(1, min(64, _BATCH_BYTES * size // sum(each.nbytes for each in observed.maps)))
         equal_states = _equal_states(base, rows[:1], sums.positions)
     mean = sums.attention / len(ids)
     source = Provenance(
@@ -125,20 +128,8 @@ def positional_attention(
         equal_states=equal_states,
     )
     visible = None if bool(sums.visible.all()) else sums.visible
-    return PositionalAttention(mean, sums.per_word(), sums.layers, source, visible)
-
-
-def _observe_in_batches(
-    base: Any, record: Architecture | None, rows: Tensor, batch_size: int | None
-) -> Iterator[Observed]:
-    """Run the rows (word, n) in batches: one word first, which tells how many fit into the memory of a batch."""
-    start, size = 0, batch_size or 1
-    while start < len(rows):
-        observed = observe(base, record, input_ids=rows[start : start + size])
-        yield observed
-        if batch_size is None and start == 0:
-            size = max(1, min(64, _BATCH_BYTES // sum(weights.nbytes for weights in observed.maps)))
-        start += len(observed.maps[0])
+    per_word = {name: torch.cat([torch.stack(by_layer, 1) for by_layer in sums.per_word[name]]) for name in METRICS}
+    return PositionalAttention(mean, Measurement(**per_word), sums.layers, source, visible)
 
 
 class _Sums:
@@ -149,38 +140,26 @@ class _Sums:
         self.layers: tuple[int, ...] = ()
         self.attention = torch.zeros(())  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros((), dtype=torch.bool)  # (layer, n, n)
-        self.metrics: list[list[Measurement]] = []  # by batch and layer, of (word, head)
+        self.per_word: dict[str, list[list[Tensor]]] = {name: [] for name in METRICS}  # by batch and layer
 
     def add(self, observed: Observed) -> None:
         """Add the words of a batch."""
-        self.layers = _requested_layers(self.requested, observed)
+        self.layers = requested_layers(
+            self.requested,
+            observed.layers,
+            observed.depth,
+            f"which have no attention in this model; those that have are {list(observed.layers)}",
+        )
         places = [observed.layers.index(layer) for layer in self.layers]
         device, part = observed.maps[0].device, self.positions
-        maps = [_crop(observed.maps[place], part) for place in places]  # (word, head, n, n) each
-        self.attention = self.attention + torch.stack([_float32_rows(weights).sum(0).to(device) for weights in maps])
+        # (word, head, n, n) each, in at least float32
+        maps = [crop(observed.maps[place], part.start, part.stop) for place in places]
+        self.attention = self.attention + torch.stack([weights.sum(0).to(device) for weights in maps])
         visible = [observed.visible[place][:, part, part].any(0).to(device) for place in places]
         self.visible = self.visible | torch.stack(visible)
-        self.metrics.append([measure(weights) for weights in maps])
-
-    def per_word(self) -> Measurement:
-        """Return the metrics of each word, (word, layer, head) each."""
-
-        def stacked(name: str) -> Tensor:
-            device = self.attention.device
-            return torch.cat([torch.stack([getattr(m, name).to(device) for m in by], 1) for by in self.metrics])
-
-        return Measurement(**{name: stacked(name) for name in METRICS})
-
-
-def _requested_layers(layers: Sequence[int] | None, observed: Observed) -> tuple[int, ...]:
-    """Return the layers that were asked for, by their numbers in the model; all that have attention for None."""
-    numbers = observed.layers if layers is None else layer_indices(layers, observed.depth)
-    absent = sorted(set(numbers) - set(observed.layers))
-    if absent:
-        raise ValueError(
-            f"layers holds {absent}, which have no attention in this model; those that have are {list(observed.layers)}"
-        )
-    return numbers
+        measured = [measure(weights) for weights in maps]
+        for name, by_batch in self.per_word.items():
+            by_batch.append([getattr(each, name).to(device) for each in measured])
 
 
 def _equal_states(base: Any, row: Tensor, positions: slice) -> bool:
@@ -197,17 +176,3 @@ def _equal_rows(states: Tensor) -> bool:
     states = states.double() if states.device.type == "cpu" else states.float()
     spread, size = (states - states[..., :1, :]).abs().amax(-2), states.abs().amax(-2)
     return bool((spread / size.clamp(min=torch.finfo(torch.float32).tiny)).median() < eps**0.5)
-
-
-def _crop(weights: Tensor, positions: slice) -> Tensor:
-    """Cut special tokens out of attention and renormalise its rows."""
-    whole = weights.shape[-1] == positions.stop - positions.start
-    return weights if whole else crop(weights, positions.start, positions.stop)
-
-
-def _float32_rows(weights: Tensor) -> Tensor:
-    """Return half precision as float32, with rows that sum to 1 in float32; wider types unchanged."""
-    if weights.dtype in (torch.float32, torch.float64):
-        return weights
-    weights = weights.float()
-    return weights / weights.sum(-1, keepdim=True)
