@@ -33,58 +33,35 @@ _REFUSED = {
 def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
     """Return the base transformer and the record of its family, or None for a family without a record.
 
+    Of an encoder-decoder model it is the encoder.
+
     Raises:
         TypeError: if there is no transformers model.
-        ValueError: if the model cannot be probed; the message says why.
+        ValueError: if it reads no tokens, or consists of parts with different inputs; the message names the part to
+            pass.
     """
     inner = pretrained(model)
-    model_type = inner.config.model_type
-    if model_type in known_families():
+    if inner.config.model_type in known_families():
         record = architecture(inner)
         return record.base(inner), record
-    name = f"{type(inner).__name__} (model type '{model_type}')"
-    if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
-        raise ValueError(f"{name} cannot be probed: {reason}")
-    if getattr(inner.config, "attention_type", None) == "block_sparse":
-        raise ValueError(
-            f"{name} cannot be probed with block-sparse attention; load it with attention_type='original_full'"
-        )
     base = inner.base_model
     if hasattr(base, "encoder") and hasattr(base, "decoder"):
-        halves = [f"model.get_{half}()" for half in ("encoder", "decoder") if reads_tokens(getattr(base, half))]
-        raise ValueError(f"{name} has an encoder and a decoder; {_pass_one_of(halves)}")
-    check_reads_tokens(base)
+        base = base.get_encoder()
+    name = f"{type(inner).__name__} (model type '{inner.config.model_type}')"
+    if "input_ids" not in inspect.signature(base.forward).parameters:
+        raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
+    if not _reads_tokens(base):
+        parts = [f"model.{part}" for part, module in base.named_children() if _reads_tokens(module)]
+        advice = f"pass {' or '.join(parts)}" if parts else "pass the attention that it returns to pelocality.measure"
+        raise ValueError(f"{type(base).__name__} of {name} has no token embeddings; {advice}")
     return base, None
 
 
-def check_reads_tokens(base: Any) -> None:
-    """Refuse models that read no tokens, and models of several parts with different inputs.
-
-    Raises:
-        ValueError: if it is one; the message names the part to pass.
-    """
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
-    if "input_ids" not in inspect.signature(base.forward).parameters:
-        raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
-    if not reads_tokens(base):
-        parts = [f"model.{part}" for part, module in base.named_children() if reads_tokens(module)]
-        raise ValueError(f"{name} has no token embeddings; {_pass_one_of(parts)}")
-
-
-def reads_tokens(module: nn.Module) -> bool:
+def _reads_tokens(module: nn.Module) -> bool:
     """Return whether a module is a transformers model that reads token ids."""
     if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
         return False
     return token_embeddings(module) is not None
-
-
-def _pass_one_of(parts: Sequence[str]) -> str:
-    """Return the end of an error that names the parts to pass instead."""
-    return (
-        f"pass {' or '.join(parts)}"
-        if parts
-        else "none of its parts can be run alone, so pass the attention weights that it returns to pelocality.measure"
-    )
 
 
 @contextmanager
@@ -154,7 +131,12 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     Raises:
         ValueError: if the model returns no weights, or weights whose rows over n keys do not sum to 1.
     """
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    model_type = base.config.model_type
+    name = f"{type(base).__name__} (model type '{model_type}')"
+    if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
+        raise ValueError(f"{name} cannot be probed: {reason}")
+    if getattr(base.config, "attention_type", None) == "block_sparse":
+        raise ValueError(f"{name} cannot be probed with block-sparse attention; load it with 'original_full'")
     batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
     try:
@@ -180,14 +162,9 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
             totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
         off = float((totals - 1).abs().max())
         if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
-            reason = (
-                "and some weights are negative: these are not attention weights but perhaps logits"
-                if bool((weights < 0).any())
-                else "as with attention sinks outside the sequence, or heads mixed after the softmax"
-            )
             raise ValueError(
-                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), "
-                f"{reason}"
+                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), as "
+                "with attention sinks outside the sequence, heads mixed after the softmax, or logits"
             )
     return tuple(maps)
 
@@ -303,7 +280,9 @@ def requested_layers(
     if layers is not None and not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
     wanted = available if layers is None else layers
-    if (layers is not None and not layers) or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in wanted):
+    if (layers is not None and not layers) or any(
+        isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in wanted
+    ):
         raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
     numbers = tuple(i % depth for i in wanted)
     missing = sorted(set(numbers) - set(available))

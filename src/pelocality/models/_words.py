@@ -87,22 +87,21 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
     """Return the token id of a word that was given as text or as an id."""
-    if isinstance(word, int):
-        if not 0 <= word < size:
-            raise ValueError(f"words contains the id {word}, outside the model's vocabulary of {size}")
-        return word
-    if tokenizer is None:
-        raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
-    pieces = _tokens_of(word, tokenizer)
-    unknown = tokenizer.unk_token_id
-    if len(pieces) != 1 or pieces[0] == unknown:
-        shown = "unknown" if pieces == [unknown] else f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+    pieces = [word]
+    if isinstance(word, str):
+        if tokenizer is None:
+            raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
+        pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]
+        if len(pieces) != 1 or pieces == unknown:
+            count = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+            raise ValueError(
+                f"words contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
+                "give words of one token, or token ids"
+            )
+    if not 0 <= pieces[0] < size:
         raise ValueError(
-            f"words contains {word!r}, which is {shown} to this tokenizer; give words of one token, or token ids"
-        )
-    if pieces[0] >= size:
-        raise ValueError(
-            f"token id {pieces[0]} is outside the model's vocabulary of {size}; is this the model's tokenizer?"
+            f"words contains the id {pieces[0]}, outside the model's vocabulary of {size}; is this the model's "
+            "tokenizer?"
         )
     return int(pieces[0])
 
@@ -118,13 +117,11 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[
         if token not in special and (tokenizer is None or _is_word(token, tokenizer)):
             drawn.append(token)
     if len(drawn) < wanted:
-        if tokenizer is not None and len(tokenizer) > size:
-            raise ValueError(
-                f"words={wanted} is more than the {len(drawn)} words that tokenizer and model share: the tokenizer has "
-                f"{len(tokenizer)} tokens, the model's vocabulary {size}; is this the model's tokenizer?"
-            )
+        sizes = (
+            "" if tokenizer is None else f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})"
+        )
         raise ValueError(
-            f"words={wanted} is more than the {len(drawn)} words in this vocabulary; ask for fewer, or give them"
+            f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; ask for fewer, or give them"
         )
     return drawn
 
