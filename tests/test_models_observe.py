@@ -4,8 +4,9 @@ import pytest
 import torch
 import transformers as hf
 
+from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
-from pelocality.models import PositionalAttention, _observe as masks, position_share, positional_attention
+from pelocality.models import PositionalAttention, _observe as masks, attach, position_share, positional_attention
 from pelocality.models._observe import observe
 from pelocality.models._run import eager_attention, find_base
 from tests.families import UNKNOWN, same, small, state, tiny, tokens
@@ -98,9 +99,9 @@ def attend_uniformly(model):
 
 
 def observed(model, ids):
-    base, record = find_base(model)
+    base = find_base(model)
     with eager_attention(model):
-        return observe(base, record, input_ids=ids)
+        return observe(base, input_ids=ids)
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -167,11 +168,11 @@ def test_keys_whose_weights_underflow_are_visible():
 
 
 def test_padding_is_masked_in_its_sequence_only():
-    base, record = find_base(made("gemma2"))
+    base = find_base(made("gemma2"))
     mask = torch.ones(2, N, dtype=torch.long)
     mask[1, 6:] = 0
     with eager_attention(base):
-        seen = observe(base, record, input_ids=tokens(2, N), attention_mask=mask)
+        seen = observe(base, input_ids=tokens(2, N), attention_mask=mask)
     assert torch.equal(seen.visible[1][0], CAUSAL)
     assert not seen.visible[1][1, :6, 6:].any()
     assert torch.equal(seen.visible[1][1, :6, :6], CAUSAL[:6, :6])
@@ -240,7 +241,7 @@ def test_selecting_a_layer_without_attention_raises():
 def test_layers_are_counted_where_blocks_are_shared(name):
     model = tiny(name)
     with eager_attention(model):
-        seen = observe(model, None, input_ids=tokens(2, N))
+        seen = observe(model, input_ids=tokens(2, N))
     assert seen.layers == tuple(range(len(seen.maps)))
     assert seen.depth == len(seen.maps)
 
@@ -278,3 +279,9 @@ def test_a_softmax_whose_axes_are_permuted_in_memory_is_compared_by_its_numbers(
     permuted = weights.clone().transpose(0, 1)  # (head, batch, n, n), no view of which has another shape
     assert not masks._same(permuted, weights)
     assert masks._same(weights.permute(1, 0, 2, 3).contiguous().transpose(0, 1), weights)
+
+
+def test_the_mask_of_an_attached_encoding_is_seen():
+    model = tiny("bert")
+    with attach(model, ALiBi(2, causal=True)):
+        assert torch.equal(positional_attention(model, length=N, words=[7]).visible, CAUSAL.expand(3, N, N))

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from pelocality.models._restore import hooked, restoring
 from pelocality.models._run import attentions
-from pelocality.models.families._record import Architecture
 
 # half of -1e4, the weakest mask that transformers adds: logits of words are far above, with the mask far below
 _MASKED = -5e3
@@ -37,21 +36,16 @@ class Observed:
     visible: tuple[Tensor, ...]
 
 
-def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observed:
+def observe(base: Any, **inputs: Tensor) -> Observed:
     """Run a base model and return its attention, the layers it belongs to, and which keys were visible.
 
-    For a family without a record, the softmax of every layer is captured as it runs: its logits hold the mask that the
-    model built (a window, chunks, a prefix), and the block in which it runs gives the layer. The weights do not show
-    the mask, as they may underflow to 0 on visible keys.
+    The softmax of every layer is captured as it runs: its logits hold the mask that the model built (a window, chunks,
+    a prefix, an attached encoding that is causal), and the block in which it runs gives the layer. The weights do not
+    show the mask, as they may underflow to 0 on visible keys.
 
     Raises:
         ValueError: as for `attentions`, or layers that differ in their number of heads.
     """
-    if record is not None:  # every layer has attention
-        maps = attentions(base, **inputs)
-        n, device = maps[0].shape[-1], maps[0].device
-        visible = tuple(record.visible(base, module, n)[None].to(device) for module in record.attentions(base))
-        return Observed(maps, tuple(range(len(maps))), len(maps), visible)
     blocks = _blocks(base)
     softmaxes = _Softmaxes()
 

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from pelocality._checks import count
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
+from pelocality.models._offloading import execution_device
 from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._weights import check_ids, embedding_weight, hooks_of, token_embeddings
+from pelocality.models._weights import check_ids, embedding_weight, token_embeddings
 from pelocality.models.families import architecture, known_families, longest_input
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
@@ -30,10 +31,8 @@ _REFUSED = {
 }
 
 
-def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
-    """Return the base transformer and the record of its family, or None for a family without a record.
-
-    Of an encoder-decoder model it is the encoder.
+def find_base(model: nn.Module) -> Any:
+    """Return the base transformer without a task head or a wrapper; of an encoder-decoder model, the encoder.
 
     Raises:
         TypeError: if there is no transformers model.
@@ -42,8 +41,7 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
     """
     inner = pretrained(model)
     if inner.config.model_type in known_families():
-        record = architecture(inner)
-        return record.base(inner), record
+        return architecture(inner).base(inner)
     base = inner.base_model
     if hasattr(base, "encoder") and hasattr(base, "decoder"):
         base = base.get_encoder()
@@ -54,7 +52,7 @@ def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
         parts = [f"model.{part}" for part, module in base.named_children() if _reads_tokens(module)]
         advice = f"pass {' or '.join(parts)}" if parts else "pass the attention that it returns to pelocality.measure"
         raise ValueError(f"{type(base).__name__} of {name} has no token embeddings; {advice}")
-    return base, None
+    return base
 
 
 def _reads_tokens(module: nn.Module) -> bool:
@@ -100,16 +98,16 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
-    """Remove the hooks that transformers installs at the first ``output_attentions=True``: they cannot be pickled."""
-    marker = "_output_capturing_hooks_installed"
-    before = [(module, marker in module.__dict__, set(module._forward_hooks)) for module in model.modules()]
+    """Remove the hooks that transformers installs for ``output_attentions=True`` on leaving: they cannot be pickled.
+
+    It installs them again when they are needed.
+    """
 
     def undo() -> None:
-        for module, marked, hooks in before:
-            if not marked:
-                module.__dict__.pop(marker, None)
-            for key in set(module._forward_hooks) - hooks:
-                if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
+        for module in model.modules():
+            module.__dict__.pop("_output_capturing_hooks_installed", None)
+            for key, hook in list(module._forward_hooks.items()):
+                if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
                     del module._forward_hooks[key]
 
     with restoring(undo):
@@ -196,10 +194,7 @@ def device_of(base: Any) -> torch.device:
     embeddings = token_embeddings(base)
     if embeddings is None:
         return torch.device(next(base.parameters()).device)
-    for hook in hooks_of(embeddings):
-        if hook.execution_device is not None:
-            return torch.device(hook.execution_device)
-    device = embedding_weight(base).device
+    device = execution_device(embeddings) or embedding_weight(base).device
     if device.type == "meta":
         raise ValueError(
             f"weights of {type(base).__name__} are on the meta device, which holds no values; load them with "

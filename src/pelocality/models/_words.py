@@ -64,9 +64,15 @@ def _padding_without_position(base: Any) -> int | None:
 
 
 def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
-    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all)."""
+    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all).
+
+    An unknown word is a word, unless its id has another purpose too, as in GPT-2.
+    """
     if tokenizer is not None:
-        return set(tokenizer.all_special_ids)
+        check_tokenizer(tokenizer)
+        others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
+        unknown = set() if tokenizer.unk_token in others else {tokenizer.unk_token_id}
+        return set(tokenizer.all_special_ids) - unknown
     found: set[int] = set()
     for key, value in base.config.to_dict().items():
         if key.endswith("_token_id") and value is not None:
@@ -129,7 +135,7 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[
 def _is_word(token: int, tokenizer: Any) -> bool:
     """Return whether a token decodes to a word of letters that the tokenizer encodes as this token."""
     text = tokenizer.decode([token]).strip()
-    return text.isalpha() and _tokens_of(text, tokenizer) == [token]
+    return text.isalpha() and token != tokenizer.unk_token_id and _tokens_of(text, tokenizer) == [token]
 
 
 def _tokens_of(word: str, tokenizer: Any) -> list[int]:

@@ -156,20 +156,16 @@ def decompose(
                     query, key = query - position[0], key - position[1]
                 terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
     device = terms[0].content.device
-    visible = torch.stack([record.visible(base, modules[layer], n) for layer in chosen]).to(device)  # (layer, n, n)
-    visible = visible[:, None] & real[:, None, :].to(device)  # (layer, batch, n, n)
+    visible = torch.stack([record.visible(base, modules[layer], n) for layer in chosen])[:, None] & real[:, None].cpu()
 
-    def stacked(parts: list[Tensor]) -> Tensor:
-        return cut(torch.stack([part.to(device) for part in parts]))  # (layer, batch, head, n, n)
-
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[:, 0] if single else tensor[:, :sequences]
+    def cut(tensors: Tensor) -> Tensor:  # (layer, batch, ...)
+        return tensors[:, 0] if single else tensors[:, :sequences]
 
     names = ("content", "content_to_position", "position_to_content", "position")
     return Decomposition(
-        **{name: stacked([getattr(each, name) for each in terms]) for name in names},
+        **{name: cut(torch.stack([getattr(each, name).to(device) for each in terms])) for name in names},
         layers=chosen,
-        visible=cut(visible),
+        visible=cut(visible.to(device)),
         splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
     )
 

@@ -56,8 +56,8 @@ def positional_attention(
     weights of the model are restored, also after an interrupt.
 
     Args:
-        model: a transformers model, with or without a head. Of T5, the encoder is probed; of other encoder-decoder
-            models pass ``model.get_encoder()``.
+        model: a transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
+            ``model.get_decoder()`` for the other half.
         tokenizer: its tokenizer. Words are then whole words of letters; without one they are any ids but those the
             configuration calls special.
         length: number of positions n, in tokens.
@@ -92,7 +92,7 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base, record = find_base(model)
+    base = find_base(model)
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     check_length(base, length, len(before) + len(after))
     if batch_size is not None:
@@ -106,7 +106,7 @@ def positional_attention(
         tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
     ):
         while start < len(ids):
-            observed = observe(base, record, input_ids=rows[start : start + size])
+            observed = observe(base, input_ids=rows[start : start + size])
             sums.add(observed)
             bar.update(min(size, len(ids) - start))
             start += size

@@ -63,7 +63,7 @@ def reflection_gap(
         ...     bool(reflection_gap(bert, ids) < 1e-12)
         False
     """
-    base, _ = find_base(model)
+    base = find_base(model)
     inputs, tokens = token_batch(base, input_ids, attention_mask=attention_mask)
     ids, mask = inputs["input_ids"], tokens.long()
     if not bool(tokens.any(1).all()):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality._checks import check_tokenizer, count
+from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.models._inputs import token_batch
 from pelocality.models._observe import observe
@@ -23,6 +23,7 @@ from pelocality.models._run import (
     label,
     model_name,
 )
+from pelocality.models._words import special_ids
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
@@ -123,7 +124,7 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
-    base, record = find_base(model)
+    base = find_base(model)
     count("length", length, least=2)
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
@@ -138,7 +139,7 @@ def position_share(
             if real.shape[1] > longest:
                 longest = real.shape[1]
                 check_length(base, longest)
-            observed = observe(base, record, **inputs)
+            observed = observe(base, **inputs)
             if sums is None:
                 layers = observed.layers
                 sums = _Sums(len(layers), observed.maps[0].shape[1])
@@ -232,22 +233,12 @@ def _read(
     if special_tokens:
         special = torch.zeros_like(ids)
     elif special is None:
-        special = _special(ids, tokenizer)
+        if tokenizer is None:
+            raise ValueError(
+                "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
+                "or include them with special_tokens=True"
+            )
+        special = torch.isin(ids, torch.tensor(sorted(special_ids(base, tokenizer))).to(ids))
     order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
     inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
     return inputs, inputs["attention_mask"].bool(), (real & ~special.bool()).gather(1, order).cpu()
-
-
-def _special(ids: Tensor, tokenizer: Any) -> Tensor:
-    """Return which tokens are special to the tokenizer: (batch, n)."""
-    if tokenizer is None:
-        raise ValueError(
-            "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
-            "or include them with special_tokens=True"
-        )
-    check_tokenizer(tokenizer)
-    special = set(tokenizer.all_special_ids)
-    others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
-    if tokenizer.unk_token not in others:  # GPT-2 has one token for all purposes
-        special.discard(tokenizer.unk_token_id)  # an unknown word is a word
-    return torch.isin(ids, torch.tensor(sorted(special)).to(ids))
