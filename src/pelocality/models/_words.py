@@ -91,6 +91,24 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[:first], ids[last:]
 
 
+def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[list[int], list[str]]:
+    """Return the token to feed before the words and its text; True is the beginning of a text.
+
+    Raises:
+        ValueError: if there is none, or a word is not one token.
+    """
+    given = prefix
+    if prefix is True:
+        given = getattr(tokenizer, "bos_token_id", None)
+        given = getattr(base.config, "bos_token_id", None) if given is None else given
+        if given is None:
+            raise ValueError(
+                "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
+            )
+    token = _token_id(given, tokenizer, len(embedding_weight(base)))
+    return [token], [str(token) if tokenizer is None else tokenizer.decode([token])]
+
+
 def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
     """Return the token id of a word that was given as text or as an id."""
     pieces = [word]

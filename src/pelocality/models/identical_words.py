@@ -6,28 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import pelocality
 from pelocality._checks import count
-from pelocality.metrics import Measurement, crop, measure
 from pelocality.models._observe import Observed, observe
 from pelocality.models._run import (
-    attached_encoding,
     check_length,
     device_of,
     eager_attention,
     find_base,
-    model_name,
     requested_layers,
     run,
 )
-from pelocality.models._words import choose_words, special_tokens_around
-from pelocality.models.result import METRICS, PositionalAttention, Provenance
+from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
+from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
+from pelocality.models.result import PositionalAttention, provenance
 
-_BATCH_BYTES = 2**28  # attention of one batch over all layers; a batch of one word may need more
+_BATCH_BYTES = 2**26  # attention of one batch over all layers; a batch of one word may need more
 
 
 def positional_attention(
@@ -38,6 +34,7 @@ def positional_attention(
     words: int | Sequence[str | int] = 64,
     seed: int = 0,
     special_tokens: bool = False,
+    prefix: bool | str | int = False,
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
     progress: bool = True,
@@ -68,14 +65,19 @@ def positional_attention(
         special_tokens: feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
             renormalised. By default none are fed. The numbers differ: [CLS] and [SEP] draw attention, and the attention
             between the words is more local.
+        prefix: True to feed the beginning-of-text token of the tokenizer or the configuration before the words, or
+            another word or id, and cut it out of the matrices, rows renormalised; ``cut_share`` is what it received.
+            Where positions are only relative, as in most decoders, identical words say nothing above the first layers
+            unless the first token differs.
         layers: layers to return, by their index in the model; by default all that have attention.
-        batch_size: words at a time; by default as many as fit into 256 MiB of attention weights. Memory does not
+        batch_size: words at a time; by default as many as fit into 64 MiB of attention weights. Memory does not
             grow with the number of words.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
-        word, and their provenance. On the model's device, float32 (float64 for a float64 model).
+        word, and their provenance. Learned sinks are set apart: their share is in ``per_sample``. On the model's
+        device, float32 (float64 for a float64 model).
 
     Raises:
         TypeError: for something that is not a transformers model, or arguments of the wrong type.
@@ -94,10 +96,17 @@ def positional_attention(
     """
     base = find_base(model)
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
+    fed: list[str] = []
+    if prefix is not False:
+        if special_tokens:
+            raise ValueError("special_tokens=True and prefix both feed tokens before the words; give one of them")
+        before, fed = prefix_tokens(base, tokenizer, prefix)
     check_length(base, length, len(before) + len(after))
     if batch_size is not None:
         count("batch_size", batch_size)
     ids, names = choose_words(base, tokenizer, words, seed)
+    if fed and before[-1] in ids:
+        raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     sums = _Sums(layers, slice(len(before), len(before) + length))
     start, size = 0, batch_size or 1  # one word first, which tells how many fit into the memory of a batch
@@ -113,23 +122,26 @@ def positional_attention(
             size = batch_size or max(1, min(64, _BATCH_BYTES * size // sum(each.nbytes for each in observed.maps)))
         equal_states = _equal_states(base, rows[:1], sums.positions)
     mean = sums.attention / len(ids)
-    source = Provenance(
-        model=model_name(model),
-        model_class=type(base).__name__,
-        model_type=base.config.model_type,
-        dtype=str(base.dtype).removeprefix("torch."),
+    source = provenance(
+        model,
+        base,
+        sums.visible,
+        special_tokens=special_tokens,
         words=names,
         word_ids=ids,
         seed=seed if isinstance(words, int) else None,
-        special_tokens=special_tokens,
-        causal=length > 1 and bool((mean.triu(1) == 0).all()),
-        versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
-        encoding=attached_encoding(base),
+        prefix=tuple(fed),
         equal_states=equal_states,
     )
     visible = None if bool(sums.visible.all()) else sums.visible
-    per_word = {name: torch.cat([torch.stack(by_layer, 1) for by_layer in sums.per_word[name]]) for name in METRICS}
-    return PositionalAttention(mean, Measurement(**per_word), sums.layers, source, visible)
+    return PositionalAttention(
+        attention=mean,
+        per_sample=stacked(sums.per_word),
+        layers=sums.layers,
+        source=source,
+        visible=visible,
+        other_layers=sums.other_layers,
+    )
 
 
 class _Sums:
@@ -138,28 +150,43 @@ class _Sums:
     def __init__(self, requested: Sequence[int] | None, positions: slice) -> None:
         self.requested, self.positions = requested, positions
         self.layers: tuple[int, ...] = ()
-        self.attention = torch.zeros(())  # (layer, head, n, n) once a batch was added
-        self.visible = torch.zeros((), dtype=torch.bool)  # (layer, n, n)
-        self.per_word: dict[str, list[list[Tensor]]] = {name: [] for name in METRICS}  # by batch and layer
+        self.other_layers: dict[int, str] = {}
+        self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
+        self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
+        self.per_word: list[list[dict[str, Tensor]]] = []  # by batch and layer
 
     def add(self, observed: Observed) -> None:
         """Add the words of a batch."""
-        self.layers = requested_layers(
-            self.requested,
-            observed.layers,
-            observed.depth,
-            f"which have no attention in this model; those that have are {list(observed.layers)}",
-        )
-        places = [observed.layers.index(layer) for layer in self.layers]
-        device, part = observed.maps[0].device, self.positions
-        # (word, head, n, n) each, in at least float32
-        maps = [crop(observed.maps[place], part.start, part.stop) for place in places]
-        self.attention = self.attention + torch.stack([weights.sum(0).to(device) for weights in maps])
-        visible = [observed.visible[place][:, part, part].any(0).to(device) for place in places]
-        self.visible = self.visible | torch.stack(visible)
-        measured = [measure(weights) for weights in maps]
-        for name, by_batch in self.per_word.items():
-            by_batch.append([getattr(each, name).to(device) for each in measured])
+        part, first = self.positions, observed.maps[0]
+        if not self.layers:
+            self.other_layers = observed.others
+            self.layers = requested_layers(
+                self.requested,
+                observed.layers,
+                observed.depth,
+                f"which have no attention in this model; those that have are {list(observed.layers)}",
+            )
+            n = part.stop - part.start
+            dtype = torch.promote_types(first.dtype, torch.float32)
+            self.attention = first.new_zeros(len(self.layers), first.shape[1], n, n, dtype=dtype)
+            self.visible = torch.zeros(len(self.layers), n, n, dtype=torch.bool, device=first.device)
+        by_layer = []
+        for place, layer in enumerate(self.layers):
+            index = observed.layers.index(layer)
+            given = observed.maps[index][..., part, :].to(self.attention.dtype)
+            weights = given[..., part]  # (word, head, n, n)
+            total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
+            visible = observed.visible[index][:, part, part]
+            attention = weights / mass
+            values = sample_metrics(attention, visible)
+            if given.shape != weights.shape:
+                values["cut_share"] = (total - mass).mean((-2, -1))
+            if any(observed.sinks):
+                values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
+            by_layer.append(values)
+            self.attention[place] += attention.sum(0).to(self.attention.device)
+            self.visible[place] |= visible.any(0).to(self.visible.device)
+        self.per_word.append(by_layer)
 
 
 def _equal_states(base: Any, row: Tensor, positions: slice) -> bool:
