@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality._checks import check_tokenizer, count
+from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.models._inputs import token_batch
 from pelocality.models._observe import observe
 from pelocality.models._run import (
     attached_encoding,
     check_length,
-    device_of,
     eager_attention,
     find_base,
     label,
     model_name,
 )
+from pelocality.models._words import special_ids
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
@@ -124,7 +124,7 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
-    base, record = find_base(model)
+    base = find_base(model)
     count("length", length, least=2)
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
@@ -139,8 +139,7 @@ def position_share(
             if real.shape[1] > longest:
                 longest = real.shape[1]
                 check_length(base, longest)
-            inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
-            observed = observe(base, record, **inputs)
+            observed = observe(base, **inputs)
             if sums is None:
                 layers = observed.layers
                 sums = _Sums(len(layers), observed.maps[0].shape[1])
@@ -223,37 +222,23 @@ def _read(
     if len(batch["input_ids"]) == 0:
         return {}, torch.ones(0, 0, dtype=torch.bool), torch.ones(0, 0, dtype=torch.bool)
     others = ("attention_mask", "token_type_ids", "special_tokens_mask")
-    given = token_batch(batch["input_ids"], **{name: batch[name] for name in others if name in batch})
-    given = {name: tensor.cpu() for name, tensor in given.items()}
+    given, real = token_batch(base, batch["input_ids"], **{name: batch.get(name) for name in others})
     ids = given["input_ids"]
     padding = getattr(base.config, "pad_token_id", None)
     if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
         raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
-    real = given.get("attention_mask", torch.ones_like(ids)).bool()
     if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
         raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
-    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
-    inputs = {name: given[name].gather(1, order) for name in given if name in ("input_ids", "token_type_ids")}
+    special = given.pop("special_tokens_mask", None)
     if special_tokens:
-        special = torch.zeros_like(real)
-    elif "special_tokens_mask" in given:
-        special = given["special_tokens_mask"].bool()
-    else:
-        special = _special(ids, tokenizer)
-    real = real.gather(1, order)
-    return {**inputs, "attention_mask": real.long()}, real, real & ~special.gather(1, order)
-
-
-def _special(ids: Tensor, tokenizer: Any) -> Tensor:
-    """Return which tokens are special to the tokenizer: (batch, n)."""
-    if tokenizer is None:
-        raise ValueError(
-            "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
-            "or include them with special_tokens=True"
-        )
-    check_tokenizer(tokenizer)
-    special = set(tokenizer.all_special_ids)
-    others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
-    if tokenizer.unk_token not in others:  # GPT-2 has one token for all purposes
-        special.discard(tokenizer.unk_token_id)  # an unknown word is a word
-    return torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))
+        special = torch.zeros_like(ids)
+    elif special is None:
+        if tokenizer is None:
+            raise ValueError(
+                "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
+                "or include them with special_tokens=True"
+            )
+        special = torch.isin(ids, torch.tensor(sorted(special_ids(base, tokenizer))).to(ids))
+    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
+    inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
+    return inputs, inputs["attention_mask"].bool(), (real & ~special.bool()).gather(1, order).cpu()

@@ -43,7 +43,7 @@ def most_attended(
         TypeError: for a model that is not from transformers.
         ValueError: for a tokenizer without alignment, or a model that cannot be probed.
     """
-    base, record = find_base(model)
+    base = find_base(model)
     check_alignment(tokenizer)
     limit = longest_input(base)
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
@@ -63,7 +63,7 @@ def most_attended(
             words = [len(sentences[chosen[k]]) for k in fits]
             inputs = _padded(encoded, fits, base, tokenizer)
             membership = _membership([encoded.word_ids(k) for k in fits], inputs["input_ids"].shape[1], max(words))
-            observed = observe(base, record, **inputs)
+            observed = observe(base, **inputs)
             layers = observed.layers
             words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
             for row, k in enumerate(fits):
