@@ -3,7 +3,7 @@
     python experiments/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
     python experiments/encoding_grid.py --text books.txt.gz --output runs
 
-Pre-trains with `pretrain_mlm.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
+Pre-trains with `pretrain.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
 attention equals the encoding's weights), one in the published form, no encoding, learned positions; one run per seed.
 A seed fixes the blocks, their order and their masks. Prints the held-out masked-LM loss, mean and interval over seeds,
 beside the encoding's locality and symmetry. Complete runs are not repeated.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from pretrain_mlm import pretrain
+from pretrain import pretrain
 from runs import markdown, runs_parser, signed
 from scipy import stats
 
@@ -27,7 +27,7 @@ MARKS = ("o--", "s-", "^:")
 
 
 def configurations() -> dict[str, dict[str, object]]:
-    """Return the flags of `pretrain_mlm.py` for each encoding, by name."""
+    """Return the flags of `pretrain.py` for each encoding, by name."""
     attenuated = {
         f"w={decay:g},s={symmetry:g}": {"encoding": "attenuated", "decay": decay, "symmetry": symmetry}
         for decay in DECAYS

@@ -25,11 +25,11 @@ def packaged_model() -> str:
 
 
 def runs_parser(description: str) -> argparse.ArgumentParser:
-    """Return the flags of scripts that make several runs; flags they do not know go to `pretrain_mlm.py`."""
+    """Return the flags of scripts that make several runs; flags they do not know go to `pretrain.py`."""
     parser = argparse.ArgumentParser(
-        description=description, epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
+        description=description, epilog="Other flags go to pretrain.py.", allow_abbrev=False
     )
-    # a flag: an optional positional argument would take the value of the first flag meant for pretrain_mlm.py
+    # a flag: an optional positional argument would take the value of the first flag meant for pretrain.py
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -1,9 +1,9 @@
 """Pre-train a small BERT by masked language modelling with any positional encoding, and measure it as it trains.
 
-    python experiments/pretrain_mlm.py --output runs/story --steps 200      # the story in examples/data
-    python experiments/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
-    python experiments/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
-    torchrun --nproc_per_node 2 experiments/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
+    python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
+    python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
+    python experiments/pretrain.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
+    torchrun --nproc_per_node 2 experiments/pretrain.py books.txt.gz --output runs/learned-0 --batch 16
 
 The text has one paragraph a line. Every fiftieth run of paragraphs is held out; a WordPiece tokenizer is trained on the
 rest, once per text, and stored beside the output folder. A killed run resumes from its last complete checkpoint when
@@ -30,21 +30,17 @@ import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
 from runs import DATA, claim, fingerprint, last_complete_checkpoint, train, write_atomically
+from small_models import FAMILIES, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
-from torch.nn import functional
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     default_data_collator,
     set_seed,
 )
-from transformers.modeling_outputs import MaskedLMOutput
 
-from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
+from pelocality import LocalityCallback
 from pelocality.models.callback import encoding_parameters, trajectory
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -52,18 +48,6 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ATTENUATED = {"decay": 0.5, "symmetry": 1.0, "form": "logits", "learnable": False}
 # glibc returns each large tensor to the kernel and asks for it again: half of a small model's step time on a CPU
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**35)}
-
-
-class MaskedOnlyBert(BertForMaskedLM):
-    """BERT that computes logits at masked positions only: the same loss at a fraction of the cost."""
-
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        """Return the loss at labelled positions; without labels, all logits."""
-        if labels is None:
-            return super().forward(input_ids, **options)
-        labelled = labels != -100
-        hidden = self.bert(input_ids, **options).last_hidden_state
-        return MaskedLMOutput(loss=functional.cross_entropy(self.cls(hidden[labelled]), labels[labelled]))
 
 
 class EncodingTrainer(Trainer):
@@ -163,39 +147,13 @@ def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, 
     return numbered.with_transform(mask_batch)
 
 
-def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert:
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=arguments.width,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        intermediate_size=4 * arguments.width,
-        max_position_embeddings=arguments.length,
-        hidden_dropout_prob=arguments.dropout,
-        attention_probs_dropout_prob=arguments.dropout,
-        initializer_range=arguments.width**-0.5,  # BERT's 0.02 suits 768 units and is too small for fewer
-    )
-    model = MaskedOnlyBert(config)
-    if arguments.encoding == "attenuated":
-        encoding = AttenuatedEncoding(
-            heads=arguments.heads,
-            decay=arguments.decay,
-            symmetry=arguments.symmetry,
-            form=arguments.form,
-            learnable=arguments.learnable,
-        )
-        attach(model, encoding)
-    elif arguments.encoding == "none":
-        attach(model, NoEncoding(heads=arguments.heads))
-    return model
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the given flags, or those of this process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     story = DATA / "text.txt"
     parser.add_argument("text", type=Path, nargs="?", default=story, help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
+    parser.add_argument("--family", choices=FAMILIES, default="bert")
     parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
     parser.add_argument("--decay", type=float, help="the paper's w; default 0.5")
     parser.add_argument("--symmetry", type=float, help="the paper's s; default 1")
@@ -271,7 +229,7 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
 
     set_seed(arguments.seed)
     trainer = EncodingTrainer(
-        make_model(arguments, len(tokenizer)),
+        make_model(arguments, tokenizer),
         settings,
         train_dataset=train_blocks,
         eval_dataset=held_out,
@@ -300,7 +258,7 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
     for folder, flags in commands.items():
         claim(folder, run_settings(parse(flags)))
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    environment = os.environ | {"OMP_NUM_THREADS": threads} | KEEP_MEMORY
+    environment = {"OMP_NUM_THREADS": threads} | KEEP_MEMORY | os.environ
 
     def one(folder: Path, flags: Sequence[str]) -> None:
         if (folder / "result.json").exists():
