@@ -4,8 +4,7 @@
 - ``paper_table``: several evaluations in the layout of the paper, as Markdown or LaTeX.
 - ``evaluate_minimal_pairs``: how often the original has the higher score.
 - ``pseudo_log_likelihood``, ``log_likelihood``: the score of a sentence from a masked and from a causal model.
-- ``dependency_accuracy``, ``compare_head_types``: which heads attend along which dependencies.
-- ``dependency_distances``: the distances between dependents and heads, per relation and language.
+- ``dependencies``: which heads attend along which dependencies, and how long dependencies are.
 """
 
 from pelocality.evaluation.classifiers import evaluate as evaluate

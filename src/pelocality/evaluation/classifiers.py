@@ -147,18 +147,15 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     if groups is not None and groups not in probe.column_names:
         raise ValueError(f"groups must be a column of the probe, one of {probe.column_names}, got {groups!r}")
     originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
-    labelled = zip(originals, frame["original_label"], strict=True)
-    frame["original"] = [_digest(*sides, label or "") for sides, label in labelled]
+    # equal in every probe; the same uid may denote another text in another corpus
+    pairs = zip(originals, frame["original_label"], strict=True)
+    joined = ("\0".join((*sides, label or "")) for sides, label in pairs)
+    frame["original"] = [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in joined]
     values = list(frame["original"] if groups is None else probe.with_format(None)[groups])
     if any(value is None or not isinstance(value, Hashable) for value in values):
         raise ValueError(f"groups must be a column with one value in each row; {groups!r} has empty rows, or lists")
     frame["group"] = values
     return frame
-
-
-def _digest(*texts: str) -> str:
-    """Return a digest of an original, equal in every probe; the same uid may denote another text in another corpus."""
-    return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
 
 
 def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:

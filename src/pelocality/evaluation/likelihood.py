@@ -86,8 +86,8 @@ def pseudo_log_likelihood(
             ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
             words = encoded.word_ids() if within_word == "following" else range(len(ids))
             for place in (i for i, hidden in enumerate(special) if not hidden):
-                hidden = [i >= place and words[i] == words[place] for i in range(len(ids))]
-                masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, hidden, strict=True)]
+                masks = [i >= place and words[i] == words[place] for i in range(len(ids))]
+                masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
                 yield number, masked, [_NONE] * place + ids[place : place + 1]
 
     return _log_likelihood(model, tokenizer, _texts(sentences), copies, reduction, batch_size, progress)

@@ -62,11 +62,9 @@ class MinimalPairEvaluation(DisplayMixin):
             ValueError: for no column, or an unknown one.
         """
 
-        def numbers(group: pd.DataFrame) -> dict[str, Any]:
-            accuracy = dataclasses.replace(self, examples=group).accuracy
-            return (
-                {"n": len(group)} | accuracy.columns("accuracy", ends="") | {"difference": group["difference"].mean()}
-            )
+        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
+            accuracy = dataclasses.replace(self, examples=rows).accuracy.columns("accuracy", ends="")
+            return {"n": len(rows)} | accuracy | {"difference": rows["difference"].mean()}
 
         return by_columns(self.examples, columns, numbers)
 

@@ -49,7 +49,8 @@ class DependencyDistances(DisplayMixin):
         summary["lower_quartile"] = groups["distance"].quantile(0.25)
         summary["upper_quartile"] = groups["distance"].quantile(0.75)
         frame = summary.join(groups[["adjacent", "head_later"]].mean()).sort_values("n", ascending=False, kind="stable")
-        return frame.loc[[name for name in self.sentences if name in frame.index]].reset_index()
+        by_language: pd.DataFrame = frame.loc[[name for name in self.sentences if name in frame.index]]
+        return by_language.reset_index()
 
     def histogram(self, relation: str = ALL) -> pd.DataFrame:
         """Return the share of each distance, per language.
