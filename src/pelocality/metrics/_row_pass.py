@@ -164,22 +164,20 @@ def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowSt
     dtype = torch.promote_types(flat.dtype, torch.float32)
     smallest = 0.0
     blocks = list(row_blocks(len(flat), n, flat.device))
-    gathered: list[tuple[Tensor, ...]] = []
+    sums = torch.zeros(6 if pairs else 2, *flat.shape[:2], dtype=dtype, device=flat.device)
     for matrices, first, stop in blocks:
         rows = flat[matrices, first:stop].to(dtype)
         # the sign bit (a negative weight, or -0.0, which is accepted) as integers, which compare several times faster
         if rows.numel() and rows.view(_INTEGER[dtype]).amin().item() < 0:
             smallest = min(smallest, rows.amin().item())
-        values: tuple[Tensor, ...] = (rows.sum(-1), _locality(rows, first))
+        out = sums[:, matrices, first:stop]
+        out[0], out[1] = rows.sum(-1), _locality(rows, first)
         if pairs and 0 < first < n - 1:
-            values += _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop).compare()
-        elif pairs:
-            values += (torch.zeros_like(values[0]),) * 4
-        gathered.append(values)
-    total, locality, *compared = (_assemble(part, blocks) for part in zip(*gathered, strict=True))
+            block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop)
+            out[2], out[3], out[4], out[5] = block.compare()
     if not pairs:
-        return RowStatistics(total, smallest, locality)
-    low, high, difference, paired = compared
+        return RowStatistics(sums[0], smallest, sums[1])
+    total, locality, low, high, difference, paired = sums
     position = torch.arange(n, device=flat.device, dtype=dtype)
     spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
     irregularity = torch.where(spread <= ABSOLUTE_FLOOR, 0, excess / torch.where(spread <= ABSOLUTE_FLOOR, 1, spread))
@@ -193,13 +191,6 @@ def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowSt
                 block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop)
                 irregularity[here] = block.irregularity(low[here], high[here], tolerance)
     return RowStatistics(total, smallest, locality, irregularity, difference, paired)
-
-
-def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]]) -> Tensor:
-    """Join the values of the blocks, (matrices, rows) each, to (batch, n)."""
-    per_chunk = sum(1 for _ in itertools.takewhile(lambda block: block[0] == blocks[0][0], blocks))
-    chunks = [torch.cat(parts[i : i + per_chunk], -1) for i in range(0, len(parts), per_chunk)]
-    return torch.cat(chunks)
 
 
 class _PairedBlock:

@@ -109,7 +109,7 @@ class LocalityCallback(TrainerCallback):
         """Measure the model before its first step."""
         self.log_history = state.log_history
         names = [name for name in args.report_to if name in _REPORTERS and state.is_world_process_zero]
-        self._reporters = [reporter() for reporter in get_reporting_integration_callbacks(names)]
+        self._reporters = [make() for make in get_reporting_integration_callbacks(names)]  # type: ignore[no-untyped-call]
         for reporter in self._reporters:
             reporter.on_train_begin(args, state, control, model=kwargs["model"])
         if state.global_step == 0:
