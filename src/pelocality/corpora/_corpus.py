@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ class Corpus(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         dropped: Counter[str] = Counter()
+        record = None
         for record in self.records():
             item = self.parse(record)
             if isinstance(item, Dropped):
@@ -68,8 +70,24 @@ class Corpus(Generic[T]):
             else:
                 yield item
         self.dropped = dropped
+        if record is None:
+            logger.warning("%s: nothing to read in it", self.name)
         if dropped:
             logger.info("%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in dropped.items()))
+
+    def __getitem__(self, index: int) -> T:
+        """Return an item, reading up to it."""
+        if not isinstance(index, int) or index < 0:
+            raise TypeError(f"a corpus gives single items from 0 on, got {index!r}; list(corpus) gives all")
+        for item in itertools.islice(self, index, None):
+            return item
+        raise IndexError(f"corpus {self.name!r} has no item {index}")
+
+    def __len__(self) -> int:
+        raise TypeError("a corpus is as long as what can be read of it; len(list(corpus)) reads it")
+
+    def __bool__(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r})"

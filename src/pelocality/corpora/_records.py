@@ -6,12 +6,14 @@ import csv
 import gzip
 import json
 import numbers
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 
 
@@ -63,8 +65,12 @@ def json_object(line: str) -> Mapping[str, Any]:
         found = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"expected one JSON object a line, got {brief(line)}: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"expected one JSON object a line, got one nested too deeply: {brief(line)}") from error
     if not isinstance(found, dict):
         raise ValueError(f"expected one JSON object a line, got {type(found).__name__}")
+    if _SURROGATE.search(line):
+        json.dumps(found, ensure_ascii=False).encode()  # raises a ValueError for half of a surrogate pair
     return found
 
 

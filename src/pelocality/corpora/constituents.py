@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from typing import Any
 
 from pelocality.corpora.sentence import Constituent, Constituents, Dependencies, Sentence
@@ -16,6 +17,10 @@ _BINARY = (
     "a bracketed tree must have a label in each node and each word in a node of its own, got {what!r}; if this is a "
     "binary parse without labels (sentence1_binary_parse of SNLI), take the labelled one (sentence1_parse)"
 )
+
+
+class SeveralWordsError(ValueError):
+    """A node of a tree holds a word beside something else."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,7 +74,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             unclosed.pop()[1] = len(words)
         elif other == ")" or (not unclosed and (words or found)):
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
-        elif other or (word and not closes) or (not label and (words or any(phrase[2] for phrase in found))):
+        elif word and not closes:
+            raise SeveralWordsError(_BINARY.format(what=bracketed.strip()[:60]))
+        elif other or (not label and (words or any(phrase[2] for phrase in found))):
             raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
         elif word and label != "-NONE-":
             words.append(unescape(word))
@@ -79,11 +86,11 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             found.append(unclosed[-1])
     if unclosed or not (words or found):
         raise ValueError(f"a bracketed tree must be one tree with matching brackets, {len(unclosed)} are not closed")
-    chains: dict[tuple[int, int], tuple[str, ...]] = {}
+    chains = defaultdict(list)
     for start, end, label in found:
         if start < end and label not in _ROOTS:
-            chains[start, end] = (*chains.get((start, end), ()), category(label))
-    spans = tuple(Constituent(start, end, labels) for (start, end), labels in chains.items())
+            chains[start, end].append(category(label))
+    spans = tuple(Constituent(start, end, tuple(labels)) for (start, end), labels in chains.items())
     return tuple(words), Constituents(spans, source, tuple(tags), bracketed, automatic)
 
 
@@ -115,12 +122,21 @@ def dependency_constituents(dependencies: Dependencies) -> Constituents:
         >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
         [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
     """
-    spans = []
-    for word, relation in enumerate(dependencies.relations):
-        inside = dependencies.subtree(word)
-        start, end = min(inside), max(inside) + 1
-        if len(inside) == end - start > 1:
-            spans.append(Constituent(start, end, (relation,)))
+    n = len(dependencies.heads)
+    first, last, size = list(range(n)), list(range(n)), [1] * n
+    order = [word for word, head in enumerate(dependencies.heads) if head == 0]
+    for word in order:  # grows while it is read: a word before its dependents
+        order += dependencies.children[word]
+    for word in reversed(order):
+        head = dependencies.heads[word] - 1
+        if head >= 0:
+            first[head], last[head] = min(first[head], first[word]), max(last[head], last[word])
+            size[head] += size[word]
+    spans = [
+        Constituent(first[word], last[word] + 1, (dependencies.relations[word],))
+        for word in order
+        if size[word] == last[word] - first[word] + 1 > 1
+    ]
     spans.sort(key=lambda c: (c.start, -c.end))
     return Constituents(tuple(spans), f"dependency subtrees of {dependencies.source}", automatic=dependencies.automatic)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
-from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
@@ -30,8 +30,8 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
     Returns:
         The pairs, read lazily, text spaced as in ``sentence1`` and ``sentence2``. Pairs without a gold label
-        (``-``, empty or missing) and pairs whose text and parse disagree are dropped and counted. The
-        constituents are the Stanford parser's, not gold.
+        (``-``, empty or missing), pairs whose text and parse disagree and pairs with a node of several words in
+        their parse (``(NN ice cream)``) are dropped and counted. The constituents are the Stanford parser's, not gold.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -64,6 +64,8 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
             words, constituents = parse_bracketed(parses[name], f"{name}_parse of {where}", automatic=True)
+        except SeveralWordsError:
+            return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
         found = align(words, texts[name])

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pelocality.corpora.spacing import is_glued, is_punctuation, join, spaces_by_rule
+from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
 if TYPE_CHECKING:
     import nltk
@@ -177,8 +177,7 @@ class Sentence:
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
         if not self.spaces:
-            tags = self.constituents.tags if self.constituents else None
-            object.__setattr__(self, "spaces", spaces_by_rule(self.words, tags))
+            object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
             object.__setattr__(self, "spacing", "rule")
         self._check_layers()
 
@@ -200,17 +199,28 @@ class Sentence:
             if not 0 <= start < end <= n:
                 raise ValueError(f"spans must lie within the {n} words, got [{start}, {end}) in {self.uid!r}")
 
+    @property
+    def _tags(self) -> Sequence[str] | None:
+        """Penn Treebank tags, as far as they tell what a quote is."""
+        if self.constituents is not None and self.constituents.tags is not None:
+            return self.constituents.tags
+        upos = self.dependencies.upos if self.dependencies else None
+        return upos and ["POS" if tag == "PART" else "" for tag in upos]
+
     @functools.cached_property
     def surface_tokens(self) -> tuple[tuple[int, int], ...]:
         """The surface tokens, ``(start, end)`` over ``words``: the units that perturbations move; no punctuation."""
         bound = {i for start, end, _ in self.multiword_tokens for i in range(start, end - 1)}
         gaps = zip(self.words, self.spaces, self.words[1:], strict=False)
         inner = (i + 1 for i, gap in enumerate(gaps) if i not in bound and not is_glued(*gap))
+        moved = [not is_punctuation(word) for word in self.words]
+        for i in possessives(self.words, self._tags):
+            moved[i] = i > 0 and not self.spaces[i - 1]
         found = []
         for start, end in itertools.pairwise([0, *inner, len(self.words)]):
-            while start < end and start not in bound and is_punctuation(self.words[start]):
+            while start < end and start not in bound and not moved[start]:
                 start += 1
-            while start < end and end - 2 not in bound and is_punctuation(self.words[end - 1]):
+            while start < end and end - 2 not in bound and not moved[end - 1]:
                 end -= 1
             if start < end:
                 found.append((start, end))

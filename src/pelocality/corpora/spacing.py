@@ -140,6 +140,13 @@ def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int,
     return opens
 
 
+def possessives(tokens: Sequence[str], tags: Sequence[str] | None) -> list[int]:
+    """Return the places of apostrophes that are no quotes: the dogs' bowl."""
+    places = [i for i, token in enumerate(tokens) if token in ("'", "’")]
+    quotes = _quote_sides(tokens, tags) if places else {}
+    return [i for i in places if i not in quotes]
+
+
 def is_punctuation(word: str) -> bool:
     """Return whether a token is punctuation.
 
@@ -176,16 +183,24 @@ def _last_letter(word: str) -> str:
     return next((c for c in reversed(word) if not is_mark(c)), word[-1])
 
 
+@functools.lru_cache(maxsize=65536)
+def _separates(word: str) -> bool:
+    return word in _DASHES or _ELLIPSIS.fullmatch(word) is not None
+
+
 def is_glued(left: str, space: str, right: str) -> bool:
     """Return whether two neighbouring words belong to one surface token.
 
-    They do if there is no white space between them and their script has spaces between words.
+    They do if there is no white space between them, neither is a dash or an ellipsis, and their script has spaces
+    between words.
 
     Examples:
         >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
         (True, False, False)
     """
-    return not space and not _unspaced(_last_letter(left)) and not _unspaced(right[0])
+    if space or _separates(left) or _separates(right):
+        return False
+    return not _unspaced(_last_letter(left)) and not _unspaced(right[0])
 
 
 def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:

@@ -94,7 +94,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``.
+        ``SpaceAfter``. Those whose ``# text`` is not that of their words are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -126,7 +126,7 @@ def _conllu_records(path: Path) -> Iterator[Record]:
             yield numbers[0], "".join(texts)
 
 
-def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
+def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Dropped:
     import conllu
     from conllu.exceptions import ParseException
 
@@ -155,7 +155,10 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
         if not 0 <= first < last - 1 < len(words):
             raise ValueError(f"a multiword token must span some of the {len(words)} words, got {first + 1}-{last}")
     tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
-    found = align([form for _, _, form in tokens_in_text], tokens.metadata.get("text") or "")
+    text = tokens.metadata.get("text")
+    found = align([form for _, _, form in tokens_in_text], text or "")
+    if text and found is None:
+        return Dropped("text and words disagree")
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(tokens_in_text):
         misc = ranges.get(first, words[first])["misc"] or {}
