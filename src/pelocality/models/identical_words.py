@@ -16,7 +16,6 @@ from pelocality.models._run import (
     device_of,
     eager_attention,
     find_base,
-    requested_layers,
     run,
 )
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
@@ -160,12 +159,7 @@ class _Sums:
         part, first = self.positions, observed.maps[0]
         if not self.layers:
             self.other_layers = observed.others
-            self.layers = requested_layers(
-                self.requested,
-                observed.layers,
-                observed.depth,
-                f"which have no attention in this model; those that have are {list(observed.layers)}",
-            )
+            self.layers = observed.requested(self.requested)
             n = part.stop - part.start
             dtype = torch.promote_types(first.dtype, torch.float32)
             self.attention = first.new_zeros(len(self.layers), first.shape[1], n, n, dtype=dtype)
