@@ -116,9 +116,11 @@ def positional_attention(
         while start < len(ids):
             observed = observe(base, input_ids=rows[start : start + size])
             sums.add(observed)
+            bytes_per_batch = sum(each.nbytes for each in observed.maps)
+            del observed  # or two batches would be in memory at a time
             bar.update(min(size, len(ids) - start))
             start += size
-            size = batch_size or max(1, min(64, _BATCH_BYTES * size // sum(each.nbytes for each in observed.maps)))
+            size = batch_size or max(1, min(64, _BATCH_BYTES * size // bytes_per_batch))
         equal_states = _equal_states(base, rows[:1], sums.positions)
     mean = sums.attention / len(ids)
     source = provenance(
