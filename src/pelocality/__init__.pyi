@@ -74,6 +74,7 @@ from .models import (
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,
+    text_average as text_average,
 )
 from .probes import (
     constituency_shuffling as constituency_shuffling,

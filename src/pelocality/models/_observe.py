@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models._restore import hooked, restoring
-from pelocality.models._run import attentions
+from pelocality.models._run import attentions, requested_layers
 
 # half of -1e4, the weakest mask that transformers adds: logits of words are far above, with the mask far below
 _MASKED = -5e3
@@ -40,6 +40,11 @@ class Observed:
     sinks: tuple[bool, ...]
     depth: int
     others: dict[int, str]
+
+    def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the requested layers, by their numbers in the model; all that have attention for None."""
+        missing = f"which have no attention in this model; those that have are {list(self.layers)}"
+        return requested_layers(layers, self.layers, self.depth, missing)
 
 
 def observe(base: Any, **inputs: Tensor) -> Observed:

@@ -16,7 +16,6 @@ from pelocality.models._run import (
     device_of,
     eager_attention,
     find_base,
-    requested_layers,
     run,
 )
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
@@ -117,9 +116,11 @@ def positional_attention(
         while start < len(ids):
             observed = observe(base, input_ids=rows[start : start + size])
             sums.add(observed)
+            bytes_per_batch = sum(each.nbytes for each in observed.maps)
+            del observed  # or two batches would be in memory at a time
             bar.update(min(size, len(ids) - start))
             start += size
-            size = batch_size or max(1, min(64, _BATCH_BYTES * size // sum(each.nbytes for each in observed.maps)))
+            size = batch_size or max(1, min(64, _BATCH_BYTES * size // bytes_per_batch))
         equal_states = _equal_states(base, rows[:1], sums.positions)
     mean = sums.attention / len(ids)
     source = provenance(
@@ -160,12 +161,7 @@ class _Sums:
         part, first = self.positions, observed.maps[0]
         if not self.layers:
             self.other_layers = observed.others
-            self.layers = requested_layers(
-                self.requested,
-                observed.layers,
-                observed.depth,
-                f"which have no attention in this model; those that have are {list(observed.layers)}",
-            )
+            self.layers = observed.requested(self.requested)
             n = part.stop - part.start
             dtype = torch.promote_types(first.dtype, torch.float32)
             self.attention = first.new_zeros(len(self.layers), first.shape[1], n, n, dtype=dtype)
