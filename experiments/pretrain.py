@@ -42,7 +42,7 @@ from transformers import (
 )
 
 from pelocality import LocalityCallback
-from pelocality.models.callback import encoding_parameters
+from pelocality.models.callback import encoding_parameters, trajectory
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # flags of an attenuated encoding and their defaults
@@ -247,9 +247,8 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
         eval_dataset=held_out,
         processing_class=tokenizer,
         data_collator=default_data_collator,
+        callbacks=[LocalityCallback(every=arguments.every, length=arguments.length, words=arguments.words)],
     )
-    callback = LocalityCallback(trainer, every=arguments.every, length=arguments.length, words=arguments.words)
-    trainer.add_callback(callback)
     if arguments.family == "gpt2":
         texts = torch.tensor(held_out[:64]["input_ids"])
         trainer.add_callback(PastLocality(arguments.output, tokenizer, texts, arguments.every))
@@ -257,7 +256,7 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
 
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
-        callback.table.to_csv(arguments.output / "trajectory.csv", index=False)
+        trajectory(trainer.state.log_history).to_csv(arguments.output / "trajectory.csv", index=False)
         tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
         found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
         write_atomically(result, json.dumps(run_settings(arguments) | found, indent=1))
