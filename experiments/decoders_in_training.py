@@ -69,10 +69,12 @@ def figure(table: pd.DataFrame) -> plt.Figure:
         for (column, name), ax in zip(COLUMNS.items(), of_model, strict=True):
             plots.trajectory(rows, column, ax=ax)
             ax.set_xscale("symlog", linthresh=1)
-            ax.set(title=f"{model}: {name}", ylabel="", xlabel="training step" if of_model is axes[-1] else "")
-            ax.title.set_fontsize("medium")
+            ax.set(xlabel="", ylabel="", ylim=(0, 1))
+            ax.set_title(f"{model}: {name}", fontsize="medium")
             ax.grid(alpha=0.25, linewidth=0.6)
             ax.get_legend().remove()
+    for ax in axes[-1]:
+        ax.set_xlabel("training step")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     return fig
 
