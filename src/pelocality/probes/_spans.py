@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -113,10 +114,10 @@ def _constituents(sentence: Sentence) -> dict[tuple[int, int, bool], tuple[str, 
     found = phrases(sentence)
     labels: dict[tuple[int, int, bool], tuple[str, ...]] = {}
     tokens = sentence.surface_tokens
+    starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
     for phrase in found.spans if found else ():
-        touched = [k for k, (start, end) in enumerate(tokens) if start < phrase.end and phrase.start < end]
-        if touched:
-            first, last = touched[0], touched[-1] + 1
+        first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
+        if first < last:
             whole = phrase.start <= tokens[first][0] and tokens[last - 1][1] <= phrase.end
             labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
     return labels

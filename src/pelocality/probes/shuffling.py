@@ -13,7 +13,17 @@ import numpy as np
 from pelocality._checks import count
 from pelocality.corpora import Dropped, Pair, Sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
-from pelocality.probes._rows import SENTENCE, Side, Spans, check_choice, check_names, row_of, span_entry, texts_of
+from pelocality.probes._rows import (
+    SENTENCE,
+    Side,
+    Spans,
+    check_choice,
+    check_names,
+    has_label,
+    row_of,
+    span_entry,
+    texts_of,
+)
 from pelocality.probes._spans import Choices, WordSpan, choose_constituents, choose_sentence, choose_windows
 
 
@@ -191,7 +201,7 @@ class _Shuffle:
 
     def __post_init__(self) -> None:
         check_choice("side", self.side, ("premise", "hypothesis", "both"))
-        object.__setattr__(self, "seed", count("seed", self.seed, 0))
+        object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
 
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder."""
@@ -199,7 +209,7 @@ class _Shuffle:
 
     def __call__(self, item: Item) -> Iterator[Row | Dropped | Skipped]:
         """Yield the row of an item: choose spans on each side of ``side``, and permute the words of each."""
-        if isinstance(item, Pair) and self.labels is not None and item.label not in self.labels:
+        if isinstance(item, Pair) and not has_label(item.label, self.labels):
             yield Dropped("label not in labels")
             return
         perturbed: dict[str, str] = {}
