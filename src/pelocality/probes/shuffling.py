@@ -218,7 +218,8 @@ class _Shuffle:
         dropped = Dropped("no candidate")
         for name, sentence in self._sides(item).items():
             chosen: list[WordSpan] = []
-            for choice in self.choose(sentence, generator_for(self.seed, *texts_of(item), name, "choose")):
+            rng = functools.partial(generator_for, self.seed, *texts_of(item), name)
+            for choice in self.choose(sentence, functools.partial(rng, "choose")):
                 if isinstance(choice, WordSpan):
                     chosen.append(choice)
                 elif isinstance(choice, Dropped):
@@ -226,14 +227,14 @@ class _Shuffle:
                 else:
                     yield choice
             chosen.sort(key=lambda span: span.first)
-            text, changes = _permuted(
-                sentence, name, chosen, generator_for(self.seed, *texts_of(item), name, "permute")
-            )
+            if not chosen:
+                continue
+            text, changes = _permuted(sentence, name, chosen, rng("permute"))
             if text != sentence.text:
                 perturbed[name] = text
                 spans += chosen
                 entries += changes
-            elif chosen:
+            else:
                 dropped = Dropped("the text would not change")
         if not perturbed:
             yield dropped
