@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -73,6 +74,16 @@ def uid_of(item: Pair | Sentence) -> str:
 def texts_of(item: Pair | Sentence) -> tuple[str, ...]:
     """Return the text of a sentence or the two texts of a pair, which seed the random choices made for it."""
     return (item.text,) if isinstance(item, Sentence) else (item.premise.text, item.hypothesis.text)
+
+
+def has_label(label: str | None, labels: Collection[str] | None) -> bool:
+    """Return whether a label is among some, whatever its case, hyphens and underscores; None means all."""
+    return labels is None or (label is not None and _plain(label) in map(_plain, labels))
+
+
+@functools.cache
+def _plain(label: str) -> str:
+    return re.sub(r"[\s_-]+", " ", label.strip().lower())
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

@@ -16,6 +16,7 @@ from pelocality.probes._rows import (
     check_choice,
     check_names,
     features_of,
+    has_label,
     row_of,
     span_entry,
     texts_of,
@@ -130,7 +131,7 @@ class _RoleSwap:
         check_choice("side", self.side, ("premise", "hypothesis"))
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
-        object.__setattr__(self, "seed", count("seed", self.seed, 0))
+        object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
         if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
             raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
         if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
@@ -154,7 +155,7 @@ class _RoleSwap:
         if isinstance(item, Sentence):
             item = Pair(item, item, "entailment" if self.label_policy is not None else None, uid_of(item))
             side = "hypothesis"
-        if self.labels is not None and item.label not in self.labels:
+        if not has_label(item.label, self.labels):
             yield Dropped("label not in labels")
             return
         label = self._label(item.label)
