@@ -91,7 +91,7 @@ def text_average(
     """
     base = find_base(model)
     sums: TextSums | None = None
-    per_text: list[list[dict[str, Tensor]]] = []
+    per_text: list[list[dict[str, Tensor]]] = []  # by layer and batch
     texts, numbers, others = 0, (), {}
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
     for observed, included in observe_text(model, base, batches, **options, progress=progress):
@@ -100,7 +100,8 @@ def text_average(
             others = observed.others
             numbers = observed.requested(layers)
             sums = TextSums(len(numbers), observed.maps[0].shape[1])
-        measured, by_layer = included.sum(1) >= _FEWEST, []
+            per_text = [[] for _ in numbers]
+        measured = included.sum(1) >= _FEWEST
         for place, layer in enumerate(numbers):
             index = observed.layers.index(layer)
             weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
@@ -108,11 +109,9 @@ def text_average(
             if bool(measured.any()):
                 values = sample_metrics(attention[measured], pairs[measured], included[measured])
                 values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
-                by_layer.append(values)
-        if by_layer:
-            per_text.append(by_layer)
+                per_text[place].append(values)
         texts += len(included)
-    if sums is None or not per_text:
+    if sums is None or not per_text[0]:
         raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
