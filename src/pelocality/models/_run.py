@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
-from pelocality.models._offloading import execution_device
 from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._weights import check_ids, embedding_weight, token_embeddings
+from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import architecture, known_families, longest_input
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
