@@ -44,6 +44,7 @@ def text_average(
     tokenizer: Any = None,
     length: int = 128,
     special_tokens: bool = False,
+    without_first: int = 0,
     layers: Sequence[int] | None = None,
     progress: bool = True,
 ) -> TextAverage:
@@ -68,6 +69,7 @@ def text_average(
         tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
         length: only the first positions up to this number are measured; the model still reads the whole text.
         special_tokens: include special tokens like any other token.
+        without_first: leave out this many of the included tokens of each text, as for `position_share`.
         layers: layers to return, by their index in the model; by default all that have attention.
         progress: show a progress bar on runs that take longer than a few seconds.
 
@@ -94,7 +96,8 @@ def text_average(
     per_text: list[list[dict[str, Tensor]]] = []  # by layer and batch
     texts, numbers, others = 0, (), {}
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    for observed, included in observe_text(model, base, batches, **options, progress=progress):
+    options |= {"without_first": without_first, "progress": progress}
+    for observed, included in observe_text(model, base, batches, **options):
         _check_gaps(included)
         if sums is None:
             others = observed.others
