@@ -209,6 +209,7 @@ class Cells:
         """Yield the numbers of each model."""
         options = {"length": self.arguments.length, "batch_size": self.arguments.batch, "every": self.arguments.every}
         options |= {"tokens": self.arguments.tokens, "held_out": self.arguments.held_out, "progress": False}
+        trained = {}
         yield self.measured("own", self.model)
         for cell in CELLS:
             start = copy.deepcopy(self.model)
@@ -220,8 +221,9 @@ class Cells:
             )
             found.curve.to_csv(self.folder / f"curve-{cell}.csv", index=False)
             yield self.measured(f"{cell}, trained", found.model, int(found.curve["tokens"].iloc[-1]))
-            for name, turn in TURNS.items() if cell == "table" else ():
-                yield self.measured(f"table, {name}", turned(found.model, turn))
+            trained[cell] = found.model
+        for name, turn in TURNS.items():
+            yield self.measured(f"table, {name}", turned(trained["table"], turn))
 
 
 def turned(model: nn.Module, turn: dict[str, float]) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
-from pelocality._checks import count
+from pelocality._checks import check_tokenizer, count
 from pelocality.encodings import Encoding
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
@@ -67,10 +67,6 @@ def distillation_loss(
         TypeError: Something that is not a transformers model, a tokenizer or texts.
         ValueError: No text, or a length beyond the positions of either model.
 
-    Examples:
-        >>> from transformers import AutoModel, AutoTokenizer  # doctest: +SKIP
-        >>> distillation_loss(relocated.model, bert, tokenizer, texts, length=128)  # doctest: +SKIP
-        (0.026, 0.016)
     """
     (student, _), (teacher, _) = find_base(model), find_base(reference)
     for base in (student, teacher):
@@ -139,12 +135,21 @@ def relocate(
         The Trainer seeds the random generators of this process.
 
     Examples:
-        >>> from pelocality.encodings import DistanceTable
-        >>> measured = positional_attention(bert, tokenizer, length=50)  # doctest: +SKIP
-        >>> relocated = relocate(bert, DistanceTable.from_attention(measured), tokenizer, texts)  # doctest: +SKIP
-        >>> relocated.curve  # doctest: +SKIP
-           tokens  token_loss  mean_loss
-        0       0       0.156      0.178
+        >>> from pelocality import DistanceTable, positional_attention
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"?": 0, "the": 1, "old": 2, "mill": 3}, unk_token="?"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> bert = BertModel(BertConfig(vocab_size=4, **sizes))
+        >>> tables = DistanceTable.from_attention(positional_attention(bert, length=8, words=[1, 2]))
+        >>> options = {"tokens": 48, "length": 8, "batch_size": 8, "held_out": 8, "progress": False}
+        >>> found = relocate(bert, tables, tokenizer, ["the old mill"] * 32, **options)
+        >>> found.curve["tokens"].tolist()
+        [0, 48]
+        >>> distillation_loss(bert, bert, tokenizer, ["the old mill"], length=8)[0] < 1e-6
+        True
     """
     counts = {"tokens": tokens, "batch_size": batch_size, "held_out": held_out, "every": every}
     for name, number in counts.items():
@@ -162,7 +167,7 @@ def relocate(
     per_step = batch_size * sum(len(row["input_ids"]) for row in rows[:-held_out]) / (len(rows) - held_out)
     steps = math.ceil(tokens / per_step)
     settings = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
-    settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "encoding": _digest(student)}
+    settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
     with TemporaryDirectory() as temporary:
         checkpoint = None if folder is None else _claim(Path(folder), settings)
         arguments = TrainingArguments(
@@ -241,6 +246,7 @@ def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tens
 
 def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
     """Return the texts in pieces of at most ``length`` tokens, each between the tokenizer's special tokens."""
+    check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
     given = [texts] if isinstance(texts, str) else list(texts)
