@@ -166,7 +166,7 @@ def relocate(
     student, _ = find_base(trained)
     per_step = batch_size * sum(len(row["input_ids"]) for row in rows[:-held_out]) / (len(rows) - held_out)
     steps = math.ceil(tokens / per_step)
-    settings = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
+    settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
     settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
     with TemporaryDirectory() as temporary:
         checkpoint = None if folder is None else _claim(Path(folder), settings)
@@ -220,7 +220,7 @@ class _Distillation(Trainer):
         model.eval()  # without dropout
         return _losses(model, self.teacher, inputs)
 
-    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
         """Return the mean loss of a batch."""
         return self._losses(model, inputs).sum(-1).mean()
 
@@ -254,7 +254,7 @@ def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
         raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
     if room < 1 or not given:
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
-    ids = tokenizer(given, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"]
     return [
         {"input_ids": [*before, *text[start : start + room], *after]}
         for text in ids
@@ -296,7 +296,7 @@ def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
-def _train(trainer: Trainer, checkpoint: Path | None) -> None:
+def _train(trainer: Any, checkpoint: Path | None) -> None:
     """Train from a checkpoint to the end; one of the last step is only loaded."""
     state = None if checkpoint is None else TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     if checkpoint is None or state is None or state.global_step < state.max_steps:
