@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, default=Path("outputs/relocated"), help="folder for cells and table")
+    parser.add_argument("--model", type=Path, help="folder of an encoder that `attach` takes; default: MiniLM")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=250_000, help="of training, in each cell")
     parser.add_argument("--length", type=int, default=48, help="tokens of a piece, special tokens included")
@@ -88,8 +89,8 @@ def paragraphs(path: Path) -> list[str]:
 
 
 def load(arguments: argparse.Namespace, text: list[str]) -> tuple[Any, Any]:
-    """Return MiniLM and its tokenizer; with --smoke a tiny BERT, stored, as a tokenizer trained again may differ."""
-    path = arguments.output / "model" if arguments.smoke else packaged_model()
+    """Return the model and its tokenizer; with --smoke a tiny BERT, stored, as a tokenizer trained again may differ."""
+    path = arguments.output / "model" if arguments.smoke else arguments.model or packaged_model()
     if not arguments.smoke or path.exists():
         return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
     tokenizer = train_tokenizer(text, 300)
@@ -269,10 +270,11 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    identity = {
-        key: value for key, value in vars(arguments).items() if key not in ("text", "output", "seeds", "threads")
-    }
+    paths = ("text", "output", "model", "seeds", "threads")
+    identity = {key: value for key, value in vars(arguments).items() if key not in paths}
     identity["text"] = fingerprint(arguments.text.read_bytes())
+    if arguments.model is not None:
+        identity["model"] = fingerprint((arguments.model / "config.json").read_bytes())
     text = paragraphs(arguments.text)
     rows, curves = [], {cell: [] for cell in CELLS}
     for seed in arguments.seeds:  # an interrupted experiment has complete seeds
