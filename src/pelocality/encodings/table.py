@@ -145,7 +145,8 @@ class DistanceTable(RelativeEncoding):
 
         Note:
             Identical words show the positions; the mean attention on text is dominated by content. Far distances rest
-            on few pairs of tokens, so measure a length of some tokens more than the distances that matter.
+            on few pairs of tokens, so measure a length of some tokens more than the distances that matter. Where layers
+            share their weights (ALBERT's), `attach` takes one table per group: choose one.
 
         Examples:
             >>> from pelocality.encodings import ALiBi
