@@ -143,7 +143,8 @@ def test_long_texts_are_cut_into_pieces():
 
 def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypatch):
     make, tokenizer = FAMILIES["bert"]
-    model = make()
+    model = make().train()
+    before = copy.deepcopy(model)
     table = own_table(model)
     whole = relocate(model, table, tokenizer, TEXTS, folder=tmp_path / "whole", **OPTIONS)
     saved = Trainer._save_checkpoint
@@ -156,6 +157,10 @@ def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypa
     monkeypatch.setattr(Trainer, "_save_checkpoint", interrupted)
     with pytest.raises(KeyboardInterrupt):
         relocate(model, table, tokenizer, TEXTS, folder=tmp_path / "cut", **OPTIONS)
+    assert same_weights(model, before)
+    assert attached(model) is None
+    assert all(module.training for module in model.modules())
+    assert torch.is_grad_enabled()
     monkeypatch.setattr(Trainer, "_save_checkpoint", saved)
     (tmp_path / "cut" / "checkpoint-12").mkdir()  # a checkpoint cut off before its state was written
     for _ in range(2):  # the second time nothing is trained
