@@ -22,6 +22,5 @@ def _argument_names(module_class: type[nn.Module]) -> tuple[str, ...]:
 
 
 def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call by name, in the order of ``forward``."""
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return {name: given[name] for name in names if name in given} | given
+    """Return all arguments of a call by name."""
+    return dict(zip(names, args, strict=False)) | kwargs
