@@ -22,7 +22,7 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
 from pelocality.models._state_dict import check_state_dict, has_encodings, refuse_plain_loading
-from pelocality.models._weights import hooks_of
+from pelocality.models._weights import execution_device
 from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
@@ -243,7 +243,7 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     if _biases(record, base):
         raise ValueError(f"{name} has an encoding attached already; remove it first: attached(model).remove()")
-    if any(parameter.is_meta for parameter in base.parameters()) and _offloaded_to(base) is None:
+    if any(parameter.is_meta for parameter in base.parameters()) and execution_device(base) is None:
         raise ValueError(
             f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained"
         )
@@ -327,16 +327,10 @@ def _check_future(encodings: list[Encoding], *, causal: bool) -> None:
             )
 
 
-def _offloaded_to(module: nn.Module) -> torch.device | None:
-    """Return the device on which accelerate runs a module, None where neither it nor a part of it is offloaded."""
-    hooks = (hook for part in module.modules() for hook in hooks_of(part))
-    return next((torch.device(hook.execution_device) for hook in hooks if hook.execution_device is not None), None)
-
-
 def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
     """Return a copy on the module's device, at least as precise as its weights (or the base's, if quantised)."""
     weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
     weights = weights or [next(parameter for parameter in base.parameters() if parameter.is_floating_point())]
     precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
-    fitted = copy.deepcopy(encoding).to(_offloaded_to(module) or weights[0].device, precision)
+    fitted = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
     return fitted.train(module.training)

@@ -15,7 +15,7 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
 
 
 @functools.cache
-def _argument_names(module_class: type[nn.Module]) -> tuple[str, ...]:
+def _argument_names(module_class: Any) -> tuple[str, ...]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(module_class.forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind not in variable)[1:]
