@@ -84,9 +84,11 @@ def _uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     if sentence.language == "en" and word.lower() in english.LOWER_CASE:
         # "THE dog": emphasis, or part of a heading
         return _UNKNOWN_CAPITAL if len(word) > 1 and word.isupper() else lowered
+    tag = _tag(sentence, start)
+    if "-" in text.split()[0] and (tag != "NNP" or sentence.automatic):  # "Al-Ahram", but "Twenty-one", "Pro-Western"
+        return _UNKNOWN_CAPITAL
     if any(letter.isupper() for letter in word[1:]):
         return text
-    tag = _tag(sentence, start)
     following = sentence.words[start + 1 : end][:1]
     in_name = bool(following) and following[0][0].isupper()
     named = tag in ("NNP", "NNPS")
