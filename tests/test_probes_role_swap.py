@@ -150,6 +150,10 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         (S.format("(CD One) (NN nun)", "saw", "(DT another) (NN nun)"), "a reflexive or reciprocal in the clause"),
         ("(S (NP (DT The) (NN nun)) (VP (VBD put) (NP (DT a) (NN hat)) (PP (IN on) (NP (PRP$ her) (NN head)))))",
          "a pronoun besides the arguments may refer to one"),
+        (S.format("(NNP Ada) (NNP Jr.)", "saw", "(DT the) (NN nun)"), "an abbreviation would end the sentence"),
+        (S.format("(NNP Ada)", "advanced", "(CD two) (NNS cents)"), "an argument is a measure"),
+        (S.format("(NNP Ada)", "ate", "(NP (DT a) (NN meal)) (, ,) (SBAR (WDT which) (VP (VBD was) (NP (PRP me))))"),
+         "punctuation belongs to an argument in part"),
         (S.format("(JJ Well-known) (NNS nuns)", "saw", "(NNP Ada)"),
          "whether the first word keeps its capital is unknown"),
         (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "a pronoun inside a longer argument"),
@@ -424,6 +428,7 @@ NUMBERS = [
     ("black and white dogs", "JJ CC JJ NNS", "plural"), ("me", "PRP", "1sg"),
     ("a man and a dog", "DT NN CC DT NN", "plural"), ("my friend and guide", "PRP$ NN CC NN", None),
     ("thousands of dogs", "NNS IN NNS", "plural"), ("you", "PRP", "plural"),
+    ("union leftist militants", "NN JJ NNS", "plural"),
 ]  # fmt: skip
 
 

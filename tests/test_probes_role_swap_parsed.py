@@ -154,6 +154,11 @@ def test_plain_text_without_parser_is_refused():
         semantic_role_swap(["The dog chased the cat."])
 
 
+def test_a_text_in_place_of_words_is_refused():
+    with pytest.raises(TypeError, match="words must be a list of words.*plain_sentence"):
+        Sentence("The dog chased the cat.")
+
+
 def test_an_empty_probe_warns_with_its_reasons(caplog):
     with caplog.at_level(logging.WARNING, logger="pelocality"):
         semantic_role_swap([plain_sentence("The dog chased the cat.", "en")] * 2)
@@ -186,6 +191,7 @@ def test_a_second_parser_must_find_the_same_arguments():
         "(S (PP (IN With) (NP (DT a) (NN hat))) (NP (DT a) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl))))",
         "(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl)) (SBAR (IN as)"
         " (S (NP (NNP Ada)) (VP (VBD left))))))",
+        "(S (NP (DT A) (NN nun)) (VP (VBD gave) (NP (NNS boards) (NN help))))",
         "(S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN slide))))",
         "(S (NP (DT A) (NN nun)) (VP (VBD was) (VP (VBN bitten) (PP (IN by) (NP (DT a) (NN dog) (NN walking))))))",
     ],

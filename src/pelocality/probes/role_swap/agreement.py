@@ -185,6 +185,8 @@ def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
             head = None
         elif tag in ("NN", "PRP", "DT") and words[i].lower() in english.PRONOUN_NUMBER:
             return i if head is None else head
+        elif tag == "JJ" and i + 1 < len(tags) and tags[i + 1].startswith("NN"):
+            continue  # "union leftist militants"
         elif (head is not None and tag not in ("HYPH", "CD")) or tag in english.AFTER_HEAD:
             break
     return head

@@ -73,7 +73,7 @@ MEASURE_VERBS = words(
 MEASURES = words(
     "second minute hour day night morning afternoon evening week weekend month year time today tomorrow "
     "tonight yesterday monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
-    "inch pound lb kilo percent block lap way distance dollar while bit lot"
+    "inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
 )
 IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
 # "says hello": the object is quoted words, not a patient

@@ -27,6 +27,8 @@ def exchange(
         text = _moved(sentence, candidate, candidate.other(here), here)
         if isinstance(text, Skipped):
             return text
+        if text.endswith(".") and sentence.words[here.end : here.end + 1] == (".",):
+            return Skipped("an abbreviation would end the sentence")
         replacements.append((here.start, here.end, text, role))
     if agreement != "ignore":
         verb = reinflected_verb(sentence, candidate, agreement)
@@ -95,7 +97,8 @@ def _uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     if named and (in_name or not sentence.automatic):  # taggers mistake a capital for a name: "Kids play"
         return text
     adjective = sentence.language == "en" and tag != "NNS" and word.endswith(_NAME_ENDINGS)
-    return _UNKNOWN_CAPITAL if tag is None or named or in_name or adjective else lowered
+    name = sentence.automatic and tag == "NN" and not following  # "Stone saw him"
+    return _UNKNOWN_CAPITAL if tag is None or named or in_name or adjective or name else lowered
 
 
 def _tag(sentence: Sentence, word: int) -> str | None:

@@ -49,11 +49,12 @@ def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) 
     if not first.end <= verb < last.start or set(kinds[verb + 1 : last.start]) - ({"adposition"} if passive else set()):
         return "words between the verb and an argument"
     tags = english.tags_of(sentence) if sentence.language == "en" else None
-    for slot in (first, last):
-        if tags is not None and has_determiner_mismatch(
-            sentence.words[slot.start : slot.end], tags[slot.start : slot.end]
-        ):
+    for slot in (first, last) if tags else ():
+        phrase, phrase_tags = (layer[slot.start : slot.end] for layer in (sentence.words, tags or ()))
+        if has_determiner_mismatch(phrase, phrase_tags):
             return "a determiner does not agree with its noun"
+        if any(a == "NNS" and b.startswith("NN") for a, b in pairwise(phrase_tags)):  # "gave boards independence"
+            return "the parser may be wrong"
     if second is not None:
         found = find_candidates(second, candidate.roles, "dependencies")
         texts = _texts(sentence, candidate)
