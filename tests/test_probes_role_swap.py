@@ -151,6 +151,11 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         ("(S (NP (DT The) (NN nun)) (VP (VBD put) (NP (DT a) (NN hat)) (PP (IN on) (NP (PRP$ her) (NN head)))))",
          "a pronoun besides the arguments may refer to one"),
         (S.format("(NNP Ada) (NNP Jr.)", "saw", "(DT the) (NN nun)"), "an abbreviation would end the sentence"),
+        ("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN judge)) (SBAR (WDT that) (S (VP (VBD left))))))",
+         "an argument goes on after its end"),
+        ("(S (NP (PRP It)) (VP (VBD pleased) (NP (DT the) (NN nun)) (ADVP (RB much)) (SBAR (IN that) (FRAG"
+         " (NNP Ada)))))",
+         "an argument is an expletive"),
         (S.format("(NNP Ada)", "advanced", "(CD two) (NNS cents)"), "an argument is a measure"),
         (S.format("(NNP Ada)", "ate", "(NP (DT a) (NN meal)) (, ,) (SBAR (WDT which) (VP (VBD was) (NP (PRP me))))"),
          "punctuation belongs to an argument in part"),

@@ -116,7 +116,7 @@ def semantic_role_swap(
         >>> probe[0]["premise"], probe[0]["hypothesis"]
         ('A dog bit him.', 'He bit a dog.')
     """
-    perturb = _RoleSwap(
+    perturb = RoleSwap(
         roles,
         source or ("frames" if parser is None else "dependencies"),
         label_policy,
@@ -137,21 +137,21 @@ def semantic_role_swap(
 
 
 @dataclass(frozen=True)
-class _RoleSwap:
+class RoleSwap:
     """A swap of roles with its settings."""
 
-    roles: tuple[str, str]
-    source: Source
-    label_policy: LabelPolicy | None
-    parser: Parse | None
-    nonassertive_label: str | None
-    languages: tuple[str, ...]
-    side: str
-    spans: Spans
-    agreement: Agreement
-    symmetric_verbs: frozenset[str]
-    labels: tuple[str, ...] | None
-    seed: int
+    roles: tuple[str, str] = ("ARG0", "ARG1")
+    source: Source = "frames"
+    label_policy: LabelPolicy | None = None
+    parser: Parse | None = None
+    nonassertive_label: str | None = None
+    languages: tuple[str, ...] = LANGUAGES
+    side: str = "hypothesis"
+    spans: Spans = "one"
+    agreement: Agreement = "skip"
+    symmetric_verbs: frozenset[str] = SYMMETRIC_VERBS
+    labels: tuple[str, ...] | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not callable(self.source):
@@ -211,7 +211,7 @@ class _RoleSwap:
             yield self._row(item, side, candidate, replacements, label)
 
     def swaps(
-        self, sentence: Sentence, second_parser: Parse | None
+        self, sentence: Sentence, second_parser: Parse | None = None
     ) -> Iterator[tuple[Candidate | None, list[Replacement] | Skipped | Dropped]]:
         """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
         if not callable(self.source) and sentence.language not in self.languages:

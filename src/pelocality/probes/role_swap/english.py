@@ -96,7 +96,7 @@ FLOATING = frozenset({"all", "both", "each"})
 SYMMETRIC_VERBS = words(
     "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
     "intersect overlap fight battle duel debate wrestle tie rhyme "
-    "hug embrace cuddle kiss touch face join"
+    "hug embrace cuddle kiss touch face join rival mirror complement oppose"
 )
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",)}
 

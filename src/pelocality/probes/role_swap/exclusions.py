@@ -142,6 +142,9 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
     is_light = verb is not None and lower[verb] in english.LIGHT_VERBS
     for argument in candidate.arguments:
         phrase_tags = tags[argument.start : argument.end] if tags is not None else None
+        following = argument.end if argument.end < len(lower) else -1
+        if lower[following] == "of" or (tags is not None and tags[following] in ("WDT", "WP", "WP$")):
+            return "an argument goes on after its end"  # "I know a man, lately, who ..."
         reason = _check_noun_phrase(lower[argument.start : argument.end], phrase_tags, is_light)
         if reason:
             return reason
@@ -235,7 +238,7 @@ def _is_expletive(candidate: Candidate, argument: Slot, words: Sequence[str]) ->
         return False
     last = max(slot.end for slot in candidate.arguments)
     is_first = argument.end <= verb and words[verb] in english.EXPLETIVE_VERBS
-    return is_first or (last < len(words) and words[last] in english.CLAUSE_WORDS)
+    return is_first or not english.CLAUSE_WORDS.isdisjoint(words[last : candidate.clause.extent[1]])
 
 
 def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_light: bool) -> str | None:
