@@ -155,7 +155,7 @@ def test_plain_text_without_parser_is_refused():
 
 
 def test_a_text_in_place_of_words_is_refused():
-    with pytest.raises(TypeError, match="words must be a list of words.*plain_sentence"):
+    with pytest.raises(TypeError, match=r"words must be a list of words.*plain_sentence"):
         Sentence("The dog chased the cat.")
 
 

@@ -229,7 +229,7 @@ def inflect(finite: str, tag: str | None, number: Number) -> str | None:
     word = finite.lower()
     if word in _BE:
         form = _BE[word][number]
-    elif tag in ("VBZ", "VBP") and word.isalpha():
+    elif tag in ("VBZ", "VBP") and word.isalpha() and len(word) > 1:  # "they r"
         try:
             import lemminflect
         except ImportError as error:

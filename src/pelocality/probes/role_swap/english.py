@@ -41,11 +41,6 @@ COPULAS = words(
     "stay stays stayed staying constitute constitutes constituted constituting"
 )
 MAKE = words("make makes made making")
-# "it rains cats and dogs", "it takes courage": here it has no referent
-EXPLETIVE_VERBS = words(
-    "rain rains rained raining snow snows snowed snowing hail hails hailed hailing drizzle drizzles drizzled "
-    "drizzling pour pours poured pouring take takes took taking taken"
-)
 AFTER_HEAD = words("IN TO WDT WP WRB MD VBZ VBP VBD")  # tags that cannot precede the head of a noun phrase
 MODALS = words("can could may might must shall should will would ca wo 'll 'd")
 INVARIABLE = MODALS | {"had", "did"}  # finite, and the same with any subject
@@ -57,7 +52,6 @@ LIGHT_VERBS = MAKE | words(
     "catch catches caught catching"
 )
 AUXILIARIES = INVARIABLE | words("am is are was were 's 're 'm has have does do")
-CLAUSE_WORDS = words("to that when if how whether")
 # verbs after which a clause has a bare infinitive: "she made him go"
 HELPING_VERBS = words(
     "help helps helped helping let lets letting see sees saw seen seeing watch watches watched watching "

@@ -200,8 +200,10 @@ def _check_verb(
         return "the verb takes a measure"
     if verb in english.QUOTING_VERBS:
         return "the verb introduces quoted words"
-    if any(_is_expletive(candidate, argument, lower) for argument in candidate.arguments):
-        return "an argument is an expletive"
+    for argument in candidate.arguments:
+        phrase = lower[argument.start : argument.end]
+        if phrase == ["it"] or (phrase == ["there"] and argument.function in (None, "subject")):
+            return "it or there may have no referent"  # "it rained cats", "I do not expect it", "you made it"
     return None
 
 
@@ -227,18 +229,6 @@ def _may_be_finite(candidate: Candidate, verb: int, words: Sequence[str], tags: 
         return False
     before = words[subject.start - 1] if subject.start else ""
     return "to" not in words[subject.end : verb] and before not in english.BARE_INFINITIVE_VERBS
-
-
-def _is_expletive(candidate: Candidate, argument: Slot, words: Sequence[str]) -> bool:
-    """Return whether a pronoun has no referent: "it rained cats", "it takes courage", "it pained him to go"."""
-    phrase, verb = words[argument.start : argument.end], candidate.clause.verb
-    if phrase == ["there"] and argument.function in (None, "subject"):
-        return True
-    if phrase != ["it"] or verb is None:
-        return False
-    last = max(slot.end for slot in candidate.arguments)
-    is_first = argument.end <= verb and words[verb] in english.EXPLETIVE_VERBS
-    return is_first or not english.CLAUSE_WORDS.isdisjoint(words[last : candidate.clause.extent[1]])
 
 
 def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_light: bool) -> str | None:

@@ -55,6 +55,9 @@ def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) 
             return "a determiner does not agree with its noun"
         if any(a == "NNS" and b.startswith("NN") for a, b in pairwise(phrase_tags)):  # "gave boards independence"
             return "the parser may be wrong"
+    # "helping a child dig": two nouns, or a noun and a verb?
+    if sentence.words[verb].lower() in english.HELPING_VERBS and kinds[last.end - 2 : last.end] == ["noun", "noun"]:
+        return "the parser may be wrong"
     if second is not None:
         found = find_candidates(second, candidate.roles, "dependencies")
         texts = _texts(sentence, candidate)
@@ -96,10 +99,6 @@ def _is_plain(sentence: Sentence, first: Slot, last: Slot, kinds: Sequence[str],
         and set(kinds[first.end : verb]) <= {"verb", "adverb"}
         and {"verb", "link"}.isdisjoint(after)
         and after.count("adposition") <= 1
-        # "helping a child dig": two nouns, or a noun and a verb?
-        and (
-            sentence.words[verb].lower() not in english.HELPING_VERBS or kinds[last.end - 2 : last.end] != ["noun"] * 2
-        )
         and all(_is_noun_phrase(sentence.words[s.start : s.end], kinds[s.start : s.end]) for s in (first, last))
         and kinds[first.start : first.end].count("adposition") <= 1
         and all(sentence.words[i] == "of" for i in range(last.start, last.end) if kinds[i] == "adposition")
