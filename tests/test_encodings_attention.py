@@ -414,11 +414,11 @@ def test_inputs_that_do_not_fit_raise_errors():
     query, key, value = tensors(6, 8)
     encoding = ALiBi(3)
     for change, error, message in (
-        ({"query": query[0]}, ValueError, "query must be"),
-        ({"key": key[:1]}, ValueError, "key must be"),
+        ({"query": query[0]}, ValueError, "must fit"),
+        ({"key": key[:1]}, ValueError, "must fit"),
         ({"value": None}, TypeError, "value must be a tensor"),
         ({"query": key[:, :, :, :3]}, ValueError, "must fit"),
-        ({"key": key[:, :, :5], "value": value[:, :, :5]}, ValueError, "as long as query"),
+        ({"key": key[:, :, :5], "value": value[:, :, :5]}, ValueError, "k >= q"),
         ({"encoding": 3}, TypeError, "encoding must be"),
         ({"encoding": ALiBi(2)}, ValueError, "1 or 3 heads"),
         ({"mask": torch.zeros(6, 8)}, TypeError, "booleans"),

@@ -73,10 +73,7 @@ def heatmap(
     if scale == "log":
         from matplotlib.colors import LogNorm
 
-        least = float(positive.min(initial=top))
-        if least == top or (matrix == 0).any():
-            least /= 10  # so that only zero is white
-        floor = max(least, top * 1e-6)
+        floor = max(float(positive.min(initial=top)) / 10, top * 1e-6)  # a decade lower: only zero is white
         _image(ax, np.maximum(matrix, floor), "attention weight", norm=LogNorm(floor, top))
     else:
         _image(ax, matrix, "attention weight", vmin=0, vmax=top)
@@ -183,9 +180,7 @@ def profiles(
     ax.set(xlabel="distance, key - query (tokens)", ylabel="mean attention")
     ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
-    if any(named):
-        _legend(fig, ax, new)
-    return fig, ax
+    return _with_legend(fig, ax, new)
 
 
 def comparison(
@@ -236,8 +231,7 @@ def comparison(
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label, xlim=(-0.6, depth - 0.4))
     ax.set_xticks(*_layer_ticks(depth, _inches(ax)[0], layers))
-    _legend(fig, ax, new)
-    return fig, ax
+    return _with_legend(fig, ax, new)
 
 
 def head_types(
@@ -277,15 +271,14 @@ def head_types(
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
     place = np.arange(len(table))
-    styles: dict[str, dict[str, Any]] = {
-        "positional": {"fmt": "o", "color": "black", "markerfacecolor": "black"},
-        "contextual": {"fmt": "s", "color": "0.45", "markerfacecolor": "white"},
-    }
-    for shift, (name, style) in zip((-0.14, 0.14), styles.items(), strict=True):
-        value = table[name]
+    for name, shift, mark, colour, face in (
+        ("positional", -0.14, "o", "black", "black"),
+        ("contextual", 0.14, "s", "0.45", "white"),
+    ):
+        value, label = table[name], f"best {name} head"
         ends = [value - table[f"{name}_low"], table[f"{name}_high"] - value]
-        style |= {"xerr": ends, "markersize": 5, "elinewidth": 1, "label": f"best {name} head"}
-        ax.errorbar(value, place + shift, **style)
+        line: dict[str, Any] = {"fmt": mark, "color": colour, "markerfacecolor": face, "markersize": 5, "elinewidth": 1}
+        ax.errorbar(value, place + shift, xerr=ends, label=label, **line)
     ax.scatter(table["baseline"], place, marker="|", s=110, color="0.3", label="best fixed offset", zorder=1)
     ax.set_yticks(place, labels)
     ax.set(xlabel=f"accuracy, {direction}", xlim=(0, 1))
@@ -335,8 +328,7 @@ def distances(
     ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies")
     ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
-    _legend(fig, ax, new)
-    return fig, ax
+    return _with_legend(fig, ax, new)
 
 
 def trajectory(
@@ -379,8 +371,7 @@ def trajectory(
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
-    _legend(fig, ax, new)
-    return fig, ax
+    return _with_legend(fig, ax, new)
 
 
 def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
@@ -410,20 +401,22 @@ def _styles() -> Iterator[dict[str, Any]]:
     return ({"linestyle": dash, "marker": mark} for dash, mark in zip(cycle(_DASHES), cycle(_MARKERS), strict=False))
 
 
-def _legend(fig: Figure, ax: Axes, resizable: bool) -> None:
-    """Add a legend: inside the axes for at most six rows, else beside them, in a wider figure if it is resizable."""
+def _with_legend(fig: Figure, ax: Axes, resizable: bool) -> tuple[Figure, Axes]:
+    """Return both with a legend of the named lines: beside the axes from seven rows on, in a figure made wider."""
     handles, labels = ax.get_legend_handles_labels()
     labels = [textwrap.fill(label, 32) for label in labels]
     rows = sum(label.count("\n") + 1 for label in labels)
     if rows <= 6:
-        ax.legend(handles, labels, framealpha=0.85, edgecolor="none")
-        return
+        if rows:
+            ax.legend(handles, labels, framealpha=0.85, edgecolor="none")
+        return fig, ax
     columns = math.ceil(rows / max(1, int(_inches(ax)[1] / 0.17)))
     legend = ax.legend(
         handles, labels, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns, fontsize="small", frameon=False
     )
     if resizable:
         fig.set_figwidth(fig.get_figwidth() + legend.get_window_extent().width / fig.dpi)
+    return fig, ax
 
 
 def _inches(ax: Axes) -> tuple[float, float]:
@@ -453,8 +446,10 @@ def _array(values: Any) -> np.ndarray:
 
 def _short(value: float) -> str:
     """Return a number as a short text: two decimals below 1, two digits below 100, no decimals above."""
-    if not np.isfinite(value):
-        return "" if np.isnan(value) else f"{value:+.0f}".replace("+", "").replace("inf", "∞")
+    if np.isnan(value):
+        return ""
+    if np.isinf(value):
+        return "∞" if value > 0 else "-∞"
     size = abs(value)
     shown = f"{value:.2f}" if size < 1 else f"{value:.2g}" if size < 99.5 else f"{value:.0f}"
     return shown.replace("0.", ".", 1).replace("-.00", ".00")

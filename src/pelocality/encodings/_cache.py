@@ -18,9 +18,8 @@ _TORCH_ATTRIBUTES = frozenset(nn.Module().__dict__) - {"training"}
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A bias, everything that it depends on, and its version, which changes when it is written to."""
+    """A bias and its version, which changes when it is written to."""
 
-    key: Hashable
     bias: Tensor
     version: int
 
@@ -58,18 +57,16 @@ class BiasCache:
         if content is None:
             return build()
         key = content, request
-        entry = self._last  # read once: replicas of DataParallel share it and run in several threads
-        if entry is None or entry.key != key:
-            entry = _ENTRIES.get(key)
+        entry = _ENTRIES.get(key)
         if entry is not None and entry.bias._version == entry.version:
-            self._last = entry
+            self._last = entry  # keeps it
             return entry.bias
         # not an inference tensor, so that a bias built in evaluation can be used in training
         with torch.inference_mode(False), torch.enable_grad():
             bias = build()
         if bias.requires_grad or type(bias) is not Tensor or transformed(bias):
             return build()  # it depends on tensors outside the encoding
-        self._last = _ENTRIES[key] = _Entry(key, bias, bias._version)
+        self._last = _ENTRIES[key] = _Entry(bias, bias._version)
         return bias
 
     def _content(self, encoding: nn.Module) -> Hashable | None:

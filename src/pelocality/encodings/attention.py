@@ -169,19 +169,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if tensor.ndim != 4 or tensor.shape[:2] != query.shape[:2]:
-            raise ValueError(
-                f"{name} must be (batch, heads, length, d) with the query's batch and heads, got shape "
-                f"{tuple(tensor.shape)} beside {tuple(query.shape)}"
-            )
-    check_encoding(encoding, query.shape[1])
-    if key.shape[-2] < query.shape[-2]:
-        raise ValueError(f"key must be as long as query or longer, got {key.shape[-2]} keys, {query.shape[-2]} queries")
-    if value.shape[-2] != key.shape[-2] or key.shape[-1] != query.shape[-1]:
+    alike = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    if not alike or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
         raise ValueError(
-            f"query (..., q, d), key (..., k, d) and value (..., k, d_v) must fit, got shapes {tuple(query.shape)}, "
-            f"{tuple(key.shape)} and {tuple(value.shape)}"
+            "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit, got "
+            f"shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    check_encoding(encoding, query.shape[1])
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

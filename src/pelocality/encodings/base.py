@@ -278,19 +278,15 @@ class Encoding(nn.Module, ABC):
         if not isinstance(mask, Tensor) or mask.is_floating_point():
             given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
             raise TypeError(f"mask must be a tensor of booleans or integers (0: hidden), got {given}")
-        if (
-            mask.ndim not in (2, 3, 4)
-            or mask.shape[-1] != keys
-            or (mask.shape[-2] not in (1, queries) and mask.ndim > 2)
-        ):
-            raise ValueError(
-                f"mask must be (batch, key), (batch, query, key) or (batch, heads, query, key) with {queries} queries "
-                f"and {keys} keys, got shape {tuple(mask.shape)}"
-            )
-        while mask.ndim < 4:
+        shape = tuple(mask.shape)
+        while 2 <= mask.ndim < 4:
             mask = mask.unsqueeze(1)
-        if self.heads > 1 and mask.shape[1] not in (1, self.heads):
-            raise ValueError(f"mask must have 1 head or the encoding's {self.heads}, got {mask.shape[1]}")
+        heads = mask.shape[1:2] if self.heads == 1 else (1, self.heads)
+        if mask.ndim != 4 or mask.shape[1] not in heads or mask.shape[2] not in (1, queries) or mask.shape[3] != keys:
+            raise ValueError(
+                "mask must be (batch, key), (batch, query, key) or (batch, heads, query, key) with 1 head or the "
+                f"encoding's {self.heads}, {queries} queries and {keys} keys, got shape {shape}"
+            )
         return mask if mask.dtype == torch.bool else mask != 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

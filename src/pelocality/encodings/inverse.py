@@ -46,16 +46,13 @@ def solve(
             f"locality and direction_balance must be one per head each, got {len(localities)} and {len(balances)}"
         )
     targets = zip(localities * (heads // len(localities)), balances * (heads // len(balances)), strict=True)
-    pairs = [
-        (_causal_decay(target, n), 1.0) if causal else _decay_and_symmetry(target, balance, n)
-        for target, balance in targets
-    ]
+    pairs = [_decay_and_symmetry(target, balance, n, causal) for target, balance in targets]
     return [w for w, _ in pairs], [s for _, s in pairs]
 
 
-def _decay_and_symmetry(locality: float, balance: float, n: int) -> tuple[float, float]:
-    """Return w and s of an encoding that is not causal."""
-    if not -1 < balance < 1:
+def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -> tuple[float, float]:
+    """Return w and s of one encoding."""
+    if not causal and not -1 < balance < 1:
         raise ValueError(
             f"direction_balance must lie between -1 and 1, both excluded, got {balance}; -1 is causal=True"
         )
@@ -65,30 +62,23 @@ def _decay_and_symmetry(locality: float, balance: float, n: int) -> tuple[float,
     def steep(shallow: float) -> float:
         """Return the decay of the right side that gives the balance."""
         least = max(shallow, _FLAT)
+        if causal:
+            return _ONE_SIDED
         if _locality_and_balance(shallow, least, n)[1] <= leftward:  # the balance is 0, up to rounding
             return shallow
         return _root(lambda c: _locality_and_balance(shallow, c, n)[1] - leftward, least, 2 * _STEEP)
 
     least = _locality_and_balance(0.0, steep(0.0), n)[0]
     if not least < locality < 1:
+        given = "a causal encoding" if causal else f"direction_balance {balance:g}"
         raise ValueError(
-            f"locality {locality:g} with direction_balance {balance:g} cannot be reached at length {n}: with that "
-            f"balance locality lies between {least:.6g} and 1, both excluded; choose another locality or balance"
+            f"locality {locality:g} with {given} cannot be reached at length {n}: it lies between {least:.6g} and "
+            "1, both excluded; choose another locality or balance"
         )
     shallow = _root(lambda a: _locality_and_balance(a, steep(a), n)[0] - locality, _FLAT, _STEEP)
-    left, right = (shallow, steep(shallow)) if balance <= 0 else (steep(shallow), shallow)
-    return left, right / left
-
-
-def _causal_decay(locality: float, n: int) -> float:
-    """Return w of a causal encoding."""
-    least = _locality_and_balance(0.0, _ONE_SIDED, n)[0]
-    if not least < locality < 1:
-        raise ValueError(
-            f"locality {locality:g} cannot be reached by a causal encoding at length {n}: it lies between {least:.6g} "
-            "and 1, both excluded"
-        )
-    return _root(lambda a: _locality_and_balance(a, _ONE_SIDED, n)[0] - locality, _FLAT, _STEEP)
+    if causal or balance <= 0:
+        return shallow, 1.0 if causal else steep(shallow) / shallow
+    return steep(shallow), shallow / steep(shallow)
 
 
 def _root(residual: Callable[[float], float], low: float, high: float) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pelocality._checks import count, flag
+from pelocality.encodings._checks import per_head
 from pelocality.encodings._scores import HIDDEN, attend, attention_weights
 from pelocality.encodings.attention import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
@@ -84,9 +85,7 @@ class PositionalSelfAttention(nn.Module):
         if mode not in ("add", "concat", "sequence"):
             raise ValueError(f"mode must be 'add', 'concat' or 'sequence', got {mode!r}")
         flag("bias", bias)
-        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
-            raise TypeError(f"dropout must be a number, got {dropout!r}")
-        if not 0 <= dropout < 1:
+        if not 0 <= per_head("dropout", dropout, 1, positive=False).item() < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         encoding = NoEncoding() if encoding is None else encoding
         check_encoding(encoding, num_heads)

@@ -66,20 +66,17 @@ def map_matrices(
                 "attention holds no weights, as a model returns them under sdpa or flash attention; "
                 "load the model with attn_implementation='eager' and call it with output_attentions=True"
             )
-        by_layer = [
-            map_matrices(layer, kernel, mask=mask, visible=seen, layout=layout)
-            for layer, seen in zip(attention, visible_by_layer(visible, attention), strict=True)
-        ]
-        shapes = [
-            tuple(getattr(unwrap(layer), "shape", values.shape))
-            for layer, values in zip(attention, by_layer, strict=True)
-        ]
+        shapes = [tuple(getattr(unwrap(layer), "shape", ())) for layer in attention]
         if len(set(shapes)) > 1:
             raise ValueError(
                 "the layers of attention differ in heads, sequences or positions, with the shapes "
                 f"{', '.join(map(str, shapes))}; measure them layer by layer"
             )
-        return torch.stack(by_layer)
+        seen = visible_by_layer(visible, attention)
+        options: dict[str, Any] = {"mask": mask, "layout": layout}
+        return torch.stack(
+            [map_matrices(a, kernel, visible=v, **options) for a, v in zip(attention, seen, strict=True)]
+        )
     matrices = _square_matrices(attention)
     given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
@@ -185,9 +182,8 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
 def float_tensor(name: str, given: Any) -> Tensor:
     """Return a floating-point tensor or numpy array as a tensor; it may share memory with the input."""
     if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") in (np.float16, np.float32, np.float64):
-        native = np.ascontiguousarray(given, given.dtype.newbyteorder("="))
-        # torch warns about read-only memory
-        return torch.from_numpy(native if native.flags.writeable else native.copy())
+        # torch takes native numbers, and warns about read-only memory
+        return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
     if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
         return given
     if not isinstance(given, Tensor | np.ndarray):

@@ -34,16 +34,11 @@ def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
     """
     flags = token_flags(mask)
     leading = tuple(flags.shape[:-1])
-    fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) <= len(batch_shape)
+    fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
         raise ValueError(
-            f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}; "
-            "wanted (*first axes of the attention, n), one flag per token"
-        )
-    if 0 < len(leading) < len(batch_shape) - 1:
-        raise ValueError(
-            f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}; "
-            "wanted all axes up to the heads, size 1 repeats: for (layer, batch, head, n, n) give mask[None]"
+            f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}; wanted one "
+            "flag per token, with none or all axes before the heads: for (layer, batch, head, n, n) give mask[None]"
         )
     position = torch.arange(n)
     start = torch.where(flags, position, n).amin(-1)
@@ -62,13 +57,11 @@ def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     try:
         given = torch.as_tensor(mask).detach().cpu()
+        one, zero, hidden = given == 1, given == 0, given <= HIDDEN_FROM
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"mask must be a tensor, an array or a list of one flag per token, got {type(mask).__name__}: {error}"
         ) from error
-    if given.is_complex():
-        raise TypeError(f"mask must hold booleans, 0 and 1, or an additive mask, got {given.dtype}")
-    one, zero, hidden = given == 1, given == 0, given <= HIDDEN_FROM
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):

@@ -91,12 +91,10 @@ def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None
     rows = block[:, skip : skip + stop - first]
     if _is_compiled(block):
         return _measure_compiled(rows, first, True, tolerance)
-    shared = _Constants(block)
-    decay, band = shared.decay_band(first, stop, n)
-    sums = (rows.sum(-1), 0.0, (rows[..., band] * decay).sum(-1))
+    sums = (rows.sum(-1), 0.0, _locality(rows, first))
     if not 0 < first < n - 1:
         return RowStatistics(*sums, *[torch.zeros_like(sums[0])] * 3)
-    pairs = _PairedBlock(block, first, stop, shared)
+    pairs = _PairedBlock(block, first, stop)
     low, high, difference, paired = pairs.compare()
     return RowStatistics(*sums, pairs.irregularity(low, high, tolerance), difference, paired)
 
@@ -140,32 +138,19 @@ def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Toleranc
     return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
 
 
-class _Constants:
-    """Tensors shared by all blocks: the decay 2^-|i-j| near the diagonal, and which pairs of a block are valid."""
+def _locality(rows: Tensor, first: int) -> Tensor:
+    """Return sum_j A_ij / 2^|i-j| of consecutive rows, (batch, rows, n) -> (batch, rows)."""
+    decay, band = _decay_band(first, first + rows.shape[-2], rows.shape[-1], rows)
+    return (rows[..., band] * decay).sum(-1)
 
-    def __init__(self, flat: Tensor):
-        self.dtype = torch.promote_types(flat.dtype, torch.float32)
-        # beyond 32 (float32) or 64 (float64) tokens 2^-|i-j| is below the precision's eps
-        self.reach = 64 if self.dtype == torch.float64 else 32
-        row = torch.arange(_MAX_HEIGHT, device=flat.device)
-        column = torch.arange(-self.reach, _MAX_HEIGHT + self.reach, device=flat.device)
-        self.decay = torch.exp2(-(row[:, None] - column).abs().to(self.dtype))
-        # (rows, columns), 1 where a row has more pairs than the row of its block with the fewest: rows gain pairs in
-        # the upper half of a matrix and lose them in the lower
-        valid = (row[1:] <= row[:, None]).to(self.dtype)
-        self.valid = {True: valid, False: valid.flip(0)}
-        self.penalty = {upper: 4 * (1 - valid) for upper, valid in self.valid.items()}  # invalid pairs: above any d
 
-    def triangle(self, height: int, upper: bool) -> tuple[Tensor, Tensor]:
-        """Return valid and penalty for a block of some height."""
-        rows = slice(0, height) if upper else slice(_MAX_HEIGHT - height, _MAX_HEIGHT)
-        return self.valid[upper][rows, : height - 1], self.penalty[upper][rows, : height - 1]
-
-    def decay_band(self, first: int, stop: int, n: int) -> tuple[Tensor, slice]:
-        """Return 2^-|i-j| for the rows first..stop-1, and the columns near enough for it to matter."""
-        low, high = max(0, first - self.reach), min(n, stop + self.reach)
-        offset = self.reach - first
-        return self.decay[: stop - first, low + offset : high + offset], slice(low, high)
+def _decay_band(first: int, stop: int, n: int, like: Tensor) -> tuple[Tensor, slice]:
+    """Return 2^-|i-j| for the rows first..stop-1, and the columns near enough for it to matter."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    reach = 64 if dtype == torch.float64 else 32  # beyond, 2^-|i-j| is below the precision's eps
+    low, high = max(0, first - reach), min(n, stop + reach)
+    i, j = torch.arange(first, stop, device=like.device), torch.arange(low, high, device=like.device)
+    return torch.exp2(-(i[:, None] - j).abs().to(dtype)), slice(low, high)
 
 
 @cache
@@ -176,28 +161,24 @@ def _numba_is_installed() -> bool:
 def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowStatistics:
     """Compute the sums in torch."""
     n = flat.shape[-1]
-    shared = _Constants(flat)
+    dtype = torch.promote_types(flat.dtype, torch.float32)
     smallest = 0.0
     blocks = list(row_blocks(len(flat), n, flat.device))
-    gathered: list[tuple[Tensor, ...]] = []
+    sums = torch.zeros(6 if pairs else 2, *flat.shape[:2], dtype=dtype, device=flat.device)
     for matrices, first, stop in blocks:
-        rows = flat[matrices, first:stop].to(shared.dtype)
-        total = rows.sum(-1)
+        rows = flat[matrices, first:stop].to(dtype)
         # the sign bit (a negative weight, or -0.0, which is accepted) as integers, which compare several times faster
-        if rows.numel() and rows.view(_INTEGER[shared.dtype]).amin().item() < 0:
+        if rows.numel() and rows.view(_INTEGER[dtype]).amin().item() < 0:
             smallest = min(smallest, rows.amin().item())
-        decay, band = shared.decay_band(first, stop, n)
-        values: tuple[Tensor, ...] = (total, (rows[..., band] * decay).sum(-1))
+        out = sums[:, matrices, first:stop]
+        out[0], out[1] = rows.sum(-1), _locality(rows, first)
         if pairs and 0 < first < n - 1:
-            values += _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop, shared).compare()
-        elif pairs:
-            values += (torch.zeros_like(values[0]),) * 4
-        gathered.append(values)
-    total, locality, *compared = (_assemble(part, blocks) for part in zip(*gathered, strict=True))
+            block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop)
+            out[2], out[3], out[4], out[5] = block.compare()
     if not pairs:
-        return RowStatistics(total, smallest, locality)
-    low, high, difference, paired = compared
-    position = torch.arange(n, device=flat.device, dtype=shared.dtype)
+        return RowStatistics(sums[0], smallest, sums[1])
+    total, locality, low, high, difference, paired = sums
+    position = torch.arange(n, device=flat.device, dtype=dtype)
     spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
     irregularity = torch.where(spread <= ABSOLUTE_FLOOR, 0, excess / torch.where(spread <= ABSOLUTE_FLOOR, 1, spread))
     # The subtraction loses digits where the spread is small beside the differences, and only where it is small beside
@@ -207,16 +188,9 @@ def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowSt
         for matrices, first, stop in blocks:
             here = (matrices, slice(first, stop))
             if bool(imprecise[here].any()):
-                block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop, shared)
+                block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop)
                 irregularity[here] = block.irregularity(low[here], high[here], tolerance)
     return RowStatistics(total, smallest, locality, irregularity, difference, paired)
-
-
-def _assemble(parts: tuple[Tensor, ...], blocks: list[tuple[slice, int, int]]) -> Tensor:
-    """Join the values of the blocks, (matrices, rows) each, to (batch, n)."""
-    per_chunk = sum(1 for _ in itertools.takewhile(lambda block: block[0] == blocks[0][0], blocks))
-    chunks = [torch.cat(parts[i : i + per_chunk], -1) for i in range(0, len(parts), per_chunk)]
-    return torch.cat(chunks)
 
 
 class _PairedBlock:
@@ -226,13 +200,16 @@ class _PairedBlock:
     These invalid pairs lie in the columns from min_pairs on and are set to 0.
     """
 
-    def __init__(self, block: Tensor, first: int, stop: int, shared: _Constants):
+    def __init__(self, block: Tensor, first: int, stop: int):
         n, height = block.shape[-1], stop - first
-        self.first, self.stop, self.dtype = first, stop, shared.dtype
+        self.first, self.stop, self.dtype = first, stop, torch.promote_types(block.dtype, torch.float32)
         upper = 2 * stop <= n + 1
         self.max_pairs = stop - 1 if upper else n - 1 - first
         self.min_pairs = self.max_pairs - height + 1
-        self.valid, self.penalty = shared.triangle(height, upper)
+        # (rows, columns from min_pairs on): rows gain pairs in the upper half of a matrix and lose them in the lower
+        valid = torch.ones(height, height - 1, device=block.device, dtype=self.dtype).tril(-1)
+        self.valid = valid if upper else valid.flip(0)
+        self.penalty = 4 * (1 - self.valid)  # above any d
         self.left, self.right = self.windows(block)
 
     def windows(self, block: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,14 +302,13 @@ class _Differentiable(torch.autograd.Function):
             outputs = plain_statistics(flat, ctx.pairs, ctx.tolerance)
             return *torch.autograd.grad(outputs, flat, grads, create_graph=True), None, None
         n = flat.shape[-1]
-        shared = _Constants(flat)
         to_total, to_locality, *to_compared = grads
         grad = to_total[..., None].expand(flat.shape).contiguous()
         for matrices, first, stop in row_blocks(len(flat), n, flat.device):
             here, rows = (matrices, slice(first, stop)), rows_needed(first, stop, n)
-            decay, band = shared.decay_band(first, stop, n)
+            decay, band = _decay_band(first, stop, n, grad)
             grad[matrices, first:stop, band] += to_locality[here][..., None] * decay
             if ctx.pairs and 0 < first < n - 1:
-                block = _PairedBlock(flat[matrices, rows], first, stop, shared)
+                block = _PairedBlock(flat[matrices, rows], first, stop)
                 block.add_gradient(grad[matrices, rows], irregularity[here], [to[here] for to in to_compared])
         return grad.to(flat.dtype), None, None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pelocality.metrics._inputs import Attention, check_hidden_keys, check_rows, map_matrices
 from pelocality.metrics._masks import Mask
-from pelocality.metrics._row_pass import RowStatistics, row_blocks, row_statistics
+from pelocality.metrics._row_pass import RowStatistics, row_statistics
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,8 @@ def is_causal(flat: Tensor) -> Tensor:
     """Return which matrices, (batch,), have no weight above the diagonal; a single position is not causal."""
     n = flat.shape[-1]
     causal = (flat[:, 0, 1:] == 0).all(-1) & (n > 1)
-    if bool(causal.any()):  # the first row decides nearly always; only then look at the whole
-        for matrices, first, stop in row_blocks(len(flat), flat.shape[-1], flat.device):
-            future = flat[matrices, first:stop].triu(first + 1)
-            causal[matrices] &= (future == 0).flatten(1).all(-1)
+    for each in causal.nonzero():  # the first row decides nearly always; only then look at the whole
+        causal[each] = not flat[each].triu(1).any()
     return causal
 
 
