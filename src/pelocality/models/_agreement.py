@@ -89,8 +89,9 @@ def scaling_text(rotary: Rotary) -> str:
 def compare_rotations(wanted: Rotary | str | None, angles: Angles | None) -> tuple[str, list[str]]:
     """Return the measured rotation in words, and what differs from the declared one."""
     if angles is None:
-        missing = isinstance(wanted, Rotary)
-        return "", ([f"declared rotary base {number(wanted.base)}, measured no rotation"] if missing else [])
+        if not isinstance(wanted, Rotary):
+            return "", []
+        return "", [f"declared rotary base {number(wanted.base)}, measured no rotation"]
     turn = angles.turn
     own = Rotary(angles.base() or _DEFAULT_BASE, turn.dims, "default", {}, 0)
     if not isinstance(wanted, Rotary):
@@ -213,10 +214,9 @@ def reach_text(reach: Reach) -> str:
 
 
 def window_text(wanted: tuple[str, int] | str | None, causal: bool | None) -> str:
-    if wanted == UNDECLARED:
-        return UNDECLARED
-    if wanted is None:
-        return "none"
+    """Return a declared window in the words of `reach_text`."""
+    if not isinstance(wanted, tuple):
+        return wanted or "none"
     kind, size = wanted
     if kind == "chunks":
         return f"chunks of {size}"
@@ -230,13 +230,10 @@ def compare_reach(wanted: tuple[str, int] | str | None, causal: bool | None, rea
         differences.append("declared causal, measured attention to later keys")
     if causal is False and reach.causal:
         differences.append("declared to see both directions, measured causal")
-    if wanted == UNDECLARED or not reach.regular:
+    unreached = isinstance(wanted, tuple) and wanted[1] >= reach.length
+    if wanted == UNDECLARED or unreached or not reach.regular or differences:
         return differences
-    size = None if wanted is None else wanted[1]
-    if size is not None and size >= reach.length:
-        return differences  # the run was too short to see it
-    measured = reach.chunk if wanted is not None and wanted[0] == "chunks" else reach.window
-    if measured != size or (wanted is None and reach.chunk is not None):
+    if window_text(wanted, reach.causal) != reach_text(reach):
         differences.append(f"declared window {window_text(wanted, causal)}, measured {reach_text(reach)}")
     return differences
 

@@ -65,9 +65,9 @@ class Rotary:
         if scaling == "dynamic":  # NTK-aware, by the length of the sequence (emozilla, 2023)
             over = max(length, self.trained) / self.trained
             base *= (options["factor"] * over - (options["factor"] - 1)) ** (dims / (dims - 2))
-        plain = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+        plain: Tensor = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
         if scaling == "linear":  # Chen et al., 2023
-            return plain / options["factor"]
+            return plain / float(options["factor"])
         if scaling == "yarn":  # Peng et al., 2023
             return _yarn(plain, base, self.trained, options)
         if scaling == "llama3":  # Grattafiori et al., 2024
@@ -78,7 +78,7 @@ class Rotary:
         if scaling == "proportional":  # Gemma 4: frequencies of the whole head, zero for the slowest
             turned = int(options.get("partial_rotary_factor", 1.0) * dims // 2)
             plain[turned:] = 0
-            return plain / options.get("factor", 1.0)
+            return plain / float(options.get("factor", 1.0))
         return plain
 
     @property
@@ -94,10 +94,10 @@ class Rotary:
         if factor <= 1:
             return 1.0
         if self.scaling == "longrope":
-            return math.sqrt(1 + math.log(factor) / math.log(self.trained))
+            return math.sqrt(1 + math.log(float(factor)) / math.log(self.trained))
         one, all_dims = self.options.get("mscale"), self.options.get("mscale_all_dim")
         if one and all_dims:
-            return (0.1 * one * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1)
+            return float((0.1 * one * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1))
         return 0.1 * math.log(factor) + 1
 
     @property
@@ -121,12 +121,13 @@ def _yarn(plain: Tensor, base: float, trained: int, options: Mapping[str, Any]) 
     low, high = max(low, 0), min(high, dims - 1)
     high = high + 0.001 if high == low else high
     divided = ((torch.arange(len(plain), dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
-    return plain * (1 - divided) + plain / factor * divided
+    mixed: Tensor = plain * (1 - divided) + plain / factor * divided
+    return mixed
 
 
 def _llama3(plain: Tensor, trained: int, options: Mapping[str, Any]) -> Tensor:
     """Return frequencies divided where their wavelength is long, kept where it is short, and blended between."""
-    low, high, factor = options["low_freq_factor"], options["high_freq_factor"], options["factor"]
+    low, high, factor = (float(options[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
     turns = trained * plain / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return plain * kept + plain / factor * (1 - kept)

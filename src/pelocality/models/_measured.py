@@ -90,11 +90,11 @@ class Call:
     sinks: Tensor | None = None
 
 
-class Recorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchFunctionMode):
     """Records the attentions and the lookups by position of one sequence of n tokens (batch of 1)."""
 
     def __init__(self, length: int, constant: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.length, self.constant = length, constant
         self.block: _Block | None = None
         self.calls: list[Call] = []
@@ -166,7 +166,8 @@ class Recorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
             self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
         if self.constant:
             return query.new_zeros(*query.shape[:-1], value.shape[-1])
-        return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        result: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return result
 
     def _softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""

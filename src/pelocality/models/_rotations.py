@@ -85,7 +85,7 @@ def _fit(states: Tensor, still: Tensor, layout: str) -> tuple[float, Tensor]:
     def pairs(x: Tensor) -> Tensor:
         if layout == "half":
             return torch.complex(*x.chunk(2, -1))
-        return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.complex(x[..., ::2], x[..., 1::2])
 
     turned, unturned = pairs(states), pairs(still)
     turn = (turned * unturned.conj()).sum(0) / unturned.abs().square().sum(0).clamp(min=1e-30)

@@ -298,7 +298,7 @@ def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_inpu
     if isinstance(turn, Rotation) and isinstance(keys, Rotation) and not _same_turn(turn, keys):
         mismatches.append("queries and keys are turned by different angles")
 
-    if not isinstance(turn, Rotation):
+    if turn != "change" and not isinstance(turn, Rotation):
         bias_words, bias_text, differences = _biases(config, reading, place)
         words[0].extend(bias_words)
         words[1].append(bias_text)
