@@ -238,7 +238,7 @@ def attached_off(model: Any) -> float:
     def arguments(module: nn.Module, args: Any, kwargs: Any) -> None:
         softmaxes.module, calls[module] = module, (args, dict(kwargs))
 
-    heads = base.config.get_text_config().num_attention_heads
+    heads = getattr(base.config.get_text_config(), "num_attention_heads", 1)
     encoding = DistanceTable(heads, LENGTH, signed=True).double()
     nn.init.normal_(encoding.values, generator=torch.Generator().manual_seed(0))
     position = torch.arange(LENGTH)
@@ -277,32 +277,41 @@ def outcome(function: Any, model: Any) -> tuple[str, Any]:
         wrong = "WRONG: " if isinstance(error, AssertionError) else ""
         expected = isinstance(error, ValueError | TypeError) or wrong
         name = "" if expected else f"{type(error).__name__}: "
-        return "no", f"{wrong}{name}{error}".split("\n")[0][:200]
+        return "no", f"{wrong}{name}{error}".split("\n")[0].split("; known: ")[0][:200]
 
 
-def row_of(model_type: str) -> dict[str, Any]:
-    """Return the row of a model type."""
-    start = time.perf_counter()
+def rows_of(model_type: str) -> list[dict[str, Any]]:
+    """Return the row of a model type; of an encoder-decoder model one for each half."""
     row: dict[str, Any] = {"type": model_type, "built": "yes"}
     try:
         model = tiny_model(model_type)
     except Exception as error:
         reason = f"{error}".strip().split("\n")[-1][:200]
-        return row | {"built": "no text" if isinstance(error, NoTextError) else "no", "reason": reason}
-    row["class"] = type(model).__name__
-    reasons = []
+        return [row | {"built": "no text" if isinstance(error, NoTextError) else "no", "reason": reason}]
+    if not model.config.is_encoder_decoder:
+        return [row | row_of(model)]
+    decoder = tiny_model(model_type).get_decoder()
+    return [row | row_of(model), row | {"type": f"{model_type} (decoder)"} | row_of(decoder)]
+
+
+def row_of(model: Any) -> dict[str, Any]:
+    """Return what can be done with a model, how exactly, and what is refused."""
+    start = time.perf_counter()
+    row: dict[str, Any] = {"class": type(model).__name__}
+    reasons: dict[str, list[str]] = {}  # one for several refusals, where it is the same
     for name, function in (("measured", measured_off), ("audited", audit), ("attached", attached_off)):
         row[name], result = outcome(function, model)
         if row[name] == "no":
-            reasons.append(f"{name}: {result}")
+            reasons.setdefault(result, []).append(name)
         elif name == "audited":
             row["positions"] = "; ".join(dict.fromkeys(each.positions[1] for each in result.layers))
             row["mismatches"] = "; ".join(result.mismatches)
         else:
             row[f"{name}_off"] = result
             if result > 1e-5:
-                reasons.append(f"{name}: WRONG: off by {result:.2g}")
-    return row | {"reason": " | ".join(reasons), "seconds": round(time.perf_counter() - start, 2)}
+                reasons[f"WRONG: off by {result:.2g}"] = [name]
+    row["reason"] = "; ".join(f"not {', '.join(names)}: {reason}" for reason, names in reasons.items())
+    return row | {"seconds": round(time.perf_counter() - start, 2)}
 
 
 def summary(table: pd.DataFrame) -> str:
@@ -312,7 +321,7 @@ def summary(table: pd.DataFrame) -> str:
     wrong = int(built.reason.fillna("").str.contains("WRONG").sum())
     differ = ", ".join(built.type[built.mismatches.fillna("") != ""])
     return (
-        f"{len(built)} of {len(table)} types built on tokens ({int((table.built == 'no text').sum())} read none, "
+        f"{len(built)} of {len(table)} models built on tokens ({int((table.built == 'no text').sum())} read none, "
         f"{int((table.built == 'no').sum())} have no small configuration here): {counts['measured']} measured, "
         f"{counts['attached']} attached, {counts['audited']} audited, {wrong} wrong; mismatches: {differ or 'none'}"
     )
@@ -329,8 +338,8 @@ def page(table: pd.DataFrame) -> str:
         f"transformers {transformers.__version__}, torch {torch.__version__}: {summary(table)}.",
         "",
         "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
-        "against the softmaxes of the model's own run, and logits with an attached encoding against the model's own plus "
-        "the bias, in float64. Of encoder-decoder models the encoder.",
+        "against the softmaxes of the model's own run, and logits with an attached encoding against the model's own "
+        "plus the bias, in float64. An encoder-decoder model is two: the first is its encoder.",
         "",
         "| type | measured | attached | audited: positions | refused, or differs |",
         "|---|---|---|---|---|",
@@ -353,16 +362,16 @@ def main() -> None:
     pd.set_option("display.width", 200, "display.max_colwidth", 120)
     if arguments.types:
         for model_type in arguments.types:
-            print(pd.Series(row_of(model_type)).to_string(), end="\n\n")
+            print(pd.DataFrame(rows_of(model_type)).T.to_string(header=False), end="\n\n")
         return
     path = arguments.output / "families.csv"
     arguments.output.mkdir(parents=True, exist_ok=True)
     rows = pd.read_csv(path).to_dict("records") if path.exists() else []
     done = {row["type"] for row in rows}
     for model_type in tqdm([each for each in sorted(MODEL_MAPPING_NAMES) if each not in done]):
-        rows.append(row_of(model_type))
-        table = pd.DataFrame(rows)
-        table.to_csv(path, index=False)
+        rows += rows_of(model_type)
+        pd.DataFrame(rows).to_csv(path.with_suffix(".part"), index=False)
+        path.with_suffix(".part").replace(path)  # never half a file
     table = pd.DataFrame(rows)
     (arguments.output / "families.md").write_text(page(table))
     print(table[table.built == "yes"][["type", "measured", "attached", "audited", "reason"]].to_string(index=False))

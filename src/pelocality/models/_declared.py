@@ -136,8 +136,7 @@ def _llama3(plain: Tensor, trained: int, options: Mapping[str, Any]) -> Tensor:
 def rotary(config: Any, layer: int) -> Rotary | str | None:
     """Return the rotary embeddings declared for a layer, None for none, "undeclared" where nothing says."""
     model_type, kind = config.model_type, layer_type(config, layer)
-    if hasattr(config, "per_layer_config"):  # configurations whose layers differ in size
-        config = config.per_layer_config[min(layer, config.num_hidden_layers - 1)]  # a block may run several times
+    config = of_layer(config, layer)
     uses = getattr(config, "no_rope_layers", None)  # 1 where a layer has RoPE, despite the name
     if uses and layer < len(uses) and not uses[layer]:
         return None
@@ -172,6 +171,13 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
     most = getattr(config, "max_position_embeddings", 0) or 0
     trained = most if scaling == "dynamic" else given.get("original_max_position_embeddings") or most
     return Rotary(float(own or given["rope_theta"]), dims, scaling, {"max_position_embeddings": most, **given}, trained)
+
+
+def of_layer(config: Any, layer: int) -> Any:
+    """Return the configuration of a layer, where layers may differ in their sizes."""
+    if not hasattr(config, "per_layer_config"):
+        return config
+    return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]  # a block may run several times
 
 
 def _head(config: Any) -> int:
@@ -296,7 +302,7 @@ def window(config: Any, layer: int, causal: bool) -> tuple[str, int] | str | Non
 
     A causal window counts the query itself; another one is the distance to either side.
     """
-    kind, size = layer_type(config, layer), getattr(config, "sliding_window", None)
+    kind, size = layer_type(config, layer), getattr(of_layer(config, layer), "sliding_window", None)
     if config.model_type == "gpt_neo":
         return ("window", config.window_size) if kind == "local" else None
     if kind == "chunked_attention":
