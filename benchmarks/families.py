@@ -34,7 +34,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from pelocality import DistanceTable, attach, audit, positional_attention
-from pelocality.models._run import find_base
+from pelocality.models._run import find_base, run
 from pelocality.models.families._record import ATTACHED
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
@@ -199,12 +199,6 @@ def eager(model: Any) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
-def without_caches(base: Any) -> dict[str, bool]:
-    """Return the arguments that switch off caches for generation."""
-    accepted = inspect.signature(base.forward).parameters
-    return {name: False for name in ("use_cache", "use_mems") if name in accepted}
-
-
 def measured_off(model: Any) -> float:
     """Measure a model, and return the largest difference from the softmaxes of its own run.
 
@@ -215,7 +209,7 @@ def measured_off(model: Any) -> float:
     base, total = find_base(model), None
     for word in WORDS:
         with eager(model), Softmaxes() as softmaxes:
-            base(input_ids=torch.full((1, LENGTH), word), **without_caches(base))
+            run(base, output_attentions=False, input_ids=torch.full((1, LENGTH), word))
         maps = [weights.reshape(-1, *weights.shape[-2:])[..., :LENGTH].double() for _, _, weights in softmaxes.taken]
         maps = [weights / weights.sum(-1, keepdim=True) for weights in maps]  # without what goes to learned sinks
         total = maps if total is None else [a + b for a, b in zip(total, maps, strict=True)]

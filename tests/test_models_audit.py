@@ -555,3 +555,13 @@ def test_an_interrupted_audit_leaves_the_model_as_it_was():
 
 def interrupt(module, args):
     raise KeyboardInterrupt
+
+
+def test_positions_computed_at_the_input_are_seen():
+    config = hf.PegasusXConfig(
+        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        encoder_attention_heads=2, decoder_attention_heads=2,
+    )  # fmt: skip
+    result = audit(build(config).get_decoder())
+    assert result.layers[0].positions == ("sinusoidal", "computed at the input")
+    assert result.mismatches == ()

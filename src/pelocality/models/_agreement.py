@@ -262,9 +262,12 @@ def is_sinusoidal(table: Tensor) -> bool:
     return bool(moving.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
-def compare_rows(kind: str | None, first: int, lookup: Lookup | None) -> tuple[str, list[str]]:
-    """Return the measured table in words, and what differs from the declared one."""
+def compare_rows(kind: str | None, first: int, reading: Reading) -> tuple[str, list[str]]:
+    """Return the measured positions at the input in words, and what differs from the declared ones."""
+    lookup = position_lookup(reading)
     if lookup is None:
+        if reading.input_moves:
+            return "computed at the input", []
         return "", ([f"declared {kind} positions, measured none"] if kind is not None else [])
     row = int(lookup.rows[0])
     measured = "sinusoidal" if is_sinusoidal(lookup.table) else "learned"

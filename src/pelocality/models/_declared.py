@@ -267,13 +267,13 @@ def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
     return offset + torch.where(distance < exact, distance, far)
 
 
-def has_relative_terms(config: Any) -> bool:
-    """Return whether content meets embeddings of distances."""
+def has_relative_terms(config: Any) -> bool | None:
+    """Return whether content meets embeddings of distances; None where nothing says."""
     if config.model_type in ("deberta", "deberta-v2"):
         return bool(config.relative_attention)
-    return config.model_type in ("inkling_text", "inkling2_text", "xlnet") or str(
-        getattr(config, "position_embedding_type", "")
-    ).startswith("relative")
+    if config.model_type == "prophetnet":  # only its decoder
+        return None
+    return config.model_type in ("inkling_text", "inkling2_text", "xlnet")
 
 
 def causal(base: Any, config: Any) -> bool | None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from pelocality.models._observe import _MASKED, _Block, _blocks, _numbers
 from pelocality.models._restore import hooked, restoring, unhook
 from pelocality.models._rotations import Rotation, rotation_of
-from pelocality.models._run import device_of
+from pelocality.models._run import device_of, run
 from pelocality.models._weights import embedding_weight
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
@@ -97,6 +97,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.length, self.constant = length, constant
         self.block: _Block | None = None
+        self.entered: Tensor | None = None  # the states (1, n, d) before the first block
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
@@ -241,6 +242,9 @@ def recording(base: Any, recorder: Recorder) -> Iterator[None]:
 
     def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
         recorder.block = blocks[block]
+        if recorder.entered is None:
+            states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
+            recorder.entered = next(states, None)
 
     with hooked(blocks, enter), recorder:
         yield
@@ -289,6 +293,7 @@ class Reading:
         padded: the same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
             the model takes none.
         text: one attention a layer, with the model's own content.
+        input_moves: whether the states before the first layer differ between equal tokens.
         widths: the sizes that a vector added to the token embeddings may have.
     """
 
@@ -302,6 +307,7 @@ class Reading:
     lookups: list[Lookup]
     padded: list[Lookup] | str | None
     text: list[Call]
+    input_moves: bool
     widths: set[int]
 
 
@@ -349,17 +355,24 @@ def read(
         lookups=constant.lookups,
         padded=_padded(model, base, word, min(length, SHORT)) if constant.lookups else None,
         text=_run(base, text.shape[1], False, input_ids=text).calls,
+        input_moves=_moves(constant.entered),
         widths={embedding_weight(base).shape[1], config.hidden_size},
     )
 
 
 def _run(base: Any, length: int, constant: bool, **inputs: Tensor) -> Recorder:
-    """Run a base model without caches for generation, recorded."""
-    accepted = inspect.signature(base.forward).parameters
+    """Run a base model, recorded."""
     recorder = Recorder(length, constant)
     with recording(base, recorder):
-        base(**inputs, **{cache: False for cache in ("use_cache", "use_mems") if cache in accepted})
+        run(base, output_attentions=False, **inputs)
     return recorder
+
+
+def _moves(states: Tensor | None) -> bool:
+    """Return whether states (1, n, d) differ between positions."""
+    if states is None or states.shape[1] < 2:
+        return False
+    return bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
 
 
 def _still(states: Tensor | None, unturned: Tensor | None) -> Tensor | None:

@@ -240,10 +240,8 @@ def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
             f"{type(base).__name__} (model type '{config.model_type}') cannot be audited: it took no softmax over its "
             "tokens"
         )
-    lookup = agreement.position_lookup(reading)
-    input_text, input_differences = agreement.compare_rows(
-        declared.absolute(config), declared.first_row(config), lookup
-    )
+    kind, first = declared.absolute(config), declared.first_row(config)
+    input_text, input_differences = agreement.compare_rows(kind, first, reading)
     through_padding = agreement.counted_through_padding(reading)
     by_itself = declared.counts_tokens(config) or (hasattr(inner, "can_generate") and inner.can_generate())
     if isinstance(reading.padded, str):
@@ -340,7 +338,8 @@ def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, 
         return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
     lookup = agreement.bucket_lookup(bias, reading.lookups)
     if lookup is None:
-        return wanted, "relative terms", [] if wanted else ["declared no relative terms, measured some"]
+        known = wanted or declared.has_relative_terms(config) is None
+        return wanted, "relative terms", [] if known else ["declared no relative terms, measured some"]
     n = min(len(lookup.rows), SHORT)
     rows, text = lookup.rows[:n, :n].cpu(), f"{len(lookup.table)} buckets"
     if buckets is None:
