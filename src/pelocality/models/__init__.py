@@ -15,6 +15,12 @@ removed; ``load`` brings a saved one back; ``relocate`` trains a copy with it to
 
 from pelocality.models._run import eager_attention as eager_attention
 from pelocality.models.attachment import Attachment as Attachment, attach as attach, attached as attached
+from pelocality.models.audit import (
+    Audit as Audit,
+    AuditComparison as AuditComparison,
+    LayerAudit as LayerAudit,
+    audit as audit,
+)
 from pelocality.models.callback import (
     LocalityCallback as LocalityCallback,
     encoding_parameters as encoding_parameters,
