@@ -29,8 +29,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import last_complete_checkpoint, markdown, runs_parser, signed
-from small_models import FAMILIES
+from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
 from pelocality import direction_balance, measure, plots, positional_attention
@@ -110,7 +110,8 @@ def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
     for metric, of_metric in zip(RISING, axes, strict=True):
         for family, ax in zip(families, of_metric, strict=True):
             plots.trajectory(trajectories[trajectories["family"] == family], metric, ax=ax)
-            ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, 1))
+            top = 1.2 * trajectories[metric].max() if metric == "locality" else 1
+            ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, top))
             ax.set_title(family if metric == RISING[0] else "")
             ax.grid(alpha=0.25, linewidth=0.6)
             ax.get_legend().remove()
@@ -122,10 +123,10 @@ def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
 def main() -> None:
     plt.switch_backend("agg")
     parser = runs_parser(__doc__.split("\n")[0])
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["bert"])
+    parser.add_argument("--family", nargs="+", choices=ENCODERS, default=["bert"])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
-    arguments, options = parser.parse_known_args()
+    arguments, options = parse_runs(parser)
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options]
     runs = {

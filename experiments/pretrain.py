@@ -1,4 +1,4 @@
-"""Pre-train a small BERT by masked language modelling with any positional encoding, and measure it as it trains.
+"""Pre-train a small model with any positional encoding, encoders by masked words, decoders by the next word.
 
     python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
     python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
+from past_locality import PastLocality
 from runs import DATA, claim, fingerprint, last_complete_checkpoint, train, write_atomically
 from small_models import FAMILIES, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -115,9 +116,16 @@ def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dat
                 prepared.rename(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
+    if arguments.family == "gpt2":
+        return tokenizer, next_words(train), next_words(held_out)
     share = arguments.masked
     # held-out masks are the same in every run
     return tokenizer, masked(train, tokenizer, share, 1 + arguments.seed), masked(held_out, tokenizer, share, seed=0)
+
+
+def next_words(numbered: Dataset) -> Dataset:
+    """Return the blocks with every token to predict from those before it, which the model shifts itself."""
+    return numbered.with_transform(lambda batch: {"input_ids": batch["input_ids"], "labels": batch["input_ids"]})
 
 
 def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, seed: int) -> Dataset:
@@ -164,7 +172,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--length", type=int, default=32, help="tokens per block; long blocks learn positions slowly")
     parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--masked", type=float, default=0.3, help="share of the tokens to predict; BERT's is 0.15")
+    parser.add_argument("--masked", type=float, help="share of the tokens to predict; default 0.3, BERT's is 0.15")
     parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -184,6 +192,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
             setattr(arguments, name, default)
         elif arguments.encoding != "attenuated":
             parser.error(f"--{name} needs --encoding attenuated, got {arguments.encoding}")
+    if arguments.family == "gpt2" and arguments.masked is not None:
+        parser.error("--masked needs an encoder; gpt2 predicts every next word")
+    if arguments.family != "gpt2" and arguments.masked is None:
+        arguments.masked = 0.3
     return arguments
 
 
@@ -237,6 +249,9 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
         data_collator=default_data_collator,
         callbacks=[LocalityCallback(every=arguments.every, length=arguments.length, words=arguments.words)],
     )
+    if arguments.family == "gpt2":
+        texts = torch.tensor(held_out[:64]["input_ids"])
+        trainer.add_callback(PastLocality(arguments.output, tokenizer, texts, arguments.every))
     train(trainer, checkpoint)
 
     loss = trainer.evaluate()["eval_loss"]
@@ -284,7 +299,7 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         found = json.loads(result.read_text())
         loss, tokens = found["held_out_loss"], found["tokens"]
-        print(f"{arguments.encoding}: held-out masked-LM loss {loss:.3f} after {tokens:,} tokens")
+        print(f"{arguments.encoding}: held-out loss {loss:.3f} after {tokens:,} tokens")
 
 
 if __name__ == "__main__":

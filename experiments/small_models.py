@@ -1,4 +1,4 @@
-"""Small models of several families from random weights, which compute logits only where a word is to be predicted."""
+"""Small models of several families from random weights; encoders compute logits only at words to be predicted."""
 
 import argparse
 from typing import Any
@@ -10,6 +10,8 @@ from transformers import (
     BertForMaskedLM,
     DebertaV2Config,
     DebertaV2ForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
     MPNetConfig,
@@ -23,7 +25,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from pelocality import AttenuatedEncoding, NoEncoding, attach
 
-FAMILIES = ("bert", "deberta-v2", "mpnet", "modernbert", "xlnet")
+ENCODERS = ("bert", "deberta-v2", "mpnet", "modernbert", "xlnet")
+FAMILIES = (*ENCODERS, "gpt2")
 
 
 class MaskedWords:
@@ -99,6 +102,12 @@ def make_model(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast
                 "share_att_key": True,
             }
             model = MaskedDeberta(DebertaV2Config(**size, **dropout, **relative))
+        case "gpt2":
+            size["n_positions"] = size.pop("max_position_embeddings")
+            size["n_inner"] = size.pop("intermediate_size")
+            rates = {f"{part}_pdrop": arguments.dropout for part in ("resid", "embd", "attn")}
+            ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+            model = GPT2LMHeadModel(GPT2Config(**size, **rates, **ids))
         case "mpnet":  # its positions begin at 2
             size["max_position_embeddings"] += 2
             model = MaskedMPNet(MPNetConfig(**size, **dropout))

@@ -1,11 +1,21 @@
 """Distance tables: learning, construction from another encoding, and resizing."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, FixedWindow, SinusoidalEncoding
-from pelocality.metrics import direction_balance, symmetry
+from pelocality.encodings import (
+    KERPLE,
+    ALiBi,
+    AttenuatedEncoding,
+    DistanceTable,
+    FixedWindow,
+    NoEncoding,
+    SinusoidalEncoding,
+)
+from pelocality.metrics import direction_balance, locality, symmetry
 
 
 def ramp(**options):
@@ -128,3 +138,131 @@ def test_resizing_keeps_dtype_and_requires_grad():
 def test_a_bias_that_a_table_cannot_hold_raises_an_error(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def positional(heads=2, n=12, layers=3, causal=False):
+    """Attention of signed tables of random numbers, (layer, head, n, n)."""
+    tables = [DistanceTable(heads, n, signed=True, causal=causal) for _ in range(layers)]
+    generator = torch.Generator().manual_seed(0)
+    for table in tables:
+        table.values.data.normal_(generator=generator)
+    return torch.stack([table.weights(n) for table in tables]).detach()
+
+
+def test_a_table_from_attention_is_the_log_profile_of_the_inner_tokens():
+    attention = positional()
+    tables = DistanceTable.from_attention(attention)
+    assert len(tables) == 3
+    assert all(table.signed and not table.causal and table.length == 10 for table in tables)
+    for table, layer in zip(tables, attention, strict=True):
+        for head in range(2):
+            inner = layer[head, 1:-1, 1:-1].double()
+            inner = inner / inner.sum(-1, keepdim=True)
+            own = inner.diagonal()
+            own = {k: own[max(0, -k) : 10 - max(0, k)].sum() for k in range(-9, 10)}
+            logs = torch.stack([(inner.diagonal(k).sum() / own[k]).log() for k in range(-9, 10)])
+            torch.testing.assert_close(table.values[head].double(), logs - logs.mean(), rtol=1e-5, atol=1e-5)
+    far = tables[0](30).detach()
+    assert torch.equal(far[:, 0, 9:], far[:, 0, 9:10].expand(-1, 21))  # beyond: the furthest distance measured
+
+
+def test_a_table_from_attention_takes_what_metrics_take():
+    attention = positional()
+    wanted = DistanceTable.from_attention(attention)
+    for given in (tuple(attention), attention.numpy(), SimpleNamespace(attention=attention)):
+        found = DistanceTable.from_attention(given)
+        assert all(torch.equal(one.values, other.values) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_table_from_uniform_attention_is_flat_also_if_causal():
+    for causal in (False, True):
+        attention = NoEncoding(2, causal=causal).weights(40)[None]
+        (table,) = DistanceTable.from_attention(attention)
+        assert table.causal == causal
+        assert table.signed != causal
+        torch.testing.assert_close(table.values.detach(), torch.zeros_like(table.values), rtol=0, atol=1e-5)
+        torch.testing.assert_close(table.weights(40), attention[0], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("encoding", [ALiBi(4), ALiBi(4, causal=True), AttenuatedEncoding(4, 0.02, 0.5, "logits")])
+def test_a_table_from_a_relative_encoding_is_its_bias(encoding):
+    (table,) = DistanceTable.from_attention(encoding.weights(30)[None])
+    torch.testing.assert_close(table.weights(28), encoding.weights(28), rtol=1e-4, atol=1e-7)
+
+
+def test_attention_that_is_zero_gives_finite_numbers():
+    (table,) = DistanceTable.from_attention(FixedWindow(width=2).weights(12)[None])
+    assert table.values.isfinite().all()
+    weights = table.weights(10)[0, 5]
+    assert weights[:3].max() < 1e-30
+    assert weights[3:8].min() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "words"),
+    [
+        (torch.eye(5), {}, "layer, head, n, n"),
+        (torch.eye(3).expand(1, 1, 3, 3), {}, "two tokens"),
+        (torch.eye(2).expand(1, 1, 2, 2), {}, "keeps no token"),
+        (torch.ones(1, 1, 5, 5), {}, "sum to 1"),
+        (torch.eye(5).expand(1, 1, 5, 5), {"cut": -1}, "cut"),
+    ],
+)
+def test_attention_without_a_table_is_refused(attention, options, words):
+    with pytest.raises(ValueError, match=words):
+        DistanceTable.from_attention(attention, **options)
+
+
+def dialled(**options):
+    table = DistanceTable(2, 6, **({"signed": True} | options))
+    table.values.data.normal_(generator=torch.Generator().manual_seed(1))
+    return table
+
+
+@pytest.mark.parametrize("options", [{}, {"signed": False}, {"shared": True}, {"learnable": False}])
+def test_dials_at_one_change_nothing(options):
+    table = dialled(**options)
+    same = table.scaled()
+    assert torch.equal(same.values, table.values)
+    assert same.values is not table.values
+    assert same.configuration() == table.configuration()
+
+
+def test_a_table_without_its_antisymmetric_part_is_symmetric_as_published():
+    table = dialled()
+    assert symmetry(table.weights(9)).max() < 1
+    turned = table.scaled(antisymmetric=0.0)
+    assert torch.equal(turned.values, turned.values.flip(-1))
+    assert torch.equal(symmetry(turned.weights(9)), torch.ones(2))
+    torch.testing.assert_close(table.scaled(antisymmetric=-1.0).weights(9), table.weights(9).flip(-1, -2))
+
+
+def test_parts_add_up_and_are_scaled_per_head():
+    table = dialled()
+    whole, even, odd = table.values, table.scaled(antisymmetric=0).values, table.scaled(symmetric=0).values
+    torch.testing.assert_close(even + odd, whole)
+    assert torch.equal(odd, -odd.flip(-1))
+    mixed = table.scaled(symmetric=[0.5, 2.0], antisymmetric=[1.0, 0.0])
+    torch.testing.assert_close(mixed.values, torch.stack([0.5 * even[0] + odd[0], 2 * even[1]]))
+    assert torch.equal(table.scaled(symmetric=0.5, antisymmetric=0.5).values, whole / 2)
+
+
+def test_an_added_decay_is_that_of_alibi_and_makes_attention_more_local():
+    flat = DistanceTable(1, 20, signed=True)
+    decayed = flat.scaled(decay=0.3)
+    torch.testing.assert_close(decayed.weights(20), ALiBi(1, slopes=0.3).weights(20))
+    table = DistanceTable.from_encoding(AttenuatedEncoding(2, 0.02), 20, signed=True)
+    assert (locality(table.scaled(decay=0.5).weights(20)) > locality(table.weights(20))).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"symmetric": [1.0, 2.0, 3.0]}, ValueError),
+        ({"antisymmetric": "a"}, TypeError),
+        ({"decay": float("nan")}, ValueError),
+    ],
+)
+def test_dials_that_are_not_numbers_per_head_are_refused(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        dialled().scaled(**options)

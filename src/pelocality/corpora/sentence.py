@@ -151,6 +151,7 @@ class Sentence:
         spacing: The source of the spaces, ``"corpus"`` or ``"rule"``.
 
     Raises:
+        TypeError: ``words`` is a string.
         ValueError: A layer does not fit the words, or ``language`` is not an ISO code.
 
     Examples:
@@ -171,6 +172,8 @@ class Sentence:
     spacing: str = "corpus"
 
     def __post_init__(self) -> None:
+        if isinstance(self.words, str):
+            raise TypeError(f"words must be a list of words, got the text {self.words!r}; plain_sentence splits it")
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "language", language_code(self.language))
         if not all(self.words):

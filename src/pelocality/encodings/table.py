@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count, flag
+from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.relative import RelativeEncoding
+from pelocality.metrics import crop
+from pelocality.metrics._inputs import Attention
+from pelocality.metrics.distances import diagonal_sums
+from pelocality.metrics.published import is_causal
 
 
 class DistanceTable(RelativeEncoding):
@@ -114,6 +119,102 @@ class DistanceTable(RelativeEncoding):
             table.values.copy_((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
         return table
 
+    @classmethod
+    def from_attention(cls, attention: Attention, *, cut: int = 1, learnable: bool = True) -> list[Self]:
+        """Build a table for each layer from measured positional attention.
+
+            v(k) = ln sum_i A[i,i+k] - ln sum_i A[i,i],  over the queries i that have a key at distance k,
+
+        less its mean over k, with A the attention without its first and last tokens, rows renormalised. This is the
+        logarithm of the `distance_profile` relative to the attention that the same queries pay to themselves, whatever
+        number of keys they see: of a relative encoding it is the bias.
+
+        Args:
+            attention: Positional weights (layer, head, n, n), such as the result of `positional_attention`.
+            cut: How many tokens to leave out at each end, whose positions models treat apart.
+            learnable: As for the class.
+
+        Returns:
+            One table per layer, as `attach` takes them, in float32 or wider: signed, of length n - 2 cut; causal and
+            unsigned if no query attends to a later key. Larger distances have the number of the largest one measured.
+            Where attention is 0, as outside of a sliding window, the number is the logarithm of the smallest float.
+
+        Raises:
+            TypeError: As for `locality`.
+            ValueError: As for `locality`, not four axes, or fewer than two tokens left.
+
+        Note:
+            Identical words show the positions; the mean attention on text is dominated by content. Far distances rest
+            on few pairs of tokens, so measure a length of some tokens more than the distances that matter. Where layers
+            share their weights (ALBERT's), `attach` takes one table per group: choose one.
+
+        Examples:
+            >>> from pelocality.encodings import ALiBi
+            >>> (table,) = DistanceTable.from_attention(ALiBi(heads=1, slopes=1.0).weights(5)[None])
+            >>> table.length, table.values.detach()
+            (3, tensor([[-0.8000,  0.2000,  1.2000,  0.2000, -0.8000]]))
+        """
+        inner = crop(attention, count("cut", cut, least=0), -cut or None).detach()
+        n = inner.shape[-1]
+        if inner.ndim != 4 or n < 2:
+            raise ValueError(
+                f"attention must be (layer, head, n, n) with two tokens or more between the {cut} cut from each end, "
+                f"got shape {tuple(inner.shape)} after the cut"
+            )
+        by_distance = diagonal_sums(inner, torch.float64)
+        # the attention that the queries of each distance pay to themselves
+        itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)
+        past, future = itself.flip(-1).cumsum(-1), itself.cumsum(-1).flip(-1)
+        tiny = torch.finfo(torch.float32).tiny
+        values = by_distance.clamp(min=tiny).log() - torch.cat([past, future[..., 1:]], -1).clamp(min=tiny).log()
+        causal = bool(is_causal(inner.flatten(0, 1)).all())
+        if causal:
+            values = values[..., :n].flip(-1)  # from distance 0 on
+        values = values - values.mean(-1, keepdim=True)
+        tables = [cls(len(layer), n, signed=not causal, learnable=learnable, causal=causal) for layer in values]
+        return [table._with_values(layer) for table, layer in zip(tables, values, strict=True)]
+
+    def scaled(self, *, symmetric: PerHead = 1.0, antisymmetric: PerHead = 1.0, decay: PerHead = 0.0) -> Self:
+        """Return a table with its symmetric and its antisymmetric part scaled, and a decay added.
+
+            v'(k) = a (v(k) + v(-k)) / 2 + b (v(k) - v(-k)) / 2 - c |k|
+
+        An intervention on trained positions: ``antisymmetric=0`` makes them symmetric, -1 mirrors them, and both
+        factors together make them flatter or more local.
+
+        Args:
+            symmetric: a, a number or one per head of the table.
+            antisymmetric: b, likewise; without effect on an unsigned table, which has no antisymmetric part.
+            decay: c, in nats per token, likewise, as ALiBi's slope; below 0 flatter.
+
+        Returns:
+            A new table of the same length; with the defaults the same numbers.
+
+        Raises:
+            TypeError: A factor that is not a number or a sequence of numbers.
+            ValueError: Not one number per head of the table (one if it is shared), or NaN or infinite.
+
+        Note:
+            The decay ends with the table, as all distances beyond have its last number: `resize` it first.
+
+        Examples:
+            >>> table = DistanceTable(length=2, signed=True, learnable=False)
+            >>> table.values.copy_(torch.tensor([[1.0, 2.0, 4.0]]))
+            tensor([[1., 2., 4.]])
+            >>> table.scaled(antisymmetric=0.0).values, table.scaled(antisymmetric=-1.0).values
+            (tensor([[2.5000, 2.0000, 2.5000]]), tensor([[4., 2., 1.]]))
+        """
+        rows, reach = len(self.values), self.length - 1
+        given = {"symmetric": symmetric, "antisymmetric": antisymmetric, "decay": decay}
+        a, b, c = (
+            per_head(name, value, rows, positive=False)[:, None].to(self.values.device) for name, value in given.items()
+        )
+        v = self.values.detach().to(torch.float64)
+        mirrored = v.flip(-1) if self.signed else v
+        k = torch.arange(-reach if self.signed else 0, self.length, device=v.device)
+        # in this order the defaults give v exactly, and b = 0 gives equal numbers at k and -k
+        return self._with_values((a + b) / 2 * v + (a - b) / 2 * mirrored - c * k.abs())
+
     def resize(self, length: int) -> Self:
         """Return a table with the same numbers for another length.
 
@@ -130,9 +231,13 @@ class DistanceTable(RelativeEncoding):
         """
         reach = count("length", length) - 1
         kept = torch.arange(-reach if self.signed else 0, length, device=self.values.device)
-        table = type(self).from_configuration({**self.configuration(), "length": length})
+        return self._with_values(self.values.detach()[:, self._index(kept)], length)
+
+    def _with_values(self, values: Tensor, length: int | None = None) -> Self:
+        """Return a table of these numbers, otherwise like this one."""
+        table = type(self).from_configuration({**self.configuration(), "length": length or self.length})
         table.to(self._like.device, self._like.dtype).train(self.training)
-        values = self.values.detach()[:, self._index(kept)]  # their dtype may differ from the module's after a cast
+        values = values.to(self.values)  # their dtype may differ from the module's after a cast
         table.values = nn.Parameter(values, self.values.requires_grad) if self.learnable else values
         return table
 

@@ -8,14 +8,6 @@
 """
 
 from pelocality.evaluation.classifiers import evaluate as evaluate
-from pelocality.evaluation.dependencies import (
-    DependencyAccuracy as DependencyAccuracy,
-    DependencyDistances as DependencyDistances,
-    HeadTypes as HeadTypes,
-    compare_head_types as compare_head_types,
-    dependency_accuracy as dependency_accuracy,
-    dependency_distances as dependency_distances,
-)
 from pelocality.evaluation.likelihood import (
     log_likelihood as log_likelihood,
     pseudo_log_likelihood as pseudo_log_likelihood,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -42,20 +43,30 @@ def check_ids(base: Any, ids: Tensor) -> None:
         )
 
 
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return accelerate's hooks, which move a module's weights to the device where it runs and back."""
+    hook = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", [hook]) if hasattr(each, "execution_device")]
+
+
+def execution_device(module: nn.Module) -> torch.device | None:
+    """Return the device on which accelerate runs a module, None where neither it nor a part of it is offloaded."""
+    hooks = (hook for part in module.modules() for hook in hooks_of(part))
+    return next((torch.device(hook.execution_device) for hook in hooks if hook.execution_device is not None), None)
+
+
 @contextmanager
 def loaded(base: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
     """Load the offloaded weights of some modules of a model onto the device where it runs, and offload them on exit."""
     wanted = {module for part in parts for module in part.modules()}
     with ExitStack() as stack:
         for module in base.modules():
-            hook = getattr(module, "_hf_hook", None)  # of accelerate, which moves weights to where a module runs
-            for each in getattr(hook, "hooks", [hook]):
-                if getattr(each, "offload", False):
-                    moved = module.modules() if each.place_submodules else [module]
-                    if not wanted.isdisjoint(moved):
-                        stack.callback(_offload, each, module)
-                        each.pre_forward(module)
-                        each.offload = False  # a call of the module must not offload them
+            for hook in hooks_of(module):
+                moved = module.modules() if hook.place_submodules else [module]
+                if hook.offload and not wanted.isdisjoint(moved):
+                    stack.callback(_offload, hook, module)
+                    hook.pre_forward(module)
+                    hook.offload = False  # a call of the module must not offload them
         yield
 
 

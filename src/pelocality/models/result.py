@@ -210,14 +210,24 @@ class MeanAttention(DisplayMixin):
             of_mean = self._of_mean(name, given)
             if of_mean is not None:
                 columns[f"{name}_of_mean"] = of_mean.mean(-1) if by == "layer" else of_mean
+        columns |= {name: each.mean(-1) if by == "layer" else each for name, each in self._more_columns().items()}
         frame = pd.DataFrame({name: values.flatten().tolist() for name, values in columns.items()}, index)
         frame["visible_keys"] = [keys for keys in self.visible_keys for _ in range(len(frame) // len(self.layers))]
         return frame.reset_index()
 
     def _shown(self) -> list[str]:
         """Return the metrics that are shown by default."""
-        shares = [name for name in self.per_sample if name in ("learned_sink", "cut_share") or "_with_" in name]
-        return [*default_metrics(self.source.causal), *shares]
+        shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
+        cut = (
+            ["cut_share"]
+            if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any())
+            else []
+        )
+        return [*default_metrics(self.source.causal), *shares, *cut]
+
+    def _more_columns(self) -> dict[str, Tensor]:
+        """Return further columns of the table, (layer, head) each."""
+        return {}
 
     def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
         """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
@@ -294,7 +304,7 @@ class MeanAttention(DisplayMixin):
 
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame("layer")
-        names = ["layer", *self._shown()]
+        names = ["layer", *self._shown(), *self._more_columns()]
         if not self.source.causal:
             names.insert(3, "symmetry_of_mean")
         if min(self.visible_keys) < self.length:

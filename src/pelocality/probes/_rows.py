@@ -18,9 +18,9 @@ SENTENCE = "sentence"  # value of the column "side" in probes over single senten
 
 
 @functools.cache
-def features_of(kind: type) -> datasets.Features:
+def features_of(sentences: bool) -> datasets.Features:
     """Return the columns of a probe over pairs or over single sentences, originals beside perturbed texts."""
-    texts = ("sentence",) if kind is Sentence else ("premise", "hypothesis", "label")
+    texts = ("sentence",) if sentences else ("premise", "hypothesis", "label")
     string, number = datasets.Value("string"), datasets.Value("int32")
     span = {"side": string, "category": string, "start": number, "end": number, "original": string, "perturbed": string}
     return datasets.Features(
