@@ -76,7 +76,10 @@ def main() -> None:
     parser.add_argument("--heads", type=int, help="number of heads of each type; default half of all")
     parser.add_argument("--minimum", type=int, default=20, help="occurrences of a relation needed in each half")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for tables and figure")
+    parser.add_argument("--smoke", action="store_true", help="relations with 3 occurrences will do: to see it run")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.minimum = 3
     logging.set_verbosity_error()
 
     read = read_conllu if arguments.treebank.suffix == ".conllu" else read_frames

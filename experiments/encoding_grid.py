@@ -3,7 +3,7 @@
     python experiments/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
     python experiments/encoding_grid.py --text books.txt.gz --output runs
 
-Pre-trains with `pretrain_mlm.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
+Pre-trains with `pretrain.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
 attention equals the encoding's weights), one in the published form, no encoding, learned positions; one run per seed.
 A seed fixes the blocks, their order and their masks. Prints the held-out masked-LM loss, mean and interval over seeds,
 beside the encoding's locality and symmetry. Complete runs are not repeated.
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from pretrain_mlm import pretrain
-from runs import markdown, runs_parser, signed
+from pretrain import pretrain
+from runs import markdown, parse_runs, runs_parser, signed
 from scipy import stats
 
 from pelocality import AttenuatedEncoding, measure
@@ -27,7 +27,7 @@ MARKS = ("o--", "s-", "^:")
 
 
 def configurations() -> dict[str, dict[str, object]]:
-    """Return the flags of `pretrain_mlm.py` for each encoding, by name."""
+    """Return the flags of `pretrain.py` for each encoding, by name."""
     attenuated = {
         f"w={decay:g},s={symmetry:g}": {"encoding": "attenuated", "decay": decay, "symmetry": symmetry}
         for decay in DECAYS
@@ -38,14 +38,14 @@ def configurations() -> dict[str, dict[str, object]]:
     return others | attenuated
 
 
-def collect(folders: dict[tuple[str, int], Path], length: int) -> pd.DataFrame:
+def collect(folders: dict[tuple[str, int], Path]) -> pd.DataFrame:
     """Return one row per run: its encoding, the encoding's metrics, its loss."""
     rows = []
     for (name, seed), folder in folders.items():
         result = json.loads((folder / "result.json").read_text())
         row = {"name": name, "seed": seed, "loss": result["held_out_loss"], "tokens": result["tokens"]}
         if result["encoding"] == "attenuated" and result["form"] == "logits":
-            measured = measure(AttenuatedEncoding(1, result["decay"], result["symmetry"]).weights(length))
+            measured = measure(AttenuatedEncoding(1, result["decay"], result["symmetry"]).weights(result["length"]))
             row |= {"decay": result["decay"], "s": result["symmetry"]}
             row |= {"locality": float(measured.locality), "symmetry": float(measured.symmetry)}
             row |= {"relative asymmetry": float(measured.relative_asymmetry)}
@@ -96,13 +96,9 @@ def main() -> None:
     plt.switch_backend("agg")
     parser = runs_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128)
-    arguments, options = parser.parse_known_args()
+    arguments, options = parse_runs(parser)
 
-    shared = ["--steps", arguments.steps, "--every", arguments.steps, "--length", arguments.length]
-    shared += ["--layers", arguments.layers, "--width", arguments.width, *options]
+    shared = ["--steps", arguments.steps, "--every", arguments.steps, "--layers", 2, *options]
     folders, flags = {}, {}
     for seed in arguments.seeds:  # an interrupted grid has complete seeds
         for name, configuration in configurations().items():
@@ -111,7 +107,7 @@ def main() -> None:
             flags[folders[name, seed]] = [*shared, *given, "--seed", seed]
     pretrain(arguments.text, flags, arguments.workers)
 
-    runs = collect(folders, arguments.length)
+    runs = collect(folders)
     print(f"{runs['tokens'].iloc[0]:,} tokens a run, seeds {arguments.seeds}\n\n{markdown(summary(runs))}\n")
     means = runs.dropna(subset="decay").groupby("name")[["locality", "symmetry", "relative asymmetry", "loss"]].mean()
     for metric in ("locality", "symmetry", "relative asymmetry"):

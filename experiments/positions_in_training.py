@@ -1,10 +1,26 @@
-"""Do locality and symmetry rise while a small BERT with learned positions is pre-trained?
+"""Do locality and symmetry rise while a small encoder is pre-trained, whatever its positions are?
 
     python experiments/positions_in_training.py --steps 200 --output runs   # the story in examples/data
     python experiments/positions_in_training.py --text books.txt.gz --output runs
+    python experiments/positions_in_training.py --text books.txt.gz --output runs \
+        --family bert deberta-v2 mpnet modernbert xlnet --batch 16 --steps 2000 --workers 1
 
-Pre-trains one model per seed with `pretrain_mlm.py` and plots the metrics of each layer over training, as mean and
-interval over seeds. Complete runs are not repeated, interrupted ones resume.
+Pre-trains one model per family and seed with `pretrain.py`, every family by masked words (XLNet too, which was made for
+words in a random order), and plots the metrics over training, as mean and interval over seeds. Complete runs are not
+repeated, interrupted ones resume.
+
+Predictions, written before the first full run of the four relative families:
+
+1. Locality rises in all five families, because what a masked word needs first are the words beside it.
+2. It rises earlier in the relative families than in BERT: a distance is one bias (MPNet), vector (DeBERTa, XLNet) or
+   angle (ModernBERT) to them, while BERT has to fit 32 position vectors to each other. Order: MPNet, then DeBERTa and
+   XLNet, then ModernBERT, whose angles act only on words' own queries and keys; BERT last.
+3. BERT's locality is in its first layer alone. The relative families give every layer its positions anew, so more than
+   one layer becomes local; MPNet, whose layers share their biases, in all layers about equally.
+4. All become one-sided, as BERT's first layer did: relative asymmetry rises, and the most local heads are "the word
+   before" and "the next word" (direction balance beyond 0.8), since left and right neighbours say different things and
+   every one of these encodings has a sign.
+5. The published symmetry rises in all five even so, because it takes "all on the next word" for symmetric.
 """
 
 import json
@@ -12,47 +28,61 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from pretrain_mlm import pretrain
-from runs import last_complete_checkpoint, markdown, runs_parser, signed
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from pretrain import pretrain
+from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from small_models import ENCODERS
+from transformers import AutoModel, AutoTokenizer
 
 from pelocality import direction_balance, measure, plots, positional_attention
 from pelocality.statistics import mean_over_runs
 
 METRICS = ("locality", "symmetry", "relative_asymmetry", "direction_balance")
+RISING = METRICS[:3]
+
+
+def before_and_after(trajectories: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the mean of each metric over the given layers, seed by seed, at the first and at the last step."""
+    steps = trajectories["step"].agg(["min", "max"])
+    first, last = (trajectories[trajectories["step"] == step].groupby("seed")[list(METRICS)].mean() for step in steps)
+    return first, last
 
 
 def summary(trajectories: pd.DataFrame) -> pd.DataFrame:
     """Return each metric by layer before and after training, with its rise and intervals over seeds."""
-    first, last = (trajectories[trajectories["step"] == step] for step in trajectories["step"].agg(["min", "max"]))
-    rows = []
-    for layer in [*sorted(trajectories["layer"].unique()), "mean"]:
-        row: dict[str, object] = {"layer": layer}
-        for metric in METRICS:
-            before, after = (
-                (part if layer == "mean" else part[part["layer"] == layer]).groupby("seed")[metric].mean()
-                for part in (first, last)
-            )
-            row[metric.replace("_", " ")] = f"{before.mean():.3f} → {mean_over_runs(after)}"
-            if metric in ("locality", "symmetry"):
-                row[f"{metric}, rise"] = signed(mean_over_runs(after - before))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    layers = dict(iter(trajectories.groupby("layer")))
+    return pd.DataFrame([{"layer": name} | rises(rows) for name, rows in (layers | {"mean": trajectories}).items()])
 
 
-def heads_of_first_layer(folder: Path, length: int) -> pd.DataFrame:
-    """Return the metrics of each head in the first layer of a trained model."""
+def rises(trajectories: pd.DataFrame) -> dict[str, str]:
+    """Return each metric before and after training, with its rise and intervals over seeds."""
+    first, last = before_and_after(trajectories)
+    row = {}
+    for metric in METRICS:
+        name = metric.replace("_", " ")
+        row[name] = f"{first[metric].mean():.3f} → {mean_over_runs(last[metric])}"
+        if metric in RISING:
+            row[f"{name}, rise"] = signed(mean_over_runs(last[metric] - first[metric]))
+    return row
+
+
+def most_local_heads(folder: Path, length: int, number: int = 4) -> pd.DataFrame:
+    """Return the metrics of the heads with the highest locality in a trained model."""
     last = last_complete_checkpoint(folder)
-    model, tokenizer = AutoModelForMaskedLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
-    attention = positional_attention(model, tokenizer, length=length, words=16, layers=[0], progress=False).attention[0]
-    measured = measure(attention)
-    columns = {
-        "locality": measured.locality,
-        "relative asymmetry": measured.relative_asymmetry,
-        "direction balance": direction_balance(attention),
-    }
-    heads = pd.DataFrame({name: values.tolist() for name, values in columns.items()})
-    return heads.map("{:+.2f}".format).rename_axis("head").reset_index()
+    model, tokenizer = AutoModel.from_pretrained(last), AutoTokenizer.from_pretrained(last)
+    attention = positional_attention(model, tokenizer, length=length, words=16, progress=False).attention
+    measured, direction = measure(attention), direction_balance(attention)
+    heads = [
+        {
+            "layer": layer,
+            "head": head,
+            "locality": float(measured.locality[layer, head]),
+            "relative asymmetry": float(measured.relative_asymmetry[layer, head]),
+            "direction balance": float(direction[layer, head]),
+        }
+        for layer, head in (divmod(int(place), attention.shape[1]) for place in measured.locality.flatten().argsort())
+    ]
+    table = pd.DataFrame(heads[::-1][:number])
+    return table.astype({"layer": str, "head": str}).map(lambda x: x if isinstance(x, str) else f"{x:+.2f}")
 
 
 def figure(trajectories: pd.DataFrame) -> plt.Figure:
@@ -71,25 +101,58 @@ def figure(trajectories: pd.DataFrame) -> plt.Figure:
     return fig
 
 
+def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
+    """Plot one row per metric, one column per family, one line per layer."""
+    families = trajectories["family"].unique()
+    shape = {"nrows": len(RISING), "ncols": len(families), "squeeze": False}
+    size = (2.3 * len(families) + 0.5, 6.4)
+    fig, axes = plt.subplots(**shape, figsize=size, layout="constrained", sharex=True, sharey="row")
+    for metric, of_metric in zip(RISING, axes, strict=True):
+        for family, ax in zip(families, of_metric, strict=True):
+            plots.trajectory(trajectories[trajectories["family"] == family], metric, ax=ax)
+            top = 1.2 * trajectories[metric].max() if metric == "locality" else 1
+            ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, top))
+            ax.set_title(family if metric == RISING[0] else "")
+            ax.grid(alpha=0.25, linewidth=0.6)
+            ax.get_legend().remove()
+            ax.label_outer()
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+    return fig
+
+
 def main() -> None:
     plt.switch_backend("agg")
     parser = runs_parser(__doc__.split("\n")[0])
+    parser.add_argument("--family", nargs="+", choices=ENCODERS, default=["bert"])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
-    arguments, options = parser.parse_known_args()
+    arguments, options = parse_runs(parser)
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options]
-    folders = {seed: arguments.output / f"long-learned-{seed}" for seed in arguments.seeds}
-    pretrain(arguments.text, {folders[seed]: [*shared, "--seed", seed] for seed in folders}, arguments.workers)
-    tables = [pd.read_csv(folder / "trajectory.csv").assign(seed=seed) for seed, folder in folders.items()]
+    runs = {
+        (family, seed): arguments.output / f"long-{family}-{seed}"
+        for seed in arguments.seeds
+        for family in arguments.family
+    }
+    flags = {folder: [*shared, "--family", family, "--seed", seed] for (family, seed), folder in runs.items()}
+    pretrain(arguments.text, flags, arguments.workers)
+    tables = [
+        pd.read_csv(folder / "trajectory.csv").assign(family=family, seed=seed)
+        for (family, seed), folder in runs.items()
+    ]
     trajectories = pd.concat(tables)
-    print(markdown(summary(trajectories)))
-    for seed, folder in folders.items():
+    of_family = dict(iter(trajectories.groupby("family", sort=False)))
+    for family, rows in of_family.items():
+        print(f"\n{family}\n\n{markdown(summary(rows))}")
+        rows.to_csv(arguments.output / f"positions_in_training_{family}.csv", index=False)
+        figure(rows).savefig(arguments.output / f"positions_in_training_{family}.png", dpi=150)
+    for (family, seed), folder in runs.items():
         result = json.loads((folder / "result.json").read_text())
-        print(f"\nseed {seed}: held-out loss {result['held_out_loss']:.3f}; heads of the first layer\n")
-        print(markdown(heads_of_first_layer(folder, result["length"])))
-    trajectories.to_csv(arguments.output / "positions_in_training.csv", index=False)
-    figure(trajectories).savefig(arguments.output / "positions_in_training.png", dpi=150)
+        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}; most local heads\n")
+        print(markdown(most_local_heads(folder, result["length"])))
+    if len(of_family) > 1:
+        print(f"\n{markdown(pd.DataFrame([{'family': name} | rises(rows) for name, rows in of_family.items()]))}")
+        figure_of_families(trajectories).savefig(arguments.output / "positions_in_training_families.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from transformers import Trainer, TrainerState
 from pelocality.statistics import Estimate
 
 DATA = Path(__file__).parents[1] / "examples" / "data"  # the small corpus, read where no other is named
+# flags of pretrain.py for a model that trains in a second
+TINY = ["--layers=1", "--width=16", "--heads=2", "--length=12", "--vocabulary=60", "--batch=4", "--words=2"]
 
 
 def packaged_model() -> str:
@@ -25,16 +27,26 @@ def packaged_model() -> str:
 
 
 def runs_parser(description: str) -> argparse.ArgumentParser:
-    """Return the flags of scripts that make several runs; flags they do not know go to `pretrain_mlm.py`."""
+    """Return the flags of scripts that make several runs; flags they do not know go to `pretrain.py`."""
     parser = argparse.ArgumentParser(
-        description=description, epilog="Other flags go to pretrain_mlm.py.", allow_abbrev=False
+        description=description, epilog="Other flags go to pretrain.py.", allow_abbrev=False
     )
-    # a flag: an optional positional argument would take the value of the first flag meant for pretrain_mlm.py
+    # a flag: an optional positional argument would take the value of the first flag meant for pretrain.py
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, default=Path("outputs/runs"), help="folder for runs, table and figure")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("--smoke", action="store_true", help="one seed, two steps, tiny models: to see it run")
     return parser
+
+
+def parse_runs(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of a script that makes several runs, and those for `pretrain.py`."""
+    arguments, options = parser.parse_known_args()
+    if arguments.smoke:
+        arguments.seeds, arguments.steps, arguments.every = arguments.seeds[:1], 2, 1
+        options = [*TINY, *options]
+    return arguments, options
 
 
 def fingerprint(content: bytes) -> str:

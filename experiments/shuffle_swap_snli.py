@@ -158,7 +158,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="maximum number of parsed pairs")
     parser.add_argument("--words", type=int, default=64, help="identical words to average over")
     parser.add_argument("--output", type=Path, default=Path("outputs/snli"), help="folder for models and tables")
+    parser.add_argument("--smoke", action="store_true", help="one seed, few pairs, one epoch: to see it run")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.seeds, arguments.pairs, arguments.limit, arguments.epochs, arguments.words = [0], 40, 32, 1, 2
 
     source = arguments.model or packaged_model()
     tokenizer = AutoTokenizer.from_pretrained(source)

@@ -18,11 +18,19 @@ from pelocality import adjusted_locality, direction_balance, measure, position_w
 
 HEADS = 3  # of ViT-tiny
 SIDE = 14  # of its grid of patches
+LAYERS = (0, 5, 11)
 
 
 def by_head(weight: np.ndarray) -> np.ndarray:
     """Split the weight (d, d) of a torch.nn.Linear into W (heads, d, d_head)."""
     return weight.T.reshape(len(weight), HEADS, -1).transpose(1, 0, 2)
+
+
+def random_weights() -> dict[str, np.ndarray]:
+    """Return weights of ViT-tiny's shapes."""
+    draw = np.random.default_rng(0).standard_normal
+    weights = {f"L{layer}_{part}_weight": draw((192, 192)) for layer in LAYERS for part in "qk"}
+    return weights | {"pos_embed": draw((1 + SIDE * SIDE, 192))}
 
 
 def row(name: str, weights: torch.Tensor) -> dict[str, str]:
@@ -35,11 +43,15 @@ def row(name: str, weights: torch.Tensor) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file", type=Path, help=".npz with pos_embed and the query and key weights")
-    vit = np.load(parser.parse_args().file)
+    parser.add_argument("file", type=Path, nargs="?", help=".npz with pos_embed and the query and key weights")
+    parser.add_argument("--smoke", action="store_true", help="random weights instead of a file: to see it run")
+    arguments = parser.parse_args()
+    if arguments.smoke == bool(arguments.file):
+        parser.error("name either a file or --smoke")
+    vit = random_weights() if arguments.smoke else np.load(arguments.file)
     patches = vit["pos_embed"].reshape(-1, vit["pos_embed"].shape[-1])[-SIDE * SIDE :]
     rows = []
-    for layer in (0, 5, 11):
+    for layer in LAYERS:
         query, key = (by_head(vit[f"L{layer}_{part}_weight"]) for part in "qk")
         rows.append(row(f"layer {layer}, mean of {HEADS} heads", position_weights(patches, query, key)))
     cosine = position_weights(patches, similarity="cosine", temperature=0.1)

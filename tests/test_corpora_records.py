@@ -119,13 +119,16 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 must not be its own head"),
-        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "one word must be the root"),
-        (["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"], "word 2 form a cycle"),
-        (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must lie in 0\.\.1, got 7"),
-        (["1 Go _ VERB _ _ _ root _ _"], "head of word 1 must be a whole number, got None"),
+        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 does not, its head is 1"),
+        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "word 1 does not, its head is 2"),
+        (
+            ["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"],
+            "lead to a root, word 2 does not",
+        ),
+        (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got 7"),
+        (["1 Go _ VERB _ _ _ root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got None"),
         (["1 Go _"], "word 1 must have the 10 columns"),
-        (["# text = Go"], "only comments"),
+        (["# text = Go"], "words must be numbered"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
         (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], "got 1-4"),
         (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
@@ -150,9 +153,9 @@ def test_conllu_errors_name_the_line_where_the_sentence_starts(tmp_path):
         ({"tree": None}, "field 'tree' must be a bracketed tree, got None"),
         ({"id": None}, "field 'id' must be a text or a whole number, got None"),
         ({"tokens": ["Cats", None]}, "field 'tokens' must be a list of texts, got None"),
-        ({"head": [2, 0, 2, 4]}, "word 4 must not be its own head"),
+        ({"head": [2, 0, 2, 4]}, "word 4 does not, its head is 4"),
         ({"frames": [1]}, "a frame must be an object with roleset and args, got 1"),
-        ({"frames": [{"args": []}]}, "no field 'roleset'; there are 'args'"),
+        ({"frames": [{"args": []}]}, "field 'roleset' must be a text, got None"),
         ({"frames": [{"roleset": "x.01", "args": [["V", 1, 2, 3]]}]}, r"x\.01 must be \[role, start, end\], got"),
         ({"frames": [{"roleset": "x.01", "args": [["V", "1", "2"]]}]}, r"x\.01 must be \[role, start, end\], got"),
         ({"frames": [{"roleset": "x.01", "args": [["V", 1, 9]]}]}, "spans must lie within the 4 words"),
@@ -207,7 +210,7 @@ def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
     [
         ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*header \(3\), got 4.*quoted"),
         ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*header \(3\), got 2"),
-        ("premise,premise,label\n", r"a\.csv:1: the header must name each column once"),
+        ("premise,premise,label\n", r"a\.csv:1: must begin with a header that names each column once"),
         ("", r"a\.csv:1: must begin with a header"),
     ],
 )
@@ -220,3 +223,57 @@ def test_a_row_with_too_many_or_too_few_cells_is_an_error(tmp_path, text, says):
 def test_integer_labels_without_names_are_refused():
     with pytest.raises(ValueError, match="label 0 has no name; pass label_names="):
         list(read_pairs([{"premise": "a", "hypothesis": "b", "label": 0}]))
+
+
+def test_a_pair_whose_parse_has_a_node_of_several_words_is_dropped_and_counted(tmp_path):
+    odd = snli_row(sentence1="A ice cream naps.", sentence1_parse=TREES.replace("(NN cat)", "(NN ice cream)"))
+    corpus = read_snli(write(tmp_path / "a.jsonl", odd, snli_row()))
+    assert [pair.premise.text for pair in corpus] == ["A cat naps."]
+    assert corpus.dropped == {"a node of the parse holds several words": 1}
+
+
+def test_half_of_a_surrogate_pair_in_json_is_an_error_with_the_line(tmp_path):
+    row = '{"premise": "\\ud83d\\ude00", "hypothesis": "%s", "label": "n"}'
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: .*surrogates not allowed"):
+        list(read_pairs(write(tmp_path / "a.jsonl", row % "b", row % "\\uD800")))
+
+
+def test_json_nested_too_deeply_is_an_error_with_the_line(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: .*nested too deeply"):
+        list(read_pairs(write(tmp_path / "a.jsonl", {"premise": "a", "hypothesis": "b", "label": "n"}, "[" * 100_000)))
+
+
+def test_a_deep_tree_is_read(tmp_path):
+    deep = "(S " * 3000 + "(NN Rain)" + ")" * 3000
+    [sentence] = read_trees(write(tmp_path / "a.mrg", deep))
+    assert sentence.constituents.spans[0].labels == ("S",) * 3000
+    row = snli_row(sentence2="Rain", sentence2_parse=deep)
+    assert [pair.hypothesis.text for pair in read_snli(write(tmp_path / "a.jsonl", row))] == ["Rain"]
+
+
+def test_a_treebank_sentence_whose_text_is_not_that_of_its_words_is_dropped_and_counted(tmp_path):
+    good, wrong = (conllu(f"# text = {text}", "1 Go _ VERB _ _ 0 root _ _") for text in ("Go", "Stop"))
+    corpus = read_conllu(write(tmp_path / "en_x.conllu", good + wrong))
+    assert [sentence.text for sentence in corpus] == ["Go"]
+    assert corpus.dropped == {"text and words disagree": 1}
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [(read_snli, "a.jsonl"), (read_pairs, "a.jsonl"), (read_trees, "a.mrg"), (read_conllu, "en_a.conllu")],
+)
+def test_an_empty_file_is_warned_of(tmp_path, caplog, read, name):
+    assert list(read(write(tmp_path / name, ""))) == []
+    assert f"{name}: nothing to read in it" in caplog.text
+
+
+def test_an_item_of_a_corpus_is_read_by_its_number_and_its_length_is_refused_with_the_way_out():
+    corpus = read_pairs([{"premise": text, "hypothesis": "b", "label": "n"} for text in ("a", "c")])
+    assert [corpus[i].premise.text for i in (0, 1)] == ["a", "c"]
+    with pytest.raises(IndexError, match="corpus 'list' has no item 2"):
+        corpus[2]
+    with pytest.raises(TypeError, match=r"list\(corpus\)"):
+        len(corpus)
+    with pytest.raises(TypeError, match=r"list\(corpus\)"):
+        corpus[-1]
+    assert corpus

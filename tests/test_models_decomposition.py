@@ -195,7 +195,7 @@ def test_the_model_is_restored():
         ({"input_ids": tokens(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])}, ValueError, "padding on the right"),
         ({"input_ids": tokens(1, 3), "attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "padding on the right"),
         ({"input_ids": tokens(1, 41)}, ValueError, "beyond the 40 positions of BertModel"),
-        ({"input_ids": tokens(1, 4), "layers": [2]}, ValueError, r"in layers \[2\].*position_share"),
+        ({"input_ids": tokens(1, 4), "layers": [2]}, ValueError, r"layers holds \[2\], .*position_share"),
         ({"input_ids": tokens(1, 4), "layers": []}, ValueError, "layers must be indices"),
         (
             {"input_ids": tokens(1, 4), "layers": 0},

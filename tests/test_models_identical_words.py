@@ -15,6 +15,7 @@ from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
 from pelocality.models import attach, positional_attention
 from pelocality.models.families import architecture
 from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
+from tests.test_models_words import byte_level
 
 N = 12
 WORDS = [7, 9, 30, 55]
@@ -117,7 +118,7 @@ def test_numbers_are_the_metrics_of_each_word_and_of_the_mean():
     one_by_one = [measure(slow_probe(model, [word], N)) for word in WORDS]
     for name in ("locality", "symmetry", "relative_asymmetry"):
         by_word = torch.stack([getattr(one, name) for one in one_by_one])  # (word, layer, head)
-        torch.testing.assert_close(getattr(result.per_word, name), by_word)
+        torch.testing.assert_close(result.per_sample[name], by_word)
         torch.testing.assert_close(getattr(result.mean_of_metric, name), by_word.mean(0))
     of_mean = result.metric_of_mean
     torch.testing.assert_close(of_mean.locality, locality(result))
@@ -134,7 +135,7 @@ def test_the_batch_size_does_not_matter(batch_size):
     whole = positional_attention(model, length=N, words=10, seed=3)
     parts = positional_attention(model, length=N, words=10, seed=3, batch_size=batch_size)
     torch.testing.assert_close(parts.attention, whole.attention)
-    torch.testing.assert_close(parts.per_word.locality, whole.per_word.locality)
+    torch.testing.assert_close(parts.per_sample["locality"], whole.per_sample["locality"])
 
 
 def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
@@ -353,3 +354,40 @@ def test_quantised_models_are_probed(name):
         own = model(torch.full((1, N), WORDS[0]), output_attentions=True).attentions
     found = positional_attention(model, length=N, words=WORDS[:1]).attention
     torch.testing.assert_close(found, torch.cat(own), atol=1e-5, rtol=1e-5)
+
+
+def test_a_prefix_is_fed_and_cut_out():
+    model = tiny("llama")
+    result = positional_attention(model, length=N, words=WORDS, prefix=5)
+    model.config._attn_implementation = "eager"
+    ids = torch.tensor([[5, *[word] * N] for word in WORDS])
+    with torch.no_grad():
+        maps = torch.stack(model(ids, output_attentions=True).attentions, 1)[..., 1:, :]
+    kept = maps[..., 1:] / maps[..., 1:].sum(-1, keepdim=True)
+    torch.testing.assert_close(result.attention, kept.mean(0))
+    torch.testing.assert_close(result.per_sample["cut_share"], maps[..., 0].mean(-1))
+    assert "cut_share" in result.to_frame()
+    assert result.source.prefix == ("5",)
+    assert not result.source.equal_states
+    assert "5 fed before them and cropped" in repr(result)
+
+
+def test_the_prefix_is_the_beginning_of_text_by_default():
+    model, tokenizer = tiny("llama"), byte_level()
+    assert positional_attention(model, length=N, words=WORDS, prefix=True).source.prefix == ("1",)
+    tokenizer.bos_token = "<|end|>"
+    fed = positional_attention(model, tokenizer, length=N, words=[7], prefix=True)
+    assert fed.source.prefix == ("<|end|>",)
+    assert positional_attention(model, tokenizer, length=N, words=[7], prefix="dog").source.prefix == (" dog",)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"prefix": True}, "prefix=True needs a beginning-of-text token, and there is none"),
+    ({"prefix": 7}, "words holds the prefix '7', which must differ"),
+    ({"prefix": 97}, "outside the model's vocabulary"),
+    ({"prefix": "dog"}, "needs a tokenizer"),
+    ({"prefix": 5, "special_tokens": True, "tokenizer": byte_level()}, "give one of them"),
+])  # fmt: skip
+def test_a_prefix_that_cannot_be_fed_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        positional_attention(tiny("bert"), length=8, words=WORDS, **arguments)

@@ -144,7 +144,9 @@ def test_the_repr_is_one_line():
 
 
 def test_deeper_layers_of_an_absolute_model_are_refused():
-    with pytest.raises(ValueError, match=r"no position-only logits in layers \[1\].*positional_attention"):
+    with pytest.raises(
+        ValueError, match=r"layers holds \[1\], in which BertModel has no position-only logits.*positional_attention"
+    ):
         positional_logits(tiny("bert"), N, layers=[0, 1])
 
 

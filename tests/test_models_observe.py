@@ -4,8 +4,9 @@ import pytest
 import torch
 import transformers as hf
 
+from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
-from pelocality.models import PositionalAttention, _observe as masks, position_share, positional_attention
+from pelocality.models import PositionalAttention, _observe as masks, attach, position_share, positional_attention
 from pelocality.models._observe import observe
 from pelocality.models._run import eager_attention, find_base
 from tests.families import UNKNOWN, same, small, state, tiny, tokens
@@ -98,9 +99,9 @@ def attend_uniformly(model):
 
 
 def observed(model, ids):
-    base, record = find_base(model)
+    base = find_base(model)
     with eager_attention(model):
-        return observe(base, record, input_ids=ids)
+        return observe(base, input_ids=ids)
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -167,11 +168,11 @@ def test_keys_whose_weights_underflow_are_visible():
 
 
 def test_padding_is_masked_in_its_sequence_only():
-    base, record = find_base(made("gemma2"))
+    base = find_base(made("gemma2"))
     mask = torch.ones(2, N, dtype=torch.long)
     mask[1, 6:] = 0
     with eager_attention(base):
-        seen = observe(base, record, input_ids=tokens(2, N), attention_mask=mask)
+        seen = observe(base, input_ids=tokens(2, N), attention_mask=mask)
     assert torch.equal(seen.visible[1][0], CAUSAL)
     assert not seen.visible[1][1, :6, 6:].any()
     assert torch.equal(seen.visible[1][1, :6, :6], CAUSAL[:6, :6])
@@ -240,7 +241,7 @@ def test_selecting_a_layer_without_attention_raises():
 def test_layers_are_counted_where_blocks_are_shared(name):
     model = tiny(name)
     with eager_attention(model):
-        seen = observe(model, None, input_ids=tokens(2, N))
+        seen = observe(model, input_ids=tokens(2, N))
     assert seen.layers == tuple(range(len(seen.maps)))
     assert seen.depth == len(seen.maps)
 
@@ -278,3 +279,152 @@ def test_a_softmax_whose_axes_are_permuted_in_memory_is_compared_by_its_numbers(
     permuted = weights.clone().transpose(0, 1)  # (head, batch, n, n), no view of which has another shape
     assert not masks._same(permuted, weights)
     assert masks._same(weights.permute(1, 0, 2, 3).contiguous().transpose(0, 1), weights)
+
+
+def test_the_mask_of_an_attached_encoding_is_seen():
+    model = tiny("bert")
+    with attach(model, ALiBi(2, causal=True)):
+        assert torch.equal(positional_attention(model, length=N, words=[7]).visible, CAUSAL.expand(3, N, N))
+
+
+LEARNED_SINKS = {
+    "gpt_oss": lambda: hf.GptOssModel(
+        decoder(hf.GptOssConfig, num_local_experts=2, num_experts_per_tok=1, sliding_window=4)
+    ),
+    "mimo_v2_flash": lambda: hf.MiMoV2FlashModel(
+        decoder(
+            hf.MiMoV2FlashConfig,
+            num_attention_heads=4,
+            v_head_dim=8,
+            n_routed_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=8,
+            sliding_window=4,
+            layer_types=["full_attention", "sliding_attention"],
+        )
+    ),
+}
+
+
+def with_sinks(name):
+    torch.manual_seed(0)
+    model = LEARNED_SINKS[name]().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.normal_(0, 1 if key.endswith("sinks") else 0.3)
+    return model
+
+
+@pytest.mark.parametrize("name", LEARNED_SINKS)
+def test_learned_sinks_are_measured_and_set_apart(name):
+    model = with_sinks(name)
+    result = positional_attention(model, length=N, words=[7, 9])
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        maps = torch.stack(model(torch.tensor([[7], [9]]).expand(-1, N), output_attentions=True).attentions, 1)
+    share = 1 - maps.sum(-1).mean(-1)
+    torch.testing.assert_close(result.per_sample["learned_sink"], share, atol=1e-6, rtol=1e-5)
+    assert (share[:, -1] > 0.01).all()
+    renormalised = maps / maps.sum(-1, keepdim=True)
+    torch.testing.assert_close(result.attention, renormalised.mean(0))
+    nearness = 2.0 ** -(I - J).abs()
+    torch.testing.assert_close(result.per_sample["locality"], (renormalised * nearness).sum(-1).mean(-1))
+    torch.testing.assert_close(result.per_sample["locality_with_sink"], (maps * nearness).sum(-1).mean(-1))
+    assert {"learned_sink", "locality_with_sink", "past_locality"} <= set(result.to_frame().columns)
+    assert "learned sink" in repr(result)
+    low, high = result.interval("learned_sink")
+    assert (low <= share.mean(0) + 1e-6).all()
+    assert (high >= share.mean(0) - 1e-6).all()
+
+
+def test_rows_that_a_sink_does_not_explain_are_refused():
+    class Damped(hf.BertModel):
+        def forward(self, input_ids=None, **more):
+            outputs = super().forward(input_ids, **more)
+            outputs["attentions"] = tuple(weights * 0.5 for weights in outputs.attentions)
+            return outputs
+
+    with pytest.raises(ValueError, match=r"layer 0 do not sum to 1 \(off by 0\.5\)"):
+        positional_attention(Damped(tiny("bert").config), length=N, words=[7])
+
+
+def test_a_difference_of_two_maps_is_refused():
+    with pytest.raises(ValueError, match="difference of two maps"):
+        positional_attention(hf.DiffLlamaModel(decoder(hf.DiffLlamaConfig)), length=N, words=[7])
+
+
+def test_a_result_names_the_layers_without_attention():
+    result = positional_attention(jamba(), length=N, words=4)
+    assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
+    assert "layers without attention: 0 linear_attention, 2 linear_attention" in repr(result)
+    lfm = hf.Lfm2Model(decoder(hf.Lfm2Config, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]))
+    result = positional_attention(lfm.eval(), length=N, words=4)
+    assert result.layers == (1,)
+    assert result.other_layers == {0: "conv", 2: "conv"}
+
+
+def test_windows_are_reported_by_layer():
+    result = positional_attention(made("gemma2"), length=N, words=4)
+    assert result.visible_keys == (4, N)
+    assert result.to_frame("layer")["visible_keys"].tolist() == [4, N]
+    assert "visible keys" in repr(result)
+    assert "visible keys" not in repr(positional_attention(tiny("gpt2"), length=N, words=4))
+
+
+def test_layers_without_positions_are_reported():
+    config = decoder(hf.SmolLM3Config, num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0])
+    torch.manual_seed(0)
+    model = hf.SmolLM3Model(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.4)
+    assert "layers that add no positions: 1, 3" in repr(positional_attention(model, length=N, words=4))
+
+
+def half(size, **more):
+    sizes = {"vocab_size": 99, "hidden_size": size, "num_hidden_layers": 2, "num_attention_heads": 2, **more}
+    return sizes | {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "sliding_window": 4}
+
+
+DECODERS = {
+    "t5": lambda: hf.T5Model(hf.T5Config(vocab_size=99, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)),
+    "bart": lambda: hf.BartModel(
+        hf.BartConfig(
+            vocab_size=99,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=2,
+            encoder_ffn_dim=8,
+            decoder_ffn_dim=8,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+        )
+    ),
+    "t5gemma": lambda: hf.T5GemmaModel(
+        hf.T5GemmaConfig(encoder=half(24), decoder=half(16, cross_attention_hidden_size=24))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_are_measured_with_an_encoder_output_of_zeros(name):
+    torch.manual_seed(0)
+    model = DECODERS[name]().eval()
+    width = 24 if name == "t5gemma" else 16
+    result = positional_attention(model.get_decoder(), length=N, words=[7])
+    assert result.source.causal
+    model.config._attn_implementation = model.get_decoder().config._attn_implementation = "eager"
+    with torch.no_grad():
+        maps = model.get_decoder()(
+            input_ids=torch.full((1, N), 7), encoder_hidden_states=torch.zeros(1, 1, width), output_attentions=True
+        ).attentions
+    torch.testing.assert_close(result.attention, torch.cat(maps))
+
+
+def test_errors_of_a_model_name_it():
+    class Broken(hf.BertModel):
+        def forward(self, input_ids=None, **_):
+            raise KeyError("memory")
+
+    with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed on 1 x 11 .*KeyError: 'mem"):
+        positional_attention(Broken(tiny("bert").config), length=N, words=[7])

@@ -220,7 +220,7 @@ def test_models_that_read_no_text_are_refused():
     for model_type, message in (
         ("vit", "it reads no tokens"),
         ("clip", r"pass model\.text_model"),
-        ("fsmt", "by itself"),
+        ("fsmt", "no token embeddings"),
     ):
         with pytest.raises(ValueError, match=message):
             reflection_gap(REFUSED[model_type][0](), tokens(1, 9))

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 from scipy import stats
 
+from pelocality import metrics
 from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.models import PositionalAttention, attach, positional_attention
 from tests.families import tiny
@@ -25,7 +26,7 @@ def test_interval_is_the_t_interval_over_words(result):
         low, high = result.interval(name, confidence=0.9)
         for layer in range(3):
             for head in range(2):
-                values = getattr(result.per_word, name)[:, layer, head].numpy()
+                values = result.per_sample[name][:, layer, head].numpy()
                 expected = stats.ttest_1samp(values, 0).confidence_interval(0.9)
                 assert float(low[layer, head]) == pytest.approx(expected.low)
                 assert float(high[layer, head]) == pytest.approx(expected.high)
@@ -52,7 +53,7 @@ def test_frame_has_one_row_per_layer_and_head(result):
 def test_frame_by_layer_averages_heads_before_the_interval(result):
     frame = result.to_frame("layer")
     assert frame["layer"].tolist() == [0, 1, 2]
-    over_heads = result.per_word.symmetry.mean(-1)[:, 1].numpy()
+    over_heads = result.per_sample["symmetry"].mean(-1)[:, 1].numpy()
     assert frame["symmetry"][1] == pytest.approx(over_heads.mean())
     expected = stats.ttest_1samp(over_heads, 0).confidence_interval(0.95)
     assert frame["symmetry_low"][1] == pytest.approx(expected.low)
@@ -65,7 +66,7 @@ def test_saving_and_loading_gives_the_same_result(result, tmp_path):
     assert loaded.layers == result.layers
     assert loaded.source == result.source
     for name in METRICS:
-        assert torch.equal(getattr(loaded.per_word, name), getattr(result.per_word, name))
+        assert torch.equal(loaded.per_sample[name], result.per_sample[name])
     assert loaded.to_frame().equals(result.to_frame())
 
 
@@ -177,3 +178,34 @@ def test_the_source_holds_model_words_and_versions(result):
 def test_invalid_arguments_are_refused(result, call, message):
     with pytest.raises(ValueError, match=message):
         call(result)
+
+
+def test_causal_results_show_metrics_that_mean_something_there():
+    result = positional_attention(tiny("gpt2"), length=8, words=4)
+    shown = ["past_locality", "adjusted_locality", "mean_distance", "sink_rate", "window"]
+    frame = result.to_frame("layer")
+    assert [column for column in frame if not column.endswith(("_low", "_high", "_of_mean"))] == [
+        "layer", *shown, "visible_keys"
+    ]  # fmt: skip
+    assert repr(result).splitlines()[1].replace(" ", "") == "layer" + "".join(shown).replace("_", "")
+    for name in shown:
+        of_mean = getattr(metrics, name)(result)
+        torch.testing.assert_close(torch.tensor(frame[f"{name}_of_mean"]), of_mean.mean(-1))
+    matrices = [positional_attention(tiny("gpt2"), length=8, words=[word]) for word in result.source.word_ids]
+    by_word = torch.stack([metrics.past_locality(each) for each in matrices])
+    torch.testing.assert_close(result.per_sample["past_locality"], by_word)
+
+
+def test_a_frame_holds_any_metric(result):
+    frame = result.to_frame(metrics=["entropy", "symmetry"])
+    assert frame.columns.tolist() == [
+        "layer", "head", "entropy_of_mean", "symmetry", "symmetry_low", "symmetry_high", "symmetry_of_mean",
+        "visible_keys",
+    ]  # fmt: skip
+    torch.testing.assert_close(torch.tensor(frame["entropy_of_mean"]), metrics.entropy(result).flatten())
+    own = result.to_frame("layer", metrics={"two sinks": lambda one: metrics.sink_rate(one, 2)})
+    torch.testing.assert_close(torch.tensor(own["two sinks_of_mean"]), metrics.sink_rate(result, 2).mean(-1))
+    with pytest.raises(ValueError, match=r"metrics must hold locality, .*got 'nearness'"):
+        result.to_frame(metrics=["nearness"])
+    with pytest.raises(ValueError, match=r"one number per matrix, \(3, 2\), but monotonicity gives \(3, 2, 2\)"):
+        result.to_frame(metrics=["monotonicity"])

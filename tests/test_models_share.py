@@ -9,8 +9,8 @@ from torch import nn
 
 from pelocality.encodings import ALiBi
 from pelocality.models import attach, position_share, positional_attention
+from pelocality.models._text import TextSums
 from pelocality.models.families import architecture
-from pelocality.models.share import _Sums
 from tests.families import FAMILIES, UNKNOWN, same, state, tiny, tokens
 from tests.test_models_words import byte_level, wordpiece
 
@@ -24,10 +24,10 @@ def batches(count, size=4, length=N, seed=0):
 def share_of(matrices, causal=False):
     """Return the share of attention matrices (sentence, n, n) over all tokens."""
     n = matrices.shape[-1]
-    sums = _Sums(1, 1)
+    sums = TextSums(1, 1)
     pairs = torch.ones(len(matrices), n, n, dtype=torch.bool)
     sums.add(0, matrices[:, None], pairs.tril() if causal else pairs)
-    return float(sums.result()[0])
+    return float(sums.share())
 
 
 def slow_share(matrices, masks):
@@ -99,10 +99,10 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
     masks = torch.zeros(6, N, N, dtype=torch.bool)
     for sentence, (start, stop) in enumerate([(0, 9), (1, 8), (1, 5), (0, 4), (2, 9), (0, 2)]):
         masks[sentence, start:stop, start:stop] = True
-    sums = _Sums(1, 1)
+    sums = TextSums(1, 1)
     for matrix, mask in zip(matrices, masks, strict=True):
         sums.add(0, matrix[None, None], mask[None])
-    assert float(sums.result()[0]) == pytest.approx(slow_share(matrices, masks), abs=1e-12)
+    assert float(sums.share()) == pytest.approx(slow_share(matrices, masks), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -142,9 +142,7 @@ def test_special_tokens_around_a_sentence_are_those_of_the_tokenizer(kind, expec
 
 
 def test_too_few_shared_words_raise_with_both_vocabulary_sizes():
-    with pytest.raises(
-        ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14; is this the model's"
-    ):
+    with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14"):
         choose_words(model_for(wordpiece()), byte_level(), 64, 0)
     with pytest.raises(ValueError, match="words=64 is more than the 4 words in this vocabulary"):
         choose_words(model_for(wordpiece()), wordpiece(), 64, 0)

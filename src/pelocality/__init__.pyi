@@ -28,14 +28,16 @@ from .encodings import (
     biased_attention as biased_attention,
 )
 from .evaluation import (
-    compare_head_types as compare_head_types,
-    dependency_accuracy as dependency_accuracy,
-    dependency_distances as dependency_distances,
     evaluate as evaluate,
     evaluate_minimal_pairs as evaluate_minimal_pairs,
     log_likelihood as log_likelihood,
     paper_table as paper_table,
     pseudo_log_likelihood as pseudo_log_likelihood,
+)
+from .evaluation.dependencies import (
+    compare_head_types as compare_head_types,
+    dependency_accuracy as dependency_accuracy,
+    dependency_distances as dependency_distances,
 )
 from .metrics import (
     Measurement as Measurement,
@@ -72,6 +74,7 @@ from .models import (
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,
+    text_average as text_average,
 )
 from .probes import (
     constituency_shuffling as constituency_shuffling,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +18,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Corpus(Generic[T]):
     """Sentences or pairs, read lazily, again from the start at each pass.
 
@@ -29,18 +32,15 @@ class Corpus(Generic[T]):
         read: Function from the content of a record and its place (``"snli/dev.jsonl:7"``) to an item, or to `Dropped`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        records: Callable[[], Iterator[Record]],
-        read: Callable[[Any, str], T | Dropped],
-    ) -> None:
-        self.name = name
-        self.records = records
-        # with the folder: a file name alone ("dev.jsonl") does not distinguish the sentences of two corpora
-        self._short_name = "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_file() else name
-        self.dropped: Counter[str] = Counter()
-        self._read = read
+    name: str
+    records: Callable[[], Iterator[Record]]
+    read: Callable[[Any, str], T | Dropped]
+    dropped: Counter[str] = field(default_factory=Counter, init=False)
+
+    @functools.cached_property
+    def _short_name(self) -> str:
+        """The name with its folder: a file name alone ("dev.jsonl") does not distinguish two corpora."""
+        return "/".join(Path(self.name).resolve().parts[-2:]) if Path(self.name).is_file() else self.name
 
     def parse(self, record: Record) -> T | Dropped:
         """Parse one record.
@@ -56,12 +56,13 @@ class Corpus(Generic[T]):
         """
         line, content = record
         try:
-            return self._read(content, f"{self._short_name}:{line}")
+            return self.read(content, f"{self._short_name}:{line}")
         except ValueError as error:
             raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
     def __iter__(self) -> Iterator[T]:
         dropped: Counter[str] = Counter()
+        record = None
         for record in self.records():
             item = self.parse(record)
             if isinstance(item, Dropped):
@@ -69,8 +70,24 @@ class Corpus(Generic[T]):
             else:
                 yield item
         self.dropped = dropped
+        if record is None:
+            logger.warning("%s: nothing to read in it", self.name)
         if dropped:
             logger.info("%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in dropped.items()))
+
+    def __getitem__(self, index: int) -> T:
+        """Return an item, reading up to it."""
+        if not isinstance(index, int) or index < 0:
+            raise TypeError(f"a corpus gives single items from 0 on, got {index!r}; list(corpus) gives all")
+        for item in itertools.islice(self, index, None):
+            return item
+        raise IndexError(f"corpus {self.name!r} has no item {index}")
+
+    def __len__(self) -> int:
+        raise TypeError("a corpus is as long as what can be read of it; len(list(corpus)) reads it")
+
+    def __bool__(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r})"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import Any
 
 from pelocality.corpora.sentence import Constituent, Constituents, Dependencies, Sentence
 from pelocality.corpora.spacing import unescape
 
-if TYPE_CHECKING:
-    from nltk import Tree
-
+# a bracket with its label and, at a leaf, its word and the closing bracket; else a closing bracket or a stray word
+_NODE = re.compile(r"\(\s*([^\s()]*)\s*([^\s()]*)\s*(\)?)|(\)|[^\s()]+)")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
 _BINARY = (
-    "a bracketed tree must have a label in each node and each word in a node of its own, such as (NP (DT the) (NN "
-    "dog)), got {what!r}; if this is a binary parse without labels (sentence1_binary_parse of SNLI), take the field "
-    "with the labelled one (sentence1_parse)"
+    "a bracketed tree must have a label in each node and each word in a node of its own, got {what!r}; if this is a "
+    "binary parse without labels (sentence1_binary_parse of SNLI), take the labelled one (sentence1_parse)"
 )
+
+
+class SeveralWordsError(ValueError):
+    """A node of a tree holds a word beside something else."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -60,38 +63,35 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         >>> words, [(c.start, c.end, c.labels) for c in phrases.spans]
         (('The', 'dog', 'ran'), [(0, 3, ('S',)), (0, 2, ('NP',)), (2, 3, ('VP',))])
     """
-    from nltk import Tree
-
-    tree = Tree.fromstring(bracketed)
     if _looks_binary(bracketed):
-        raise ValueError(_BINARY.format(what=" ".join(bracketed.split())[:60]))
-    tagged: list[tuple[str, str]] = []
-    found: list[tuple[int, int, str]] = []
-    _collect(tree, True, tagged, found)
-    chains: dict[tuple[int, int], tuple[str, ...]] = {}
+        raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
+    words: list[str] = []
+    tags: list[str] = []
+    found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
+    unclosed: list[list[Any]] = []
+    for label, word, closes, other in _NODE.findall(bracketed):
+        if other == ")" and unclosed:
+            unclosed.pop()[1] = len(words)
+        elif other == ")" or (not unclosed and (words or found)):
+            raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
+        elif word and not closes:
+            raise SeveralWordsError(_BINARY.format(what=bracketed.strip()[:60]))
+        elif other or (not label and (words or any(phrase[2] for phrase in found))):
+            raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
+        elif word and label != "-NONE-":
+            words.append(unescape(word))
+            tags.append(label)
+        elif not (word or closes):
+            unclosed.append([len(words), 0, label])
+            found.append(unclosed[-1])
+    if unclosed or not (words or found):
+        raise ValueError(f"a bracketed tree must be one tree with matching brackets, {len(unclosed)} are not closed")
+    chains = defaultdict(list)
     for start, end, label in found:
-        chains[start, end] = (*chains.get((start, end), ()), label)
-    spans = tuple(Constituent(start, end, labels) for (start, end), labels in chains.items())
-    tags = tuple(tag for _, tag in tagged)
-    return tuple(word for word, _ in tagged), Constituents(spans, source, tags, bracketed, automatic)
-
-
-def _collect(node: Tree, top: bool, tagged: list[tuple[str, str]], found: list[tuple[int, int, str]]) -> None:
-    """Append the words of a node with their tags, and its phrases from the outermost in, to the two lists."""
-    label = node.label()
-    if label == "-NONE-":
-        return
-    words = [child for child in node if isinstance(child, str)]
-    if len(node) == len(words) == 1:
-        tagged.append((unescape(words[0]), label))
-        return
-    if words or (not label and not top):
-        raise ValueError(_BINARY.format(what=" ".join(str(node).split())[:60]))
-    place, start = len(found), len(tagged)
-    for child in node:
-        _collect(child, top and label in _ROOTS and len(node) == 1, tagged, found)
-    if start < len(tagged) and label not in _ROOTS:
-        found.insert(place, (start, len(tagged), category(label)))
+        if start < end and label not in _ROOTS:
+            chains[start, end].append(category(label))
+    spans = tuple(Constituent(start, end, tuple(labels)) for (start, end), labels in chains.items())
+    return tuple(words), Constituents(spans, source, tuple(tags), bracketed, automatic)
 
 
 def _looks_binary(bracketed: str) -> bool:
@@ -122,12 +122,21 @@ def dependency_constituents(dependencies: Dependencies) -> Constituents:
         >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
         [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
     """
-    spans = []
-    for word, relation in enumerate(dependencies.relations):
-        inside = dependencies.subtree(word)
-        start, end = min(inside), max(inside) + 1
-        if len(inside) == end - start > 1:
-            spans.append(Constituent(start, end, (relation,)))
+    n = len(dependencies.heads)
+    first, last, size = list(range(n)), list(range(n)), [1] * n
+    order = [word for word, head in enumerate(dependencies.heads) if head == 0]
+    for word in order:  # grows while it is read: a word before its dependents
+        order += dependencies.children[word]
+    for word in reversed(order):
+        head = dependencies.heads[word] - 1
+        if head >= 0:
+            first[head], last[head] = min(first[head], first[word]), max(last[head], last[word])
+            size[head] += size[word]
+    spans = [
+        Constituent(first[word], last[word] + 1, (dependencies.relations[word],))
+        for word in order
+        if size[word] == last[word] - first[word] + 1 > 1
+    ]
     spans.sort(key=lambda c: (c.start, -c.end))
     return Constituents(tuple(spans), f"dependency subtrees of {dependencies.source}", automatic=dependencies.automatic)
 

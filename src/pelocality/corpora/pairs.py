@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import math
-import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from pelocality.corpora._corpus import Corpus, file_corpus
-from pelocality.corpora._records import Record, brief, field, identifier, json_lines, json_object, table_rows
-from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
+from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
@@ -31,8 +30,8 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
     Returns:
         The pairs, read lazily, text spaced as in ``sentence1`` and ``sentence2``. Pairs without a gold label
-        (``-``, empty or missing) and pairs whose text and parse disagree are dropped and counted. The
-        constituents are the Stanford parser's, not gold.
+        (``-``, empty or missing), pairs whose text and parse disagree and pairs with a node of several words in
+        their parse (``(NN ice cream)``) are dropped and counted. The constituents are the Stanford parser's, not gold.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -65,6 +64,8 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
             words, constituents = parse_bracketed(parses[name], f"{name}_parse of {where}", automatic=True)
+        except SeveralWordsError:
+            return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
         found = align(words, texts[name])
@@ -120,25 +121,12 @@ def read_pairs(
     features = getattr(source, "features", None)
     if label_names is None and label and features and hasattr(features.get(label), "names"):
         label_names = features[label].names
-    if label_names is not None:
-        if isinstance(label_names, str | Mapping) or not all(isinstance(name, str) for name in label_names):
-            raise TypeError(
-                f"label_names must be a list of names such as ['entailment', 'neutral'], got {brief(label_names)}"
-            )
-        label_names = tuple(label_names)
+    if isinstance(label_names, str | Mapping) or not all(isinstance(name, str) for name in label_names or ()):
+        raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    return _row_corpus(
-        source,
-        fields=(premise, hypothesis, label, uid),
-        parser=parser,
-        label_names=label_names,
-        language=language_code(language),
-    )
-
-
-def _row_corpus(source: Any, **options: Any) -> Corpus[Pair]:
-    """Return the corpus of a file or of rows in memory."""
+    options: dict[str, Any] = {"parser": parser, "label_names": label_names, "language": language_code(language)}
+    options["fields"] = (premise, hypothesis, label, uid)
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
         if suffix in (".jsonl", ".json"):
@@ -147,18 +135,12 @@ def _row_corpus(source: Any, **options: Any) -> Corpus[Pair]:
             return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), _read_row, **options)
         raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
-    if isinstance(source, Iterator):
-        raise TypeError(f"source must be an iterable that can be read again, got a {name}; make it a list")
-    if isinstance(source, Mapping):
-        raise TypeError(f"source must be a file or rows, got a {name} of {brief(list(source))}; choose one of them?")
-    if not isinstance(source, Iterable):
-        raise TypeError(f"source must be a file or an iterable of mappings, got {name}")
-    return Corpus(name, functools.partial(_numbered, source), functools.partial(_read_row, **options))
-
-
-def _numbered(source: Any) -> Iterator[Record]:
+    if isinstance(source, Iterator | Mapping) or not isinstance(source, Iterable):
+        raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
-    return enumerate(source.to_dict("records") if hasattr(source, "iterrows") else source, 1)
+    rows: Any = source
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
+    return Corpus(name, functools.partial(enumerate, rows, 1), functools.partial(_read_row, **options))
 
 
 def _read_row(
@@ -166,7 +148,7 @@ def _read_row(
     where: str,
     fields: tuple[str, str, str | None, str | None],
     parser: Parser | None,
-    label_names: tuple[str, ...] | None,
+    label_names: Sequence[str] | None,
     language: str,
     in_lines: bool = False,
 ) -> Pair | Dropped:
@@ -187,29 +169,24 @@ def _read_row(
     return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
-def _label(value: Any, names: tuple[str, ...] | None) -> str | None:
+def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
+    import pandas as pd
+
     if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
-    if isinstance(value, str):
-        if value.strip() in ("", "-", "-1"):
-            return None
-        if names is None or value in names:
-            return value
-        if not re.fullmatch(r"\d+(\.0+)?", value.strip()):
-            raise ValueError(f"label {value!r} must be one of label_names= {list(names)}, or its number")
-        value = float(value)
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # pandas has these two and NaN
+    text = str(value).strip()
+    if text in ("", "-", "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return None
-    if not isinstance(value, numbers.Real) or not (math.isnan(value) or float(value).is_integer()):
-        raise ValueError(f"a label must be a name or a whole number, got {brief(value)}")
-    if math.isnan(value) or value == -1:
-        return None
-    number = int(float(value))
-    if names is None or not 0 <= number < len(names):
-        known = "pass label_names=, such as ['entailment', ...]" if names is None else f"label_names= has {list(names)}"
-        raise ValueError(f"label {number} has no name; {known}")
-    return names[number]
+    if isinstance(value, str) and (names is None or value in names):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1
+    if names is None or number not in range(len(names)):
+        raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
+    return names[int(number)]
 
 
 def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pelocality.corpora.constituents import parse_bracketed
 from pelocality.corpora.sentence import Dependencies, Sentence
+from pelocality.corpora.spacing import align
 
 
-def _import(package: str) -> types.ModuleType:
+@functools.cache
+def _pipeline(package: str, model: str, **options: Any) -> Any:
+    """Return a pipeline, loaded on the first text; parsers do not hold it, so that they can be sent to processes."""
     try:
-        return importlib.import_module(package)
+        module = importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"parsing plain text with {package} needs it: pip install {package}") from error
+    try:
+        return module.load(model) if package == "spacy" else module.Pipeline(model, **options)
+    except OSError as error:
+        raise ImportError(f"model {model!r} is not an installed spaCy pipeline: {error}") from error
 
 
-class _LazyParser:
-    """A parser that loads its pipeline on the first text and leaves it out of pickles: each process loads its own."""
-
-    _pipeline: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_pipeline"}
-
-
-class SpacyParser(_LazyParser):
+@dataclass(frozen=True)
+class SpacyParser:
     """Dependencies of plain text by a spaCy pipeline.
 
     English pipelines name relations by the CLEAR scheme (``dobj``, ``nsubjpass``), which the rules of
@@ -42,30 +42,20 @@ class SpacyParser(_LazyParser):
         ImportError: On the first text: spaCy or the pipeline is not installed.
     """
 
-    def __init__(self, model: str = "en_core_web_sm") -> None:
-        self.model = model
+    model: str = "en_core_web_sm"
 
     def __call__(self, texts: Sequence[str]) -> list[Sentence]:
         """Return one sentence per text, also where spaCy finds several."""
-        if self._pipeline is None:
-            spacy = _import("spacy")
-            try:
-                self._pipeline = spacy.load(self.model)
-            except OSError as error:
-                raise ImportError(f"model {self.model!r} is not an installed spaCy pipeline: {error}") from error
-        return [self._sentence(doc) for doc in self._pipeline.pipe(texts)]
+        return [self._sentence(doc) for doc in _pipeline("spacy", self.model).pipe(texts)]
 
     def _sentence(self, doc: Any) -> Sentence:
         # spaCy has tokens for runs of spaces; they are spacing, not words
         tokens = [token for token in doc if not token.is_space]
         place = {token.i: k for k, token in enumerate(tokens, 1)}
-        spaces = []
-        for k, token in enumerate(tokens):
-            following = tokens[k + 1].idx if k + 1 < len(tokens) else token.idx + len(token)
-            spaces.append(doc.text[token.idx + len(token) : following])
+        words, spaces = align([token.text for token in tokens], doc.text) or ((), ())
         return Sentence(
-            tuple(token.text for token in tokens),
-            tuple(spaces),
+            words,
+            spaces,
             language=doc.lang_,
             dependencies=Dependencies(
                 tuple(0 if token.head.i == token.i else place.get(token.head.i, 0) for token in tokens),
@@ -79,7 +69,8 @@ class SpacyParser(_LazyParser):
         )
 
 
-class StanzaParser(_LazyParser):
+@dataclass(frozen=True)
+class StanzaParser:
     """Universal Dependencies, and constituents where its models have them, of plain text by stanza.
 
     Args:
@@ -93,24 +84,16 @@ class StanzaParser(_LazyParser):
         ImportError: On the first text: stanza is not installed.
     """
 
-    def __init__(self, language: str = "en", processors: str | None = None) -> None:
-        self.language = language
-        default = "tokenize,mwt,pos,lemma,depparse" + (",constituency" if language == "en" else "")
-        self.processors = processors or default
+    language: str = "en"
+    processors: str | None = None
 
     def __call__(self, texts: Sequence[str]) -> list[Sentence]:
         """Return one sentence per text."""
-        if self._pipeline is None:
-            stanza = _import("stanza")
-            self._pipeline = stanza.Pipeline(
-                self.language,
-                processors=self.processors,
-                tokenize_no_ssplit=True,
-                download_method=None,
-                verbose=False,
-            )
+        default = "tokenize,mwt,pos,lemma,depparse" + (",constituency" if self.language == "en" else "")
+        options = {"tokenize_no_ssplit": True, "download_method": None, "verbose": False}
+        pipeline = _pipeline("stanza", self.language, processors=self.processors or default, **options)
         # one text at a time: without sentence splitting, stanza separates joined texts at blank lines only
-        return [self._sentence(self._pipeline(" ".join(text.split()))) for text in texts]
+        return [self._sentence(pipeline(" ".join(text.split()))) for text in texts]
 
     def _sentence(self, doc: Any) -> Sentence:
         words: list[Any] = []

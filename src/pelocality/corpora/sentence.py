@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pelocality.corpora.spacing import is_glued, is_punctuation, join, spaces_by_rule
+from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
 if TYPE_CHECKING:
     import nltk
@@ -176,28 +177,20 @@ class Sentence:
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
         if not self.spaces:
-            tags = self.constituents.tags if self.constituents else None
-            object.__setattr__(self, "spaces", spaces_by_rule(self.words, tags))
+            object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
             object.__setattr__(self, "spacing", "rule")
-        self._check_lengths()
-        self._check_spans()
+        self._check_layers()
 
-    def _check_lengths(self) -> None:
+    def _check_layers(self) -> None:
         n = len(self.words)
-        layers: dict[str, Sequence[Any] | None] = {"spaces": self.spaces}
-        if self.constituents:
-            layers["constituents.tags"] = self.constituents.tags
-        if self.dependencies:
-            for name in ("heads", "relations", "upos", "features"):
-                layers[f"dependencies.{name}"] = getattr(self.dependencies, name)
-            if not all(0 <= head <= n for head in self.dependencies.heads):
-                raise ValueError(f"dependencies.heads must lie in 0..{n}, in sentence {self.uid!r} one does not")
+        layers = {"spaces": self.spaces, "constituents.tags": getattr(self.constituents, "tags", None)}
+        for name in ("heads", "relations", "upos", "features"):
+            layers[f"dependencies.{name}"] = getattr(self.dependencies, name, None)
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
-
-    def _check_spans(self) -> None:
-        n = len(self.words)
+        if self.dependencies and not all(0 <= head <= n for head in self.dependencies.heads):
+            raise ValueError(f"dependencies.heads must lie in 0..{n}, in sentence {self.uid!r} one does not")
         spans = [(start, end) for start, end, _ in self.multiword_tokens]
         spans += [(c.start, c.end) for c in (self.constituents.spans if self.constituents else ())]
         for frame in self.frames or ():
@@ -206,22 +199,31 @@ class Sentence:
             if not 0 <= start < end <= n:
                 raise ValueError(f"spans must lie within the {n} words, got [{start}, {end}) in {self.uid!r}")
 
+    @property
+    def _tags(self) -> Sequence[str] | None:
+        """Penn Treebank tags, as far as they tell what a quote is."""
+        if self.constituents is not None and self.constituents.tags is not None:
+            return self.constituents.tags
+        upos = self.dependencies.upos if self.dependencies else None
+        return upos and ["POS" if tag == "PART" else "" for tag in upos]
+
     @functools.cached_property
     def surface_tokens(self) -> tuple[tuple[int, int], ...]:
         """The surface tokens, ``(start, end)`` over ``words``: the units that perturbations move; no punctuation."""
         bound = {i for start, end, _ in self.multiword_tokens for i in range(start, end - 1)}
-        found, start = [], 0
-        for i in range(len(self.words)):
-            last = i + 1 == len(self.words)
-            if not last and (i in bound or is_glued(self.words[i], self.spaces[i], self.words[i + 1])):
-                continue
-            first, end, start = start, i + 1, i + 1
-            while first < end and first not in bound and is_punctuation(self.words[first]):
-                first += 1
-            while first < end and end - 2 not in bound and is_punctuation(self.words[end - 1]):
+        gaps = zip(self.words, self.spaces, self.words[1:], strict=False)
+        inner = (i + 1 for i, gap in enumerate(gaps) if i not in bound and not is_glued(*gap))
+        moved = [not is_punctuation(word) for word in self.words]
+        for i in possessives(self.words, self._tags):
+            moved[i] = i > 0 and not self.spaces[i - 1]
+        found = []
+        for start, end in itertools.pairwise([0, *inner, len(self.words)]):
+            while start < end and start not in bound and not moved[start]:
+                start += 1
+            while start < end and end - 2 not in bound and not moved[end - 1]:
                 end -= 1
-            if first < end:
-                found.append((first, end))
+            if start < end:
+                found.append((start, end))
         return tuple(found)
 
     def surface(self, start: int, end: int) -> str:
@@ -245,14 +247,13 @@ class Sentence:
     @property
     def provenance(self) -> str:
         """One line that names the sources of words, spaces and structure."""
-        parts = [self.source or "unknown source", f"spacing: {self.spacing}"]
-        if self.constituents:
-            parts.append(f"constituents: {self.constituents.source}")
-        if self.dependencies:
-            parts.append(f"dependencies: {self.dependencies.source}")
-        if self.frames:
-            parts.append(f"frames: {self.frames[0].source}")
-        return "; ".join(parts)
+        layers = {
+            "constituents": self.constituents,
+            "dependencies": self.dependencies,
+            "frames": self.frames[0] if self.frames else None,
+        }
+        named = [f"{name}: {layer.source}" for name, layer in layers.items() if layer]
+        return "; ".join([self.source or "unknown source", f"spacing: {self.spacing}", *named])
 
     def replaced(self, replacements: Sequence[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:
         """Return the text with some spans replaced; everything around them, spaces too, stays.
@@ -272,12 +273,10 @@ class Sentence:
         end = len(self.words) if end is None else end
         pieces, gaps = [], []
         for first, last, text in [*replacements, (end, end, "")]:
-            if start < first:
-                pieces.append(self.surface(start, first))
-                gaps.append(self.spaces[first - 1])
-            if first < last:
-                pieces.append(text)
-                gaps.append(self.spaces[last - 1])
+            for a, b, piece in ((start, first, self.surface(start, first)), (first, last, text)):
+                if a < b:
+                    pieces.append(piece)
+                    gaps.append(self.spaces[b - 1])
             start = last
         return join(pieces, gaps)
 
@@ -304,9 +303,6 @@ class Pair:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for side in ("premise", "hypothesis"):
-            if not isinstance(getattr(self, side), Sentence):
-                raise TypeError(
-                    f"{side} must be a pelocality.corpora.Sentence, got {type(getattr(self, side)).__name__}; "
-                    "read_pairs makes them from plain text"
-                )
+        for side, given in (("premise", self.premise), ("hypothesis", self.hypothesis)):
+            if not isinstance(given, Sentence):
+                raise TypeError(f"{side} must be a Sentence, got {type(given).__name__}; read_pairs makes them of text")

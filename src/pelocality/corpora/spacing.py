@@ -13,42 +13,15 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# Penn Treebank escapes, which may also occur inside a token (":-RRB-" is ":)")
-_ESCAPES = {
-    "-LRB-": "(",
-    "-RRB-": ")",
-    "-LSB-": "[",
-    "-RSB-": "]",
-    "-LCB-": "{",
-    "-RCB-": "}",
-    "\\/": "/",
-    "\\*": "*",
-}
-_QUOTES = {
-    "``": ('"', "“", "„", "``", "''", "«"),
-    "''": ('"', "”", "“", "''", "»"),
-    "`": ("'", "‘", "`"),
-    "'": ("'", "’", "‘"),
-    '"': ('"', "“", "”", "''", "``"),
-}
-_OPENING = frozenset({"``", "`", "“", "„", "‘", "«"})
-_CLOSING = frozenset({"''", "”", "»"})
+_DOUBLE = ('"', "“", "”", "„", "``", "''", "«", "»")
+_SINGLE = ("'", "’", "‘", "`")
+_QUOTES = dict.fromkeys(("``", "''", '"'), _DOUBLE) | dict.fromkeys(("`", "'"), _SINGLE)
+# whether a quote opens, where its form tells it
+_SIDES = dict.fromkeys(("``", "`", "“", "„", "‘", "«"), True) | dict.fromkeys(("''", "”", "»"), False)
 _DASHES = frozenset({"--", "---", "–", "—"})
 _ELLIPSIS = re.compile(r"\.{2,}|…")
 # scripts without spaces between words: there, a missing space does not mean that a word continues
-_UNSPACED = (
-    "CJK",
-    "HIRAGANA",
-    "KATAKANA",
-    "THAI",
-    "LAO",
-    "KHMER",
-    "MYANMAR",
-    "BOPOMOFO",
-    "TIBETAN",
-    "IDEOGRAPHIC",
-    "FULLWIDTH",
-)
+_UNSPACED = re.compile("CJK|HIRAGANA|KATAKANA|THAI|LAO|KHMER|MYANMAR|BOPOMOFO|TIBETAN|IDEOGRAPHIC|FULLWIDTH")
 
 
 def unescape(token: str) -> str:
@@ -66,10 +39,12 @@ def unescape(token: str) -> str:
     """
     if token in ("``", "''", "`"):
         return "'" if token == "`" else '"'
-    if "-" in token or "\\" in token:
-        for escape, plain in _ESCAPES.items():
-            token = token.replace(escape, plain)
-    return token
+    if "B-" in token:  # an escape may also occur inside a token (":-RRB-" is ":)")
+        from nltk.tokenize.treebank import TreebankWordDetokenizer
+
+        for escape, plain in TreebankWordDetokenizer.CONVERT_PARENTHESES:
+            token = escape.sub(plain, token)
+    return token.replace("\\/", "/").replace("\\*", "*")
 
 
 def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -89,11 +64,10 @@ def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str,
     text = text.strip()
     surfaces, spaces, position = [], [], 0
     for token in tokens:
-        surface = next(
-            (s for s in (token, unescape(token), *_QUOTES.get(token, ())) if text.startswith(s, position)),
-            None,
-        )
-        if not surface:
+        for surface in (token, unescape(token), *_QUOTES.get(token, ())):
+            if surface and text.startswith(surface, position):
+                break
+        else:
             return None
         position += len(surface)
         after = position
@@ -154,20 +128,23 @@ def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int,
     opens: dict[int, bool] = {}
     unclosed = {'"': False, "'": False}
     for i, token in enumerate(tokens):
-        if token not in _OPENING and token not in _CLOSING and token not in ('"', "'", "’"):
+        if token not in _SIDES and token not in ('"', "'", "’"):
             continue
-        kind = "'" if token in ("'", "’", "`", "‘") else '"'
-        tag = tags[i] if tags else ""
-        if token in _OPENING or token in _CLOSING:
-            opens[i] = token in _OPENING
-        elif tag in ("``", "''"):
-            opens[i] = tag == "``"
-        elif kind == "'" and (tag == "POS" or (not unclosed[kind] and i and tokens[i - 1][-1] in "sSzZxX")):
-            continue  # the dogs' bowl
-        else:
-            opens[i] = not unclosed[kind]
-        unclosed[kind] = opens[i]
+        kind, tag = "'" if token in _SINGLE else '"', tags[i] if tags else ""
+        opening = _SIDES.get(token, {"``": True, "''": False}.get(tag))
+        if opening is None:
+            if kind == "'" and (tag == "POS" or (not unclosed[kind] and i and tokens[i - 1][-1] in "sSzZxX")):
+                continue  # the dogs' bowl
+            opening = not unclosed[kind]
+        opens[i] = unclosed[kind] = opening
     return opens
+
+
+def possessives(tokens: Sequence[str], tags: Sequence[str] | None) -> list[int]:
+    """Return the places of apostrophes that are no quotes: the dogs' bowl."""
+    places = [i for i, token in enumerate(tokens) if token in ("'", "’")]
+    quotes = _quote_sides(tokens, tags) if places else {}
+    return [i for i in places if i not in quotes]
 
 
 def is_punctuation(word: str) -> bool:
@@ -198,7 +175,7 @@ def is_mark(character: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def _unspaced(character: str) -> bool:
-    return unicodedata.name(character, "").startswith(_UNSPACED)
+    return _UNSPACED.match(unicodedata.name(character, "")) is not None
 
 
 def _last_letter(word: str) -> str:
@@ -206,16 +183,24 @@ def _last_letter(word: str) -> str:
     return next((c for c in reversed(word) if not is_mark(c)), word[-1])
 
 
+@functools.lru_cache(maxsize=65536)
+def _separates(word: str) -> bool:
+    return word in _DASHES or _ELLIPSIS.fullmatch(word) is not None
+
+
 def is_glued(left: str, space: str, right: str) -> bool:
     """Return whether two neighbouring words belong to one surface token.
 
-    They do if there is no white space between them and their script has spaces between words.
+    They do if there is no white space between them, neither is a dash or an ellipsis, and their script has spaces
+    between words.
 
     Examples:
         >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
         (True, False, False)
     """
-    return not space and not _unspaced(_last_letter(left)) and not _unspaced(right[0])
+    if space or _separates(left) or _separates(right):
+        return False
+    return not _unspaced(_last_letter(left)) and not _unspaced(right[0])
 
 
 def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from reprlib import repr as brief
+from typing import Any
 
 from pelocality.corpora._corpus import Corpus, file_corpus
-from pelocality.corpora._records import Record, brief, checked, field, identifier, json_lines, json_object, text_lines
+from pelocality.corpora._records import Record, checked, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
 from pelocality.corpora.sentence import (
     Argument,
@@ -25,7 +26,6 @@ from pelocality.corpora.sentence import (
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -94,7 +94,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``.
+        ``SpaceAfter``. Those whose ``# text`` is not that of their words are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -126,12 +126,10 @@ def _conllu_records(path: Path) -> Iterator[Record]:
             yield numbers[0], "".join(texts)
 
 
-def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
+def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Dropped:
     import conllu
     from conllu.exceptions import ParseException
 
-    if all(line.startswith("#") for line in block.splitlines()):
-        raise ValueError("a sentence must have words, this one has only comments")
     try:
         tokens = conllu.parse(block)[0]
     except (ParseException, IndexError) as error:
@@ -142,8 +140,14 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
     words = [token for token in tokens if isinstance(token["id"], int)]
     if not words or [word["id"] for word in words] != list(range(1, len(words) + 1)):
         raise ValueError(f"words must be numbered 1, 2, 3 ..., got {brief([word['id'] for word in words])}")
-    heads = [checked(word["head"], f"the head of word {word['id']}", int, "a whole number") for word in words]
-    _check_heads(heads)
+    dependencies = Dependencies(
+        tuple(word["head"] for word in words),
+        tuple(word["deprel"] or "_" for word in words),
+        where,
+        tuple(word["upos"] or "_" for word in words),
+        tuple(dict(word["feats"] or {}) for word in words),
+    )
+    _check_tree(dependencies)
     forms = tuple(word["form"] for word in words)
     ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
     multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
@@ -151,7 +155,10 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
         if not 0 <= first < last - 1 < len(words):
             raise ValueError(f"a multiword token must span some of the {len(words)} words, got {first + 1}-{last}")
     tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
-    found = align([form for _, _, form in tokens_in_text], tokens.metadata.get("text") or "")
+    text = tokens.metadata.get("text")
+    found = align([form for _, _, form in tokens_in_text], text or "")
+    if text and found is None:
+        return Dropped("text and words disagree")
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(tokens_in_text):
         misc = ranges.get(first, words[first])["misc"] or {}
@@ -164,36 +171,20 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence:
         uid=tokens.metadata.get("sent_id") or where,
         language=language,
         multiword_tokens=multiword_tokens,
-        dependencies=Dependencies(
-            tuple(heads),
-            tuple(word["deprel"] or "_" for word in words),
-            where,
-            tuple(word["upos"] or "_" for word in words),
-            tuple(dict(word["feats"] or {}) for word in words),
-        ),
+        dependencies=dependencies,
         source=where,
     )
 
 
-def _check_heads(heads: Sequence[int]) -> None:
+def _check_tree(layer: Dependencies) -> None:
     """Refuse heads that do not make a tree: every word must lead to a root."""
-    n = len(heads)
-    for word, head in enumerate(heads, 1):
-        if not 0 <= head <= n:
-            raise ValueError(f"the head of word {word} must lie in 0..{n}, got {head}")
-        if head == word:
-            raise ValueError(f"word {word} must not be its own head; a root has the head 0")
-    if 0 not in heads:
-        raise ValueError("one word must be the root, with the head 0; none is")
-    rooted = {0}
-    for word in range(1, n + 1):
-        path: list[int] = []
-        while word not in rooted and word not in path:
-            path.append(word)
-            word = heads[word - 1]
-        if word not in rooted:
-            raise ValueError(f"every word must lead to the root, the heads of word {word} form a cycle")
-        rooted.update(path)
+    n = len(layer.heads)
+    for word, head in enumerate(layer.heads, 1):
+        if not isinstance(head, int) or not 0 <= head <= n:
+            raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {brief(head)}")
+    rooted = {word for root, head in enumerate(layer.heads) if head == 0 for word in layer.subtree(root)}
+    for word in sorted(set(range(n)) - rooted):
+        raise ValueError(f"every word must lead to a root, word {word + 1} does not, its head is {layer.heads[word]}")
 
 
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -223,26 +214,25 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     row = json_object(line)
     tokens = _listed(row, "tokens", str) if row.get("tokens") is not None else None
     words, constituents = _frames_tree(field(row, "tree", str, "a bracketed tree"), tokens, where)
-    found = None
+    spaces: tuple[str, ...] = ()
     if row.get("text") is not None:
         found = align(words, field(row, "text", str, "a text"))
         if found is None:
             return Dropped("text and words disagree")
+        words, spaces = found
     dependencies = None
     if row.get("head"):
-        heads = _listed(row, "head", int)
-        _check_heads(heads)
         upos = _listed(row, "upos", str) if row.get("upos") else None
-        dependencies = Dependencies(heads, _listed(row, "deprel", str), where, upos)
-    frames = field(row, "frames", list, "a list of objects")
+        dependencies = Dependencies(_listed(row, "head", int), _listed(row, "deprel", str), where, upos)
+        _check_tree(dependencies)
     return Sentence(
-        found[0] if found else words,
-        found[1] if found else (),
+        words,
+        spaces,
         uid=identifier(row, "id"),
         language=language,
         constituents=constituents,
         dependencies=dependencies,
-        frames=tuple(_frame(frame, where) for frame in frames),
+        frames=tuple(_frame(frame, where) for frame in field(row, "frames", list, "a list of objects")),
         source=where,
     )
 
@@ -251,27 +241,27 @@ def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple
     """Return the words, and the constituents if the words of the tree are the tokens."""
     try:
         words, constituents = parse_bracketed(tree, where)
-    except ValueError as error:
+    except ValueError:
         if tokens is None:
-            raise ValueError(f"field 'tree' does not parse: {error}") from error
-        words, constituents = (), None
-    if tokens is None or (len(words) == len(tokens) and align(words, "".join(tokens)) is not None):
-        return words if tokens is None else tokens, constituents
+            raise
+    else:
+        if tokens is None or (len(words) == len(tokens) and align(words, "".join(tokens)) is not None):
+            return tokens or words, constituents
     logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
     return tokens, None
 
 
-def _listed(row: Mapping[str, Any], name: str, kind: type[T]) -> tuple[T, ...]:
+def _listed(row: Mapping[str, Any], name: str, kind: type) -> tuple[Any, ...]:
     plural = "a list of texts" if kind is str else "a list of whole numbers"
     return tuple(checked(item, f"field {name!r}", kind, plural) for item in field(row, name, list, plural))
 
 
 def _frame(frame: Any, where: str) -> Frame:
     checked(frame, "a frame", dict, "an object with roleset and args")
-    roleset = field(frame, "roleset" if "roleset" in frame or "r" not in frame else "r", str, "a text")
-    name = "args" if "args" in frame or "a" not in frame else "a"
+    frame = {"roleset": frame.get("r"), "args": frame.get("a"), **frame}
+    roleset = field(frame, "roleset", str, "a text")
     arguments = []
-    for argument in field(frame, name, list, "a list of [role, start, end]"):
+    for argument in field(frame, "args", list, "a list of [role, start, end]"):
         if [type(part) for part in (argument if isinstance(argument, list) else ())] != [str, int, int]:
             raise ValueError(f"an argument of {roleset} must be [role, start, end], got {brief(argument)}")
         arguments.append(Argument(*argument))

@@ -4,19 +4,10 @@
 - ``paper_table``: several evaluations in the layout of the paper, as Markdown or LaTeX.
 - ``evaluate_minimal_pairs``: how often the original has the higher score.
 - ``pseudo_log_likelihood``, ``log_likelihood``: the score of a sentence from a masked and from a causal model.
-- ``dependency_accuracy``, ``compare_head_types``: which heads attend along which dependencies.
-- ``dependency_distances``: the distances between dependents and heads, per relation and language.
+- ``dependencies``: which heads attend along which dependencies, and how long dependencies are.
 """
 
 from pelocality.evaluation.classifiers import evaluate as evaluate
-from pelocality.evaluation.dependencies import (
-    DependencyAccuracy as DependencyAccuracy,
-    DependencyDistances as DependencyDistances,
-    HeadTypes as HeadTypes,
-    compare_head_types as compare_head_types,
-    dependency_accuracy as dependency_accuracy,
-    dependency_distances as dependency_distances,
-)
 from pelocality.evaluation.likelihood import (
     log_likelihood as log_likelihood,
     pseudo_log_likelihood as pseudo_log_likelihood,

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import pandas as pd
+import torch
 from torch import nn
 
 from pelocality.models._run import name_with_encoding
@@ -40,3 +41,10 @@ def by_columns(
         raise ValueError(f"by must name columns among {', '.join(map(str, examples))}, got {list(columns)}")
     groups = examples.groupby(list(columns), dropna=False)
     return pd.DataFrame([dict(zip(columns, values, strict=True)) | numbers(group) for values, group in groups])
+
+
+def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
+    """Return rows of numbers (rows, longest), padded on the right with a value."""
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(
+        device
+    )

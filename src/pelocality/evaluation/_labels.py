@@ -30,17 +30,11 @@ def class_names(config: Any, labels: Sequence[str] | None, probe_labels: Collect
     configured = [str(config.id2label[i]) for i in range(config.num_labels)]
     if labels is None:
         if any(_PLACEHOLDER.fullmatch(name) for name in configured):
-            raise ValueError(
-                f"the model's config calls its classes {', '.join(configured)}, which cannot be matched with the "
-                f"probe's labels {_listed(probe_labels)}; set config.id2label, or pass labels= in the order of the "
-                "logits"
-            )
-        return unique_names(configured)
+            raise ValueError(f"the model's classes {configured} match no labels; pass labels= in their order")
+        return given_names(configured)
     names = given_names(labels)
     if len(names) != len(configured):
-        raise ValueError(
-            f"labels must name the model's {len(configured)} classes, got {len(names)}: {', '.join(names)}"
-        )
+        raise ValueError(f"labels must name the model's {len(configured)} classes, got {len(names)}: {names}")
     expected = [normalised(name) for name in configured]
     if sorted(expected) == sorted(names) and expected != names:
         logger.warning("labels= orders the classes %s, the model's config %s; labels= is used", names, expected)
@@ -48,20 +42,20 @@ def class_names(config: Any, labels: Sequence[str] | None, probe_labels: Collect
 
 
 def given_names(labels: Sequence[str]) -> list[str]:
-    """Return the normalised names of classes given by the user, after refusing all but a list of strings."""
+    """Return the normalised names of classes, after refusing all but a list of different names."""
     if isinstance(labels, str) or not isinstance(labels, Iterable) or not all(isinstance(name, str) for name in labels):
         raise TypeError(f"labels must be a list of class names in the order of the logits, got {labels!r}")
-    return unique_names(labels)
+    plain = [normalised(name) for name in labels]
+    if len(set(plain)) < len(plain):
+        raise ValueError(f"class names must differ, got {', '.join(labels)}; pass labels= that differ, in their order")
+    return plain
 
 
 def check_match(classes: Collection[str], probe_labels: Collection[str]) -> None:
     """Refuse a model none of whose classes is a correct prediction for some label of the probe."""
     missing = [name for name in probe_labels if not any(is_correct(name, prediction) for prediction in classes)]
     if missing:
-        raise ValueError(
-            f"the probe's labels {_listed(missing)} match none of the model's classes {_listed(classes)}; pass labels= "
-            "with the probe's names in the order of the logits, or change the labels of the probe"
-        )
+        raise ValueError(f"the labels {sorted(missing)} match none of the classes {sorted(classes)}; pass labels=")
 
 
 def is_correct(label: str, prediction: str) -> bool:
@@ -75,17 +69,3 @@ def is_correct(label: str, prediction: str) -> bool:
     """
     both = {label, prediction}
     return label == prediction or (NOT_ENTAILMENT in both and bool(both & set(OTHERS)))
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """Return the normalised names of classes, after refusing names that become equal."""
-    plain = [normalised(name) for name in names]
-    if len(set(plain)) < len(plain):
-        raise ValueError(
-            f"class names must differ, got {', '.join(names)}; pass labels= that differ, in the order of the logits"
-        )
-    return plain
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))

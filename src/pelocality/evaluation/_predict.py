@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,7 @@ import torch
 from torch import nn
 
 from pelocality._checks import check_tokenizer, count
-from pelocality.evaluation._labels import (
-    ENTAILMENT,
-    NOT_ENTAILMENT,
-    OTHERS,
-    check_match,
-    class_names,
-    given_names,
-    normalised,
-)
+from pelocality.evaluation import _labels
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
@@ -44,15 +37,11 @@ class Classifier:
         batch_size: int,
         max_length: int | None,
     ) -> None:
-        config = pretrained(model).config
-        self.classes = class_names(config, labels, probe_labels)
-        check_match(self.classes, probe_labels)
+        self.classes = _labels.class_names(pretrained(model).config, labels, probe_labels)
+        _labels.check_match(self.classes, probe_labels)
         check_tokenizer(tokenizer)
         if batch_size > 1 and tokenizer.pad_token is None:
-            raise ValueError(
-                "tokenizer has no padding token, which batches need; set tokenizer.pad_token and "
-                "model.config.pad_token_id, or pass batch_size=1"
-            )
+            raise ValueError("no padding token; set tokenizer.pad_token and model.config.pad_token_id, or batch_size=1")
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
@@ -89,11 +78,8 @@ class Classifier:
         outputs = self.model(**inputs.to(device_of(inner)))
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
         if logits is None or logits.shape != (len(batch), len(self.classes)):
-            got = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
-            raise ValueError(
-                f"model must classify sequences, with logits ({len(batch)}, {len(self.classes)}); "
-                f"{type(self.model).__name__} returned {got}; load it with AutoModelForSequenceClassification"
-            )
+            got = None if logits is None else tuple(logits.shape)
+            raise ValueError(f"model must return logits {(len(batch), len(self.classes))}, as a classifier, got {got}")
         if logits.isnan().any():
             raise ValueError(f"{type(self.model).__name__} returned NaN logits; check its weights and precision")
         return logits.cpu()
@@ -104,36 +90,28 @@ class CallableClassifier:
 
     def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, probe_labels: set[str]) -> None:
         self.function = function
-        self.classes = None if labels is None else given_names(labels)
-        inference_names = {ENTAILMENT, NOT_ENTAILMENT, *OTHERS}
+        self.classes = None if labels is None else _labels.given_names(labels)
+        names = {_labels.ENTAILMENT, _labels.NOT_ENTAILMENT, *_labels.OTHERS}
         if self.classes is not None:
-            check_match(self.classes, probe_labels)
-            self.known = set(self.classes)
-        else:  # no known names without labels: then every name is accepted
-            self.known = inference_names if probe_labels and probe_labels <= inference_names else probe_labels
+            _labels.check_match(self.classes, probe_labels)
+        # no known names without labels: then every name is accepted
+        self.known = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
         self.truncated: set[Texts] = set()
 
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
         """Return the class of each text, in order; the probability is unknown."""
         found = self.function(*(list(column) for column in zip(*texts, strict=True)))
         if not hasattr(found, "__len__") or len(found) != len(texts):
-            size = len(found) if hasattr(found, "__len__") else type(found).__name__
-            raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {size}")
+            raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {brief(found)}")
         if all(isinstance(name, str) for name in found):
-            names = [normalised(name) for name in found]
+            names = [_labels.normalised(name) for name in found]
             unknown = set(names) - self.known if self.known else set()
             if unknown:
-                raise ValueError(
-                    f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; return the probe's "
-                    "labels, or pass labels= with all names that it may return"
-                )
+                raise ValueError(f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass labels=")
             return [(name, float("nan")) for name in names]
         scores = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
         if scores.ndim != 2 or not np.issubdtype(scores.dtype, np.number):
-            raise TypeError(
-                "model must return one label name for each text, or scores (texts, classes), got "
-                f"{type(found[0]).__name__} for each"
-            )
+            raise TypeError(f"model must return one label name for each text, or scores, got {brief(found)}")
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
         if np.isnan(scores).any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import check_confidence
 
 logger = logging.getLogger(__name__)
-_CHUNK = 2048  # rows in memory at a time; texts are sorted by length within
+_CHUNK = 1024  # texts given to a model at a time, sorted by length within
 _TEXTS = (("premise", "hypothesis"), ("sentence",))
 _SIDES = ("original_", "")  # prefixes of columns
 _NOT_COPIED = {f"{side}{name}" for side in _SIDES for name in ("premise", "hypothesis", "sentence", "provenance")}
@@ -106,35 +107,29 @@ def evaluate(
     else:
         raise TypeError(f"model must be a transformers model or a callable, got {type(model).__name__}")
     for prefix, predictions in zip(_SIDES, _predictions(classifier, probe, texts, progress), strict=True):
-        frame[f"{prefix}prediction"] = [name for name, _ in predictions]
-        frame[f"{prefix}probability"] = [probability for _, probability in predictions]
+        frame[f"{prefix}prediction"], frame[f"{prefix}probability"] = zip(*predictions, strict=True)
         both = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)
         frame[f"{prefix}correct"] = [None if label is None else is_correct(label, found) for label, found in both]
     frame["agrees"] = frame["prediction"] == frame["original_prediction"]
     if classifier.truncated:
         logger.warning("%d texts were truncated to the model's length", len(classifier.truncated))
-    return Evaluation(frame, name_of(model), _builder(probe), len(classifier.truncated), confidence, resamples, seed)
+    builders = ", ".join(probe.unique("builder")) if "builder" in probe.column_names else "dataset"
+    return Evaluation(frame, name_of(model), builders, len(classifier.truncated), confidence, resamples, seed)
 
 
 def _text_columns(probe: Any) -> tuple[str, ...]:
     """Return the columns of the perturbed texts, after checking that these and the originals exist."""
     if not isinstance(probe, datasets.Dataset):
-        raise TypeError(
-            f"probe must be a datasets.Dataset, such as pelocality.probes builds, got {type(probe).__name__}"
-        )
+        raise TypeError(f"probe must be a datasets.Dataset, such as of pelocality.probes, got {type(probe).__name__}")
     if "sentence_good" in probe.column_names:
         raise ValueError("probe holds minimal pairs, which have no labels; use evaluate_minimal_pairs")
-    for texts in _TEXTS:
-        if {*texts, *(f"original_{name}" for name in texts)} <= set(probe.column_names):
-            if not len(probe):
-                raise ValueError(
-                    "probe is empty; for a probe built by pelocality.probes, probe_info(probe).dropped has the reasons"
-                )
-            return texts
-    raise ValueError(
-        "probe must have premise and hypothesis, or sentence, and the same under original_, got columns "
-        f"{', '.join(probe.column_names)}"
-    )
+    texts = _TEXTS[0] if "premise" in probe.column_names else _TEXTS[1]
+    missing = {f"{side}{name}" for side in _SIDES for name in texts} - set(probe.column_names)
+    if missing:
+        raise ValueError(f"probe must have premise and hypothesis, or sentence, and originals; no {sorted(missing)}")
+    if not len(probe):
+        raise ValueError("probe is empty; probe_info(probe).dropped has the reasons if pelocality.probes built it")
+    return texts
 
 
 def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None) -> pd.DataFrame:
@@ -142,34 +137,25 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     frame = scalar_columns(probe, "probe", _NOT_COPIED, [name for name in _ADDED if name != groups])
     for one, other in (("label", "original_label"), ("original_label", "label")):
         if one in probe.column_names and other not in probe.column_names:
-            raise ValueError(
-                f"probe has {one} and no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])"
-            )
+            raise ValueError(f"no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])")
     for name in ("label", "original_label"):
         frame[name] = pd.Series(_labels(probe, name), index=frame.index, dtype=object)
     missing = frame[["label", "original_label"]].isna()
     if missing.any(axis=None) and not missing.all(axis=None):
-        raise ValueError(
-            f"probe has {int(missing.any(axis=1).sum())} rows without a label and others with one; remove them: "
-            "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
-        )
+        rule = "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
+        raise ValueError(f"probe has {missing.any(axis=1).sum()} rows without a label; remove them: {rule}")
     if groups is not None and groups not in probe.column_names:
-        raise ValueError(
-            f"groups must be a column of the probe, one of {', '.join(probe.column_names)}, got {groups!r}"
-        )
+        raise ValueError(f"groups must be a column of the probe, one of {probe.column_names}, got {groups!r}")
     originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
-    labelled = zip(originals, frame["original_label"], strict=True)
-    frame["original"] = [_digest(*sides, label or "") for sides, label in labelled]
+    # equal in every probe; the same uid may denote another text in another corpus
+    pairs = zip(originals, frame["original_label"], strict=True)
+    joined = ("\0".join((*sides, label or "")) for sides, label in pairs)
+    frame["original"] = [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in joined]
     values = list(frame["original"] if groups is None else probe.with_format(None)[groups])
     if any(value is None or not isinstance(value, Hashable) for value in values):
         raise ValueError(f"groups must be a column with one value in each row; {groups!r} has empty rows, or lists")
     frame["group"] = values
     return frame
-
-
-def _digest(*texts: str) -> str:
-    """Return a digest of an original, equal in every probe; the same uid may denote another text in another corpus."""
-    return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
 
 
 def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
@@ -181,37 +167,23 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
         values = [None if value is None or value < 0 else feature.int2str(value) for value in values]
     numbers = {value for value in values if value is not None and not isinstance(value, str)}
     if numbers:
-        raise ValueError(
-            f"labels of the probe must be names, got {sorted(numbers)[:3]} in {column!r}; cast the column: "
-            f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
-        )
+        advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
+        raise ValueError(f"labels of the probe must be names, got {sorted(numbers)[:3]}; cast the column: {advice}")
     return [None if value is None else normalised(value) for value in values]
 
 
 def _predictions(
     classifier: Classifier | CallableClassifier, probe: datasets.Dataset, texts: Sequence[str], progress: bool
-) -> tuple[list[Prediction], list[Prediction]]:
+) -> list[list[Prediction]]:
     """Return the predictions for the originals and for the perturbed texts; repeated texts are predicted once."""
-    both = [[f"{side}{name}" for name in texts] for side in _SIDES]
-    rows = probe.select_columns([name for names in both for name in names]).with_format(None)
-    found: tuple[list[Prediction], list[Prediction]] = ([], [])
-    bar = tqdm(total=len(rows), desc="evaluate", unit="example", delay=3, disable=not progress)
-    with bar:
-        for start in range(0, len(rows), _CHUNK):
-            chunk = rows[start : start + _CHUNK]
-            sides: list[list[Texts]] = [list(zip(*(chunk[name] for name in names), strict=True)) for names in both]
-            unique = list(dict.fromkeys([*sides[0], *sides[1]]))
-            wrong = next((text for pair in unique for text in pair if not isinstance(text, str)), "")
-            if wrong != "":
-                raise TypeError(f"the texts of the probe must be strings, got {wrong!r}; remove such rows")
-            predictions = dict(zip(unique, classifier(unique), strict=True))
-            for side, chosen in zip(found, sides, strict=True):
-                side.extend(predictions[text] for text in chosen)
-            bar.update(len(sides[0]))
-    return found
-
-
-def _builder(probe: datasets.Dataset) -> str:
-    """Return the names of the builders of a probe, or "dataset" without that column."""
-    names = probe.unique("builder") if "builder" in probe.column_names else []
-    return ", ".join(names) or "dataset"
+    columns = probe.with_format(None)
+    sides = [list(zip(*(columns[f"{side}{name}"] for name in texts), strict=True)) for side in _SIDES]
+    unique = list(dict.fromkeys(itertools.chain(*sides)))
+    for text in itertools.chain(*unique):
+        if not isinstance(text, str):
+            raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
+    found: dict[Texts, Prediction] = {}
+    for start in tqdm(range(0, len(unique), _CHUNK), desc="evaluate", delay=3, disable=not progress):
+        chunk = unique[start : start + _CHUNK]
+        found |= zip(chunk, classifier(chunk), strict=True)
+    return [[found[text] for text in side] for side in sides]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from pelocality._checks import check_tokenizer, count, flag
+from pelocality.evaluation._examples import padded
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
@@ -22,14 +22,8 @@ from pelocality.models.families import longest_input, pretrained
 Reduction = Literal["sum", "mean"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """The tokens of one row of a forward pass, and which positions are scored on which tokens."""
-
-    sentence: int
-    ids: list[int]
-    places: list[int]  # positions whose logits are used
-    targets: list[int]  # the tokens to predict there
+Row = tuple[int, list[int], list[int]]  # number of the sentence, ids, and the id to predict at each place or _NONE
+_NONE = -100
 
 
 def pseudo_log_likelihood(
@@ -86,17 +80,15 @@ def pseudo_log_likelihood(
     if within_word == "following" and not tokenizer.is_fast:
         raise ValueError("within_word='following' needs a fast tokenizer, which has word_ids()")
 
-    def copies(texts: Sequence[str]) -> Iterator[_Scored]:
+    def copies(texts: Sequence[str]) -> Iterator[Row]:
         for number, text in enumerate(texts):
             encoded = tokenizer(text, return_special_tokens_mask=True)
             ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
             words = encoded.word_ids() if within_word == "following" else range(len(ids))
             for place in (i for i, hidden in enumerate(special) if not hidden):
-                masked = [
-                    tokenizer.mask_token_id if i >= place and words[i] == words[place] else token
-                    for i, token in enumerate(ids)
-                ]
-                yield _Scored(number, masked, [place], [ids[place]])
+                masks = [i >= place and words[i] == words[place] for i in range(len(ids))]
+                masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
+                yield number, masked, [_NONE] * place + ids[place : place + 1]
 
     return _log_likelihood(model, tokenizer, _texts(sentences), copies, reduction, batch_size, progress)
 
@@ -150,18 +142,14 @@ def log_likelihood(
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
         raise ValueError(
-            "tokenizer has no beginning-of-sentence token; set tokenizer.bos_token to the token the model was trained "
-            "to begin with, or leave the first token of each text unscored: log_likelihood(..., beginning=False), "
-            "evaluate_minimal_pairs(..., score=functools.partial(log_likelihood, beginning=False))"
+            "tokenizer has no beginning-of-sentence token; set tokenizer.bos_token to that of the training, or pass "
+            "score=functools.partial(log_likelihood, beginning=False), which leaves the first token unscored"
         )
 
-    def once(texts: Sequence[str]) -> Iterator[_Scored]:
+    def once(texts: Sequence[str]) -> Iterator[Row]:
         for number, text in enumerate(texts):
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            if beginning:
-                ids = [first, *ids]
-            if ids:
-                yield _Scored(number, ids, list(range(len(ids) - 1)), ids[1:])
+            ids = [first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"]
+            yield number, ids or [0], ids[1:]
 
     return _log_likelihood(model, tokenizer, _texts(sentences), once, reduction, batch_size, progress)
 
@@ -177,15 +165,16 @@ def _log_likelihood(
     stream = passes([texts[i] for i in order])
     with bar, inference(model):
         while batch := list(islice(stream, batch_size)):
-            if longest and max(len(one.ids) for one in batch) > longest:
+            if longest and max(len(ids) for _, ids, _ in batch) > longest:
                 raise ValueError(f"a text has more tokens than the {longest} the model can read; remove long texts")
-            logits = _logits(model, tokenizer, [one.ids for one in batch])  # (batch, n, vocabulary)
-            for row, one in enumerate(batch):
-                scores = logits[row, one.places].double().log_softmax(-1)  # (scored, vocabulary)
-                chosen = scores.gather(1, torch.tensor(one.targets, dtype=torch.long, device=scores.device)[:, None])
-                total[order[one.sentence]] += chosen.sum().cpu()
-                tokens[order[one.sentence]] += len(one.targets)
-            bar.update(batch[-1].sentence + 1 - bar.n)
+            logits = _logits(model, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
+            targets = padded([ids for _, _, ids in batch], _NONE, logits.device)  # (batch, at most n)
+            for (number, *_), row, wanted in zip(batch, logits, targets, strict=True):
+                places = wanted != _NONE
+                loss = nn.functional.cross_entropy(row[: len(wanted)][places].double(), wanted[places], reduction="sum")
+                total[order[number]] -= loss.cpu()
+                tokens[order[number]] += int(places.sum())
+            bar.update(batch[-1][0] + 1 - bar.n)
     total[tokens == 0] = torch.nan
     summed: Tensor = total / tokens if reduction == "mean" else total
     return summed
@@ -193,30 +182,21 @@ def _log_likelihood(
 
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     """Return the logits (batch, n, vocabulary) of rows of token ids, padded on the right."""
-    padding = tokenizer.pad_token_id or 0  # hidden by the mask, so that any id will do
-    columns = [torch.tensor(row, dtype=torch.long) for row in ids]
     inner = pretrained(model)
-    device = device_of(inner)
-    padded = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding).to(device)
-    check_ids(inner, padded)
-    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in columns], batch_first=True).to(device)
+    inputs = padded(ids, tokenizer.pad_token_id or 0, device_of(inner))  # hidden by the mask, so that any id will do
+    check_ids(inner, inputs)
+    mask = padded([[1] * len(row) for row in ids], 0, inputs.device)
     more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
-    logits: Tensor | None = getattr(model(input_ids=padded, attention_mask=mask, **more), "logits", None)
+    logits: Tensor | None = getattr(model(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
-        raise ValueError(
-            f"model must predict the tokenizer's {len(tokenizer)} tokens, {type(model).__name__} returned "
-            f"{'no logits' if logits is None else f'logits of shape {tuple(logits.shape)}'}; load it with "
-            "AutoModelForMaskedLM or AutoModelForCausalLM"
-        )
+        raise ValueError(f"model must predict the tokenizer's {len(tokenizer)} tokens, as AutoModelForMaskedLM does")
     return logits
 
 
 def _texts(sentences: Iterable[str]) -> list[str]:
     """Return a list of texts, after refusing anything else."""
-    if isinstance(sentences, str):
-        raise TypeError("sentences must be a list of texts, got one text; put it in a list")
-    if not isinstance(sentences, Iterable):
-        raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}")
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}; put one text in a list")
     texts = list(sentences)
     for text in texts:
         if not isinstance(text, str):
@@ -229,10 +209,7 @@ def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
     inner = pretrained(model)
     two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
     if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
-        raise ValueError(
-            f"{type(inner).__name__} has an encoder and a decoder, and predicts a second text from the first; neither "
-            "score is defined for it, load a model with AutoModelForMaskedLM or AutoModelForCausalLM"
-        )
+        raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
     check_tokenizer(tokenizer)
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")

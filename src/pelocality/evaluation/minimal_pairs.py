@@ -62,9 +62,9 @@ class MinimalPairEvaluation(DisplayMixin):
             ValueError: for no column, or an unknown one.
         """
 
-        def numbers(group: pd.DataFrame) -> dict[str, Any]:
-            accuracy = dataclasses.replace(self, examples=group).accuracy.columns("accuracy", ends="")
-            return {"n": len(group)} | accuracy | {"difference": group["difference"].mean()}
+        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
+            accuracy = dataclasses.replace(self, examples=rows).accuracy.columns("accuracy", ends="")
+            return {"n": len(rows)} | accuracy | {"difference": rows["difference"].mean()}
 
         return by_columns(self.examples, columns, numbers)
 
@@ -110,9 +110,7 @@ def evaluate_minimal_pairs(
     if not isinstance(pairs, datasets.Dataset):
         raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs builds, got {type(pairs).__name__}")
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
-        raise ValueError(
-            f"pairs must have sentence_good and sentence_bad, got {', '.join(pairs.column_names)}; see minimal_pairs"
-        )
+        raise ValueError(f"pairs must have sentence_good and sentence_bad, got {pairs.column_names}")
     if not len(pairs):
         raise ValueError("pairs is empty")
     frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
@@ -145,10 +143,8 @@ def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | Non
         wrong = f"shape {values.shape}, {values.dtype}"
         raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {wrong}")
     if np.isnan(values).any():
-        raise ValueError(
-            f"the score must give one number for each of {len(texts)} texts, got NaN for "
-            f"{texts[int(np.isnan(values).argmax())]!r}; remove such pairs"
-        )
+        text = texts[int(np.isnan(values).argmax())]
+        raise ValueError(f"the score must be a number, got NaN for {text!r}; remove such pairs")
     return name, values.tolist()
 
 
@@ -159,8 +155,5 @@ def _score_of_head(model: nn.Module) -> Score:
     masked = bool(classes & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()))
     causal = bool(classes & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
     if masked == causal:
-        raise ValueError(
-            f"{type(inner).__name__} is not known as either a masked or a causal language model; pass "
-            "score=pseudo_log_likelihood or score=log_likelihood"
-        )
+        raise ValueError(f"{type(inner).__name__} fits no score; pass score=pseudo_log_likelihood or log_likelihood")
     return pseudo_log_likelihood if masked else log_likelihood

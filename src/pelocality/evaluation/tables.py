@@ -131,12 +131,11 @@ def paper_table(
     if not models:
         raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
     rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
-    for metric, given in zip(METRICS, (symmetry, locality), strict=True):
-        for model, value in (given or {}).items():
+    for metric, given in zip(METRICS, (symmetry or {}, locality or {}), strict=True):
+        for model, value in given.items():
             if model not in models:
                 raise ValueError(f"{metric} is given for {model!r}, which is not among {', '.join(models)}")
-            numbers = _over_runs([Estimate(float(value), float("nan"), float("nan"))])
-            rows.append({"part": 0, "model": model, "column": metric} | numbers)
+            rows.append({"part": 0, "model": model, "column": metric, "value": 100 * value, "runs": 1})
     for model, probes in models.items():
         if not probes:
             raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
@@ -149,21 +148,18 @@ def paper_table(
                 numbers = _over_runs([run.difference for run in found], found[0].confidence, least=-1)
                 rows.append({"part": part, "model": model, "column": name} | numbers)
     columns = sorted(dict.fromkeys((row["part"], row["column"]) for row in rows), key=itemgetter(0))
-    names = [name for _, name in columns]
-    both = {name for name in names if names.count(name) > 1}
-    if both:
-        raise ValueError(f"models have a probe {min(both)!r} that changes labels and one that keeps them; rename one")
-    return PaperTable(pd.DataFrame(rows).drop(columns="part"), tuple(names))
+    names = tuple(name for _, name in columns)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"models have a probe {name!r} that changes labels and one that keeps them; rename one")
+    return PaperTable(pd.DataFrame(rows).drop(columns="part"), names)
 
 
 def _check_mappings(given: Mapping[str, Any]) -> None:
     """Refuse arguments that are not dictionaries."""
     for name, value in given.items():
         if not isinstance(value, Mapping):
-            raise TypeError(
-                f"{name} must be a dictionary, got {type(value).__name__}; models are {{name: {{probe: evaluation}}}}, "
-                "symmetry and locality {name: number}"
-            )
+            raise TypeError(f"{name} must be a dictionary by name, got {type(value).__name__}")
 
 
 def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
@@ -191,7 +187,7 @@ def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> dict[s
     return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
 
 
-def _over_runs(found: Sequence[Estimate], confidence: float = 0.95, least: float = 0) -> dict[str, float]:
+def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> dict[str, float]:
     """Return a single run, or the mean and t interval of several, clipped to the valid range, in percent."""
     over = found[0]
     if len(found) > 1:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
-from pelocality.models._offloading import loaded
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import Call, argument_names
+from pelocality.models._weights import loaded
+from pelocality.models.families._calls import argument_names, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
 
 
@@ -53,7 +53,7 @@ class PositionalBias(nn.Module):
     @property
     def configuration(self) -> dict[str, Any]:
         """The configuration from which `load` attaches the encoding again, for JSON; numbers are in the state dict."""
-        with loaded(self.encoding):
+        with loaded(self.encoding, [self.encoding]):
             encoding = self.encoding.configuration()
         return {
             "encoding": encoding,
@@ -98,7 +98,7 @@ class PositionalBias(nn.Module):
         self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
     ) -> Tensor:
         """Return the bias plus ``added``, -inf where not ``visible``: (batch or 1, heads or 1, query, key)."""
-        with loaded(self.encoding):
+        with loaded(self.encoding, [self.encoding]):
             bias = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
         return bias if bias.ndim == 4 else bias[None]
 
@@ -106,8 +106,9 @@ class PositionalBias(nn.Module):
 def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Add the bias to a call of an attention module, as the family's record defines."""
     attached: PositionalBias = getattr(attention, ATTACHED)
-    record, call = attached.record, Call(attached.arguments, args, kwargs)
+    record, call = attached.record, by_name(attached.arguments, args, kwargs)
     record.add_bias(attention, attached.bias, call)
-    if attached.positions_disabled and record.position_argument is not None:
-        call[record.position_argument] = torch.zeros_like(call[record.position_argument])
-    return call.args, call.kwargs
+    for name in record.position_arguments if attached.positions_disabled else ():
+        if call.get(name) is not None:
+            call[name] = torch.zeros_like(call[name])
+    return (), call

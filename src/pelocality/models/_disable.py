@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import Call, argument_names
+from pelocality.models.families._calls import argument_names, by_name
 from pelocality.models.families._record import Architecture
 
 
@@ -22,21 +22,15 @@ def disable_positions(record: Architecture, base: Any) -> None:
     for table in record.position_tables(base):
         table.register_forward_pre_hook(_look_up_the_first_row)
         table.register_forward_hook(_return_zeros)
-    for module in _modules_with_position_ids(record, base):
+    for module in record.position_readers(base):
         hook = functools.partial(_zero_position_ids, argument_names(module))
         module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def enable_positions(record: Architecture, base: Any) -> None:
     """Undo `disable_positions`."""
-    for module in (*record.position_tables(base), *_modules_with_position_ids(record, base)):
+    for module in (*record.position_tables(base), *record.position_readers(base)):
         unhook(module, _look_up_the_first_row, _return_zeros, _zero_position_ids)
-
-
-def _modules_with_position_ids(record: Architecture, base: Any) -> list[nn.Module]:
-    """Return rotary embeddings, and embeddings that read position ids from a buffer as long as the table."""
-    embeddings = None if record.absolute(base) is None else getattr(base, "embeddings", None)
-    return [module for module in (embeddings, record.rotary(base)) if module is not None]
 
 
 def _look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -44,18 +38,15 @@ def _look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any
 
 
 def _return_zeros(table: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    return torch.zeros_like(
-        output
-    )  # not a product with 0: the table gets no gradient, and an optimiser does not change it
+    # not a product with 0: the table gets no gradient, and an optimiser does not change it
+    return torch.zeros_like(output)
 
 
 def _zero_position_ids(
     names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    call = Call(names, args, kwargs)
-    if call["position_ids"] is not None:
-        call["position_ids"] = torch.zeros_like(call["position_ids"])
-    else:
-        words = call["input_ids"] if call["input_ids"] is not None else call["inputs_embeds"]
+    call = by_name(names, args, kwargs)
+    if call.get("position_ids") is None:  # they would be read from a buffer as long as the table
+        words = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
-    return call.args, call.kwargs
+    return (), call | {"position_ids": torch.zeros_like(call["position_ids"])}

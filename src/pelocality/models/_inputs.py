@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pelocality.models._run import device_of
+from pelocality.models._weights import check_ids
+
 
 def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
     """Return token ids, or token types or a mask of the shape of ``ids``, as integers; masks hold 0 and 1 in any type.
@@ -34,15 +37,25 @@ def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
     return tensor.long()
 
 
-def token_batch(input_ids: Any, **others: Any) -> dict[str, Tensor]:
-    """Return token ids, and the others that are not None, as (batch, n) each; one sequence becomes a batch.
+def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a batch's inputs on the model's device, (batch, n) each, and which of its tokens are not padding.
+
+    Args:
+        base: the base transformer that will read them.
+        input_ids: (batch, n), or (n,) for a batch of one.
+        others: masks and token types of the same shape; None for those that are absent.
 
     Raises:
         TypeError: as for `token_tensor`.
-        ValueError: as for `token_tensor`, or ids of another shape than (n,) or (batch, n).
+        ValueError: as for `token_tensor`, for ids of another shape, or outside the vocabulary.
     """
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:
         raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
+    check_ids(base, ids)
     given = {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
-    return {name: tensor.reshape(-1, ids.shape[-1]) for name, tensor in {"input_ids": ids, **given}.items()}
+    inputs = {
+        name: tensor.reshape(-1, ids.shape[-1]).to(device_of(base))
+        for name, tensor in {"input_ids": ids, **given}.items()
+    }
+    return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()

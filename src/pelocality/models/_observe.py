@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models._restore import hooked, restoring
-from pelocality.models._run import attentions
-from pelocality.models.families._record import Architecture
+from pelocality.models._run import attentions, requested_layers
 
 # half of -1e4, the weakest mask that transformers adds: logits of words are far above, with the mask far below
 _MASKED = -5e3
@@ -25,33 +25,38 @@ class Observed:
     """Attention of one forward pass.
 
     Attributes:
-        maps: attention (batch, head, n, n), for each layer with attention.
+        maps: attention (batch, head, n, n), for each layer with attention. Rows sum to 1, or to less in layers where a
+            learned sink takes the rest.
         layers: the numbers of those layers in the model, counted from 0.
+        visible: the keys that each query may attend to, (batch, n, n) for each of ``maps``, on its device.
+        sinks: whether the layer has a learned sink, for each of ``maps``.
         depth: the number of layers of the model, those without attention included.
-        visible: the keys that each query may attend to, (batch or 1, n, n) for each of ``maps``, on its device.
+        others: what the layers without attention are, by number.
     """
 
     maps: tuple[Tensor, ...]
     layers: tuple[int, ...]
-    depth: int
     visible: tuple[Tensor, ...]
+    sinks: tuple[bool, ...]
+    depth: int
+    others: dict[int, str]
+
+    def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the requested layers, by their numbers in the model; all that have attention for None."""
+        missing = f"which have no attention in this model; those that have are {list(self.layers)}"
+        return requested_layers(layers, self.layers, self.depth, missing)
 
 
-def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observed:
+def observe(base: Any, **inputs: Tensor) -> Observed:
     """Run a base model and return its attention, the layers it belongs to, and which keys were visible.
 
-    For a family without a record, the softmax of every layer is captured as it runs: its logits hold the mask that the
-    model built (a window, chunks, a prefix), and the block in which it runs gives the layer. The weights do not show
-    the mask, as they may underflow to 0 on visible keys.
+    The softmax of every layer is captured as it runs: its logits hold the mask that the model built (a window, chunks,
+    a prefix, an attached encoding that is causal), one more logit than keys is a learned sink, and the block in which
+    it runs gives the layer. The weights do not show the mask, as they may underflow to 0 on visible keys.
 
     Raises:
-        ValueError: as for `attentions`, or layers that differ in their number of heads.
+        ValueError: as for `attentions`, rows that do not sum to 1, or layers that differ in their number of heads.
     """
-    if record is not None:  # every layer has attention
-        maps = attentions(base, **inputs)
-        n, device = maps[0].shape[-1], maps[0].device
-        visible = tuple(record.visible(base, module, n)[None].to(device) for module in record.attentions(base))
-        return Observed(maps, tuple(range(len(maps))), len(maps), visible)
     blocks = _blocks(base)
     softmaxes = _Softmaxes()
 
@@ -61,27 +66,46 @@ def observe(base: Any, record: Architecture | None, **inputs: Tensor) -> Observe
     with hooked(blocks, enter), softmaxes.recording():
         maps = attentions(base, **inputs)
     found = _match(maps, softmaxes.recorded)
+    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
     heads = sorted({weights.shape[1] for weights in maps})
     if len(heads) > 1:
         raise ValueError(
-            f"{type(base).__name__} (model type '{base.config.model_type}') cannot be probed: its layers have "
-            f"different numbers of heads ({', '.join(map(str, heads))})"
+            f"{name} cannot be probed: its layers have different numbers of heads ({', '.join(map(str, heads))})"
         )
-    layers, depth = _numbers([None if softmax is None else softmax.block for softmax in found])
+    sinks = tuple(softmax is not None and softmax.sink for softmax in found)
+    for layer, (weights, sink) in enumerate(zip(maps, sinks, strict=True)):
+        totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+        if "attention_mask" in inputs:  # rows of padding are undefined
+            totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
+        off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
+        if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
+            raise ValueError(
+                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), as "
+                "with heads mixed after the softmax, or logits"
+            )
+    layers, depth, others = _numbers(base, [None if softmax is None else softmax.block for softmax in found])
     visible = tuple(
         (weights > 0 if softmax is None else softmax.visible.reshape(weights.shape)).any(1)
         for weights, softmax in zip(maps, found, strict=True)
     )
-    return Observed(maps, layers, depth, visible)
+    return Observed(maps, layers, visible, sinks, depth, others)
 
 
 @dataclass(frozen=True)
 class _Softmax:
-    """One softmax: the block in which it ran, the keys visible by its logits, and its result, both (..., n, n)."""
+    """One softmax.
+
+    Attributes:
+        block: the block in which it ran.
+        visible: the keys visible by its logits, (..., n, n).
+        weights: its result, (..., n, n).
+        sink: whether its rows had one more logit, for a sink.
+    """
 
     block: _Block | None
     visible: Tensor
     weights: Tensor
+    sink: bool
 
 
 class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -106,9 +130,12 @@ class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._softmax.default and result.ndim > 2 and result.shape[-1] == result.shape[-2]:
+        n, logits = result.shape[-2:] if func is torch.ops.aten._softmax.default and result.ndim > 2 else (0, 0)
+        if n and logits - n in (0, 1):
+            weights = result[..., :n]
             # a key is masked where its weight is 0 and its logit as low as a mask
-            self.recorded.append(_Softmax(self.block, (args[0] > _MASKED) | (result > 0), result))
+            visible = (args[0][..., :n] > _MASKED) | (weights > 0)
+            self.recorded.append(_Softmax(self.block, visible, weights, logits > n))
         return result
 
 
@@ -143,11 +170,19 @@ def _blocks(module: nn.Module) -> dict[nn.Module, _Block]:
     return found
 
 
-def _numbers(blocks: list[_Block | None]) -> tuple[tuple[int, ...], int]:
-    """Return the layer numbers and the depth; counted in order where a block runs several times, as in ALBERT."""
+def _numbers(base: Any, blocks: list[_Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:
+    """Return the layer numbers, the depth, and what the other layers are.
+
+    Layers are counted in order where a block runs several times, as in ALBERT.
+    """
     known = [block for block in blocks if block is not None]
     numbers = tuple(index for _, index in known)
     one_list = len(known) == len(blocks) and len({layers for layers, _ in known}) == 1
-    if one_list and list(numbers) == sorted(set(numbers)):
-        return numbers, len(known[0][0])
-    return tuple(range(len(blocks))), len(blocks)
+    if not one_list or list(numbers) != sorted(set(numbers)):
+        return tuple(range(len(blocks))), len(blocks), {}
+    members = known[0][0]
+    kinds = getattr(base.config, "layer_types", None) or getattr(base.config, "layers_block_type", None)
+    if kinds is None or len(kinds) != len(members):
+        kinds = [type(member).__name__ for member in members]
+    others = {index: kind for index, kind in enumerate(kinds) if index not in numbers}
+    return numbers, len(members), others

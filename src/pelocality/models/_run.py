@@ -12,88 +12,53 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
-from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._weights import check_ids, embedding_weight, hooks_of, token_embeddings
+from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import architecture, known_families, longest_input
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
 
 logger = logging.getLogger(__name__)
 
-# model types without (n, n) softmax attention over tokens, and why
+# model types without one (n, n) matrix of softmax attention per head
 _REFUSED = {
-    "mamba": "it is a state space model and has no attention",
-    "mamba2": "it is a state space model and has no attention",
-    "falcon_mamba": "it is a state space model and has no attention",
-    "rwkv": "it is a recurrent network and has no attention matrix",
-    "xlstm": "it is a recurrent network and has no attention matrix",
-    "fnet": "it mixes tokens by a Fourier transform, which has no weights",
-    "longformer": "its attention maps list a window and global tokens, not n keys a query",
-    "led": "its attention maps list a window and global tokens, not n keys a query",
-    "reformer": "it attends within hash buckets that change from pass to pass",
-    "perceiver": "its latent array, not its tokens, attends to itself",
-    "funnel": "its layers pool the sequence, so that their maps differ in size",
-    "canine": "it attends within blocks of characters and to a shortened sequence",
-    "longt5": "its encoder attends within blocks",
+    "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
+    "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
+        *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
+    ),
+    "its attention is the difference of two maps, which may be negative": ("diffllama",),
 }
 
 
-def find_base(model: nn.Module) -> tuple[Any, Architecture | None]:
-    """Return the base transformer and the record of its family, or None for a family without a record.
+def find_base(model: nn.Module) -> Any:
+    """Return the base transformer without a task head or a wrapper; of an encoder-decoder model, the encoder.
 
     Raises:
         TypeError: if there is no transformers model.
-        ValueError: if the model cannot be probed; the message says why.
+        ValueError: if it reads no tokens, or consists of parts with different inputs; the message names the part to
+            pass.
     """
     inner = pretrained(model)
-    model_type = inner.config.model_type
-    if model_type in known_families():
-        record = architecture(inner)
-        return record.base(inner), record
-    name = f"{type(inner).__name__} (model type '{model_type}')"
-    if model_type in _REFUSED:
-        raise ValueError(f"{name} cannot be probed: {_REFUSED[model_type]}")
-    if getattr(inner.config, "attention_type", None) == "block_sparse":
-        raise ValueError(
-            f"{name} cannot be probed with block-sparse attention; load it with attention_type='original_full'"
-        )
+    if inner.config.model_type in known_families():
+        return architecture(inner).base(inner)
     base = inner.base_model
     if hasattr(base, "encoder") and hasattr(base, "decoder"):
-        halves = [f"model.get_{half}()" for half in ("encoder", "decoder") if reads_tokens(getattr(base, half))]
-        raise ValueError(f"{name} has an encoder and a decoder; {_pass_one_of(halves)}")
-    check_reads_tokens(base)
-    return base, None
-
-
-def check_reads_tokens(base: Any) -> None:
-    """Refuse models that read no tokens, and models of several parts with different inputs.
-
-    Raises:
-        ValueError: if it is one; the message names the part to pass.
-    """
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+        base = base.get_encoder()
+    name = f"{type(inner).__name__} (model type '{inner.config.model_type}')"
     if "input_ids" not in inspect.signature(base.forward).parameters:
         raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
-    if not reads_tokens(base):
-        parts = [f"model.{part}" for part, module in base.named_children() if reads_tokens(module)]
-        raise ValueError(f"{name} has no token embeddings; {_pass_one_of(parts)}")
+    if not _reads_tokens(base):
+        parts = [f"model.{part}" for part, module in base.named_children() if _reads_tokens(module)]
+        advice = f"pass {' or '.join(parts)}" if parts else "pass the attention that it returns to pelocality.measure"
+        raise ValueError(f"{type(base).__name__} of {name} has no token embeddings; {advice}")
+    return base
 
 
-def reads_tokens(module: nn.Module) -> bool:
+def _reads_tokens(module: nn.Module) -> bool:
     """Return whether a module is a transformers model that reads token ids."""
     if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
         return False
     return token_embeddings(module) is not None
-
-
-def _pass_one_of(parts: Sequence[str]) -> str:
-    """Return the end of an error that names the parts to pass instead."""
-    return (
-        f"pass {' or '.join(parts)}"
-        if parts
-        else "none of its parts can be run alone, so pass the attention weights that it returns to pelocality.measure"
-    )
 
 
 @contextmanager
@@ -132,16 +97,16 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
-    """Remove the hooks that transformers installs at the first ``output_attentions=True``: they cannot be pickled."""
-    marker = "_output_capturing_hooks_installed"
-    before = [(module, marker in module.__dict__, set(module._forward_hooks)) for module in model.modules()]
+    """Remove the hooks that transformers installs for ``output_attentions=True`` on leaving: they cannot be pickled.
+
+    It installs them again when they are needed.
+    """
 
     def undo() -> None:
-        for module, marked, hooks in before:
-            if not marked:
-                module.__dict__.pop(marker, None)
-            for key in set(module._forward_hooks) - hooks:
-                if module._forward_hooks[key].__module__ == "transformers.utils.output_capturing":
+        for module in model.modules():
+            module.__dict__.pop("_output_capturing_hooks_installed", None)
+            for key, hook in list(module._forward_hooks.items()):
+                if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
                     del module._forward_hooks[key]
 
     with restoring(undo):
@@ -149,11 +114,21 @@ def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def run(base: Any, **inputs: Any) -> Any:
-    """Run a base model on a batch with attention outputs and without generation caches."""
-    accepted = inspect.signature(base.forward).parameters
+    """Run a base model on a batch with attention outputs and without generation caches.
+
+    A decoder with cross-attention reads an encoder output of one vector of zeros, so that cross-attention adds the same
+    vector at every position.
+    """
+    accepted, config = inspect.signature(base.forward).parameters, base.config
     for cache in ("use_cache", "use_mems"):
         if cache in accepted:
             inputs[cache] = False
+    crosses = getattr(config, "is_encoder_decoder", False) or getattr(base, "is_decoder", False)
+    crosses = crosses or any("cross" in name for name, _ in base.named_modules())
+    if "encoder_hidden_states" in accepted and crosses:
+        width = getattr(config, "cross_attention_hidden_size", None) or config.hidden_size
+        first = next(iter(inputs.values()))
+        inputs["encoder_hidden_states"] = torch.zeros(len(first), 1, width, dtype=base.dtype, device=first.device)
     return base(**inputs, output_attentions=True, return_dict=True)
 
 
@@ -161,17 +136,25 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     """Run a base model and return its attention (batch, head, n, n) of each layer, checked.
 
     Raises:
-        ValueError: if the model returns no weights, or weights whose rows over n keys do not sum to 1.
+        ValueError: if the model returns no weights, or weights of another shape.
     """
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    model_type = base.config.model_type
+    name = f"{type(base).__name__} (model type '{model_type}')"
+    if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
+        raise ValueError(f"{name} cannot be probed: {reason}")
+    if getattr(base.config, "attention_type", None) == "block_sparse":
+        raise ValueError(f"{name} cannot be probed with block-sparse attention; load it with 'original_full'")
     batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
     try:
         outputs = run(base, **inputs)
-    except IndexError as error:
-        if "index out of range in self" not in str(error):  # torch's message for a lookup beyond a table
-            raise
-        raise ValueError(f"{name} has no row for every position of {n} tokens; ask for fewer tokens") from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = f"it fails with {type(error).__name__}: {error}"
+        if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+            reason = "it has no row for every position; ask for fewer tokens"
+        raise ValueError(f"{name} cannot be probed on {batch} x {n} tokens: {reason}") from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         raise ValueError(
@@ -183,20 +166,6 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
             raise ValueError(
                 f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
                 f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
-            )
-        totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
-        if "attention_mask" in inputs:  # rows of padding are undefined
-            totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
-        off = float((totals - 1).abs().max())
-        if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
-            reason = (
-                "and some weights are negative: these are not attention weights but perhaps logits"
-                if bool((weights < 0).any())
-                else "as with attention sinks outside the sequence, or heads mixed after the softmax"
-            )
-            raise ValueError(
-                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), "
-                f"{reason}"
             )
     return tuple(maps)
 
@@ -228,10 +197,7 @@ def device_of(base: Any) -> torch.device:
     embeddings = token_embeddings(base)
     if embeddings is None:
         return torch.device(next(base.parameters()).device)
-    for hook in hooks_of(embeddings):
-        if hook.execution_device is not None:
-            return torch.device(hook.execution_device)
-    device = embedding_weight(base).device
+    device = execution_device(embeddings) or embedding_weight(base).device
     if device.type == "meta":
         raise ValueError(
             f"weights of {type(base).__name__} are on the meta device, which holds no values; load them with "
@@ -294,20 +260,33 @@ def name_with_encoding(model: nn.Module) -> str:
     return label(model_name(model), attached_encoding(pretrained(model)))
 
 
-def layer_indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
-    """Return the requested layers, counted from the start; all for None.
+def requested_layers(
+    layers: Sequence[int] | None, available: Sequence[int], depth: int, otherwise: str
+) -> tuple[int, ...]:
+    """Return the requested layers, counted from the start; all that are available for None.
+
+    Args:
+        layers: indices into the model's layers, negative ones from the end.
+        available: the layers that can be returned.
+        depth: the number of the model's layers.
+        otherwise: the end of the error for layers that are not available, after their list.
 
     Raises:
         TypeError: if it is not a list.
-        ValueError: if there is none, or an index out of range.
+        ValueError: if there is none, an index out of range, or a layer that is not available.
     """
-    if layers is None:
-        return tuple(range(depth))
-    if not isinstance(layers, Sequence):
+    if layers is not None and not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
-    if not layers or any(isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in layers):
-        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(layers)}")
-    return tuple(i % depth for i in layers)
+    wanted = available if layers is None else layers
+    if (layers is not None and not layers) or any(
+        isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in wanted
+    ):
+        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
+    numbers = tuple(i % depth for i in wanted)
+    missing = sorted(set(numbers) - set(available))
+    if missing or not numbers:
+        raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
+    return numbers
 
 
 def _configs(model: nn.Module) -> list[Any]:

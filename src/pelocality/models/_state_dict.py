@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
 from pelocality.models._bias import PositionalBias
-from pelocality.models._offloading import loaded
 from pelocality.models._restore import restoring
+from pelocality.models._weights import loaded
 from pelocality.models.families._record import ATTACHED
 
 CONFIGURATION = "_extra_state"
@@ -100,7 +100,7 @@ def _difference(bias: PositionalBias, name: str, saved: Tensor) -> str | None:
 
 def _same_but_for_numbers(encoding: Encoding, configuration: dict[str, Any]) -> bool:
     """Return whether an encoding of that configuration equals this one, given the numbers in its state dict."""
-    with loaded(encoding):
+    with loaded(encoding, [encoding]):
         try:
             other = Encoding.from_configuration(configuration).to(encoding._like.device, encoding._like.dtype)
             other.load_state_dict(encoding.state_dict(), assign=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -46,6 +47,12 @@ def hooks_of(module: nn.Module) -> list[Any]:
     """Return accelerate's hooks, which move a module's weights to the device where it runs and back."""
     hook = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", [hook]) if hasattr(each, "execution_device")]
+
+
+def execution_device(module: nn.Module) -> torch.device | None:
+    """Return the device on which accelerate runs a module, None where neither it nor a part of it is offloaded."""
+    hooks = (hook for part in module.modules() for hook in hooks_of(part))
+    return next((torch.device(hook.execution_device) for hook in hooks if hook.execution_device is not None), None)
 
 
 @contextmanager

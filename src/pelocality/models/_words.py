@@ -64,9 +64,15 @@ def _padding_without_position(base: Any) -> int | None:
 
 
 def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
-    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all)."""
+    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all).
+
+    An unknown word is a word, unless its id has another purpose too, as in GPT-2.
+    """
     if tokenizer is not None:
-        return set(tokenizer.all_special_ids)
+        check_tokenizer(tokenizer)
+        others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
+        unknown = set() if tokenizer.unk_token in others else {tokenizer.unk_token_id}
+        return set(tokenizer.all_special_ids) - unknown
     found: set[int] = set()
     for key, value in base.config.to_dict().items():
         if key.endswith("_token_id") and value is not None:
@@ -79,34 +85,47 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     if tokenizer is None:
         raise ValueError("special_tokens=True needs a tokenizer, whose template places them; pass tokenizer=")
     check_tokenizer(tokenizer)
-    ids = tokenizer(_BEFORE, add_special_tokens=True)["input_ids"]
-    plain = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
-    for start in range(len(ids) - len(plain) + 1):
-        if ids[start : start + len(plain)] == plain:
-            return list(ids[:start]), list(ids[start + len(plain) :])
-    raise ValueError(
-        f"{type(tokenizer).__name__} changes a sentence between its special tokens; use special_tokens=False"
-    )
+    tokens = tokenizer(_BEFORE, return_special_tokens_mask=True)
+    ids, special = tokens["input_ids"], tokens["special_tokens_mask"]
+    first, last = special.index(0), len(ids) - special[::-1].index(0)
+    return ids[:first], ids[last:]
+
+
+def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[list[int], list[str]]:
+    """Return the token to feed before the words and its text; True is the beginning of a text.
+
+    Raises:
+        ValueError: if there is none, or a word is not one token.
+    """
+    given = prefix
+    if prefix is True:
+        given = getattr(tokenizer, "bos_token_id", None)
+        given = getattr(base.config, "bos_token_id", None) if given is None else given
+        if given is None:
+            raise ValueError(
+                "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
+            )
+    token = _token_id(given, tokenizer, len(embedding_weight(base)))
+    return [token], [str(token) if tokenizer is None else tokenizer.decode([token])]
 
 
 def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
     """Return the token id of a word that was given as text or as an id."""
-    if isinstance(word, int):
-        if not 0 <= word < size:
-            raise ValueError(f"words contains the id {word}, outside the model's vocabulary of {size}")
-        return word
-    if tokenizer is None:
-        raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
-    pieces = _tokens_of(word, tokenizer)
-    unknown = tokenizer.unk_token_id
-    if len(pieces) != 1 or pieces[0] == unknown:
-        shown = "unknown" if pieces == [unknown] else f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+    pieces = [word]
+    if isinstance(word, str):
+        if tokenizer is None:
+            raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
+        pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]
+        if len(pieces) != 1 or pieces == unknown:
+            count = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+            raise ValueError(
+                f"words contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
+                "give words of one token, or token ids"
+            )
+    if not 0 <= pieces[0] < size:
         raise ValueError(
-            f"words contains {word!r}, which is {shown} to this tokenizer; give words of one token, or token ids"
-        )
-    if pieces[0] >= size:
-        raise ValueError(
-            f"token id {pieces[0]} is outside the model's vocabulary of {size}; is this the model's tokenizer?"
+            f"words contains the id {pieces[0]}, outside the model's vocabulary of {size}; is this the model's "
+            "tokenizer?"
         )
     return int(pieces[0])
 
@@ -122,13 +141,11 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[
         if token not in special and (tokenizer is None or _is_word(token, tokenizer)):
             drawn.append(token)
     if len(drawn) < wanted:
-        if tokenizer is not None and len(tokenizer) > size:
-            raise ValueError(
-                f"words={wanted} is more than the {len(drawn)} words that tokenizer and model share: the tokenizer has "
-                f"{len(tokenizer)} tokens, the model's vocabulary {size}; is this the model's tokenizer?"
-            )
+        sizes = (
+            "" if tokenizer is None else f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})"
+        )
         raise ValueError(
-            f"words={wanted} is more than the {len(drawn)} words in this vocabulary; ask for fewer, or give them"
+            f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; ask for fewer, or give them"
         )
     return drawn
 
@@ -136,7 +153,7 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[
 def _is_word(token: int, tokenizer: Any) -> bool:
     """Return whether a token decodes to a word of letters that the tokenizer encodes as this token."""
     text = tokenizer.decode([token]).strip()
-    return text.isalpha() and _tokens_of(text, tokenizer) == [token]
+    return text.isalpha() and token != tokenizer.unk_token_id and _tokens_of(text, tokenizer) == [token]
 
 
 def _tokens_of(word: str, tokenizer: Any) -> list[int]:

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from pelocality.encodings import Encoding
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
-from pelocality.models._offloading import execution_device
 from pelocality.models._restore import restoring, unhook
 from pelocality.models._state_dict import check_state_dict, has_encodings, refuse_plain_loading
+from pelocality.models._weights import execution_device
 from pelocality.models.families import architecture
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
@@ -114,7 +114,12 @@ def attach(
     record, base = _record_and_base(model)
     _check_model(model, record, base, position_embeddings)
     encodings = _copies(encoding, record, base)
-    biases = _biases_to_install(encodings, record, base, position_embeddings)
+    modules = record.attention_modules(base)
+    disable, implementation = position_embeddings == "disable", base.config._attn_implementation
+    biases = [
+        PositionalBias(each, record, module, positions_disabled=disable, implementation=implementation)
+        for each, module in zip(encodings, modules, strict=True)
+    ]
     try:
         _install(biases, model, record, base)
         return Attachment(model, tuple(encodings), position_embeddings)
@@ -159,22 +164,6 @@ def _record_and_base(model: nn.Module) -> tuple[Architecture, Any]:
 def _biases(record: Architecture, base: Any) -> list[Any]:
     """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
     return [getattr(module, ATTACHED) for module in record.attention_modules(base) if hasattr(module, ATTACHED)]
-
-
-def _biases_to_install(
-    encodings: list[Encoding], record: Architecture, base: Any, position_embeddings: Positions
-) -> list[PositionalBias]:
-    """Return one bias per attention module, not installed yet."""
-    return [
-        PositionalBias(
-            encoding,
-            record,
-            module,
-            positions_disabled=position_embeddings == "disable",
-            implementation=base.config._attn_implementation,
-        )
-        for encoding, module in zip(encodings, record.attention_modules(base), strict=True)
-    ]
 
 
 def _install(biases: list[PositionalBias], model: nn.Module, record: Architecture, base: Any) -> None:
@@ -271,24 +260,18 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
 def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base: Any) -> list[Encoding]:
     """Return a copy of the encoding for each attention module, checked against the model."""
     modules = record.attention_modules(base)
-    encodings = _per_module(encoding, len(modules))
-    for each in encodings:
-        _check_encoding(each, base.config.num_attention_heads, causal=record.causal(base))
-    return [_fitting(each, module, base) for each, module in zip(encodings, modules, strict=True)]
-
-
-def _per_module(encoding: Encoding | Sequence[Encoding], modules: int) -> list[Encoding]:
-    """Return one encoding per attention module, not copied."""
-    if isinstance(encoding, Encoding):
-        return [encoding] * modules
-    if not isinstance(encoding, Sequence) or not all(isinstance(each, Encoding) for each in encoding):
+    encodings = [encoding] * len(modules) if isinstance(encoding, Encoding) else encoding
+    if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
         raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {encoding!r}")
-    if len(encoding) != modules:
+    if len(encodings) != len(modules):
         raise ValueError(
-            f"encoding must be one, or a list of {modules}, one per layer that does not share its weights, "
-            f"got a list of {len(encoding)}"
+            f"encoding must be one, or a list of {len(modules)}, one per layer that does not share its weights, "
+            f"got a list of {len(encodings)}"
         )
-    return list(encoding)
+    causal = record.causal(base)
+    for each in encodings:
+        _check_encoding(each, base.config.num_attention_heads, causal=causal)
+    return [_fitting(each, module, base) for each, module in zip(encodings, modules, strict=True)]
 
 
 def _check_encoding(encoding: Encoding, heads: int, *, causal: bool) -> None:

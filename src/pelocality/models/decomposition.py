@@ -16,14 +16,13 @@ from pelocality.models._restore import hooked
 from pelocality.models._run import (
     captured_inputs,
     check_length,
-    device_of,
     eager_attention,
-    layer_indices,
     refuse_attached,
+    requested_layers,
     run,
 )
 from pelocality.models._terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
-from pelocality.models._weights import check_ids, loaded
+from pelocality.models._weights import loaded
 from pelocality.models.families import architecture
 from pelocality.models.families._record import AbsoluteInput, Architecture
 
@@ -128,26 +127,45 @@ def decompose(
     modules: list[Any] = record.attentions(base)
     with eager_attention(model), loaded(base, position_parts(record, base)):
         splits = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
-        chosen = _chosen(layers, splits, type(base).__name__)
-        states = _States(record, base, inputs, real)
-        terms = [states.terms(layer, splits[layer]) for layer in chosen]
+        chosen = requested_layers(
+            layers,
+            [layer for layer, split in enumerate(splits) if split is not None],
+            len(splits),
+            f"in which {type(base).__name__} cannot be split into content and position: its positions are added to the "
+            "words before the first layer, and later layers read their sum; use layers=[0], or position_share",
+        )
+        absolute = record.absolute(base)
+        rows: list[Tensor] = []  # rows of the position table that the model looks up
+        summed: list[Tensor] = []  # the embeddings just before their layer norm
+        with (
+            hooked([absolute.table] if absolute else [], lambda _, args, kwargs: rows.append(args[0])),
+            hooked([absolute.norm] if absolute else [], lambda _, args, kwargs: summed.append(args[0])),
+            captured_inputs(record, base) as hidden,
+        ):
+            run(base, **inputs)
+        terms = []
+        for layer in chosen:
+            module, position = modules[layer], None
+            with loaded(base, [module]):
+                query, key = queries_and_keys(record, base, module, hidden[layer])
+                if absolute is not None and splits[layer] == "table":
+                    position = _table_part(record, base, module, _table_share(absolute, rows[0], summed[0]))
+                elif splits[layer] == "mean content":
+                    position = (_mean(query, real), _mean(key, real))
+                if position is not None:
+                    query, key = query - position[0], key - position[1]
+                terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
     device = terms[0].content.device
-    visible = torch.stack([record.visible(base, modules[layer], n) for layer in chosen]).to(device)  # (layer, n, n)
-    visible = visible[:, None] & real[:, None, :].to(device)  # (layer, batch, n, n)
+    visible = torch.stack([record.visible(base, modules[layer], n) for layer in chosen])[:, None] & real[:, None].cpu()
 
-    def stacked(parts: list[Tensor]) -> Tensor:
-        return cut(torch.stack([part.to(device) for part in parts]))  # (layer, batch, head, n, n)
+    def cut(tensors: Tensor) -> Tensor:  # (layer, batch, ...)
+        return tensors[:, 0] if single else tensors[:, :sequences]
 
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[:, 0] if single else tensor[:, :sequences]
-
+    names = ("content", "content_to_position", "position_to_content", "position")
     return Decomposition(
-        content=stacked([each.content for each in terms]),
-        content_to_position=stacked([each.content_to_position for each in terms]),
-        position_to_content=stacked([each.position_to_content for each in terms]),
-        position=stacked([each.position for each in terms]),
+        **{name: cut(torch.stack([getattr(each, name).to(device) for each in terms])) for name in names},
         layers=chosen,
-        visible=cut(visible),
+        visible=cut(visible.to(device)),
         splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
     )
 
@@ -156,17 +174,13 @@ def _read(
     base: Any, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the inputs on the model's device and which tokens are not padding, (batch, n) each."""
-    inputs = token_batch(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-    check_ids(base, inputs["input_ids"])
-    if "token_type_ids" in inputs and "token_type_ids" not in inspect.signature(base.forward).parameters:
-        raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
-    types = getattr(base.config, "type_vocab_size", None)
-    if "token_type_ids" in inputs and types is not None:
-        given = inputs["token_type_ids"]
-        if bool(((given < 0) | (given > max(types - 1, 0))).any()):
+    inputs, real = token_batch(base, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    if "token_type_ids" in inputs:
+        if "token_type_ids" not in inspect.signature(base.forward).parameters:
+            raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
+        types, given = getattr(base.config, "type_vocab_size", None), inputs["token_type_ids"]
+        if types is not None and bool(((given < 0) | (given > max(types - 1, 0))).any()):
             raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
-    inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
-    real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
@@ -174,45 +188,11 @@ def _read(
     return inputs, real
 
 
-class _States:
-    """The hidden states of one run of a model over a text, and the terms of its layers."""
-
-    def __init__(self, record: Architecture, base: Any, inputs: dict[str, Tensor], real: Tensor) -> None:
-        self.record, self.base, self.real = record, base, real
-        self.modules: list[Any] = record.attentions(base)
-        self.token_type_ids = inputs.get("token_type_ids")
-        self.absolute = record.absolute(base)
-        self.rows: list[Tensor] = []  # rows of the position table that the model looks up
-        self.summed: list[Tensor] = []  # the embeddings just before their layer norm
-        tables, norms = ([], []) if self.absolute is None else ([self.absolute.table], [self.absolute.norm])
-        with (
-            hooked(tables, lambda _, args, kwargs: self.rows.append(args[0])),
-            hooked(norms, lambda _, args, kwargs: self.summed.append(args[0])),
-            captured_inputs(record, base) as self.hidden,
-        ):
-            run(base, **inputs)
-
-    def terms(self, layer: int, split: Split | None) -> Terms:
-        """Return the four terms of a layer's logits."""
-        module = self.modules[layer]
-        with loaded(self.base, [module]):
-            query, key = queries_and_keys(self.record, self.base, module, self.hidden[layer])
-            position: Pair | None = None
-            if split == "table":
-                position = self._table_part(module)
-            elif split == "mean content":
-                position = (_mean(query, self.real), _mean(key, self.real))
-            if position is not None:
-                query, key = query - position[0], key - position[1]
-            return logit_terms(self.record, self.base, module, (query, key), position, self.token_type_ids)
-
-    def _table_part(self, module: Any) -> Pair:
-        """Return the part of queries and keys that is linear in the position table."""
-        assert self.absolute is not None
-        share = _table_share(self.absolute, self.rows[0], self.summed[0])
-        query, key = queries_and_keys(self.record, self.base, module, share)
-        query_bias, key_bias = queries_and_keys(self.record, self.base, module, torch.zeros_like(share))
-        return query - query_bias, key - key_bias
+def _table_part(record: Architecture, base: Any, module: Any, share: Tensor) -> Pair:
+    """Return the part of queries and keys that is linear in the position table."""
+    query, key = queries_and_keys(record, base, module, share)
+    query_bias, key_bias = queries_and_keys(record, base, module, torch.zeros_like(share))
+    return query - query_bias, key - key_bias
 
 
 def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tensor:
@@ -243,17 +223,3 @@ def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split
     with loaded(base, [module]):
         terms = (record.relative_bias, record.relative_keys, record.relative_queries)
         return "relative" if any(term(base, module, 1) is not None for term in terms) else None
-
-
-def _chosen(layers: Sequence[int] | None, splits: list[Split | None], name: str) -> tuple[int, ...]:
-    """Return the requested layers, all that can be split by default."""
-    splittable = tuple(layer for layer, split in enumerate(splits) if split is not None)
-    chosen = splittable if layers is None else layer_indices(layers, len(splits))
-    beyond = sorted(set(chosen) - set(splittable))
-    if beyond or not chosen:
-        raise ValueError(
-            f"{name} cannot be split into content and position in layers {beyond or [*range(len(splits))]}: "
-            "its positions are added to the words before the first layer, and later layers read their sum; "
-            "use layers=[0], or position_share"
-        )
-    return chosen

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import pelocality
 from pelocality._checks import count
-from pelocality.metrics import Measurement, crop, measure
 from pelocality.models._observe import Observed, observe
 from pelocality.models._run import (
-    attached_encoding,
     check_length,
     device_of,
     eager_attention,
     find_base,
-    layer_indices,
-    model_name,
     run,
 )
-from pelocality.models._words import choose_words, special_tokens_around
-from pelocality.models.families._record import Architecture
-from pelocality.models.result import METRICS, PositionalAttention, Provenance
+from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
+from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
+from pelocality.models.result import PositionalAttention, provenance
 
-_BATCH_BYTES = 2**28  # attention of one batch over all layers; a batch of one word may need more
+_BATCH_BYTES = 2**26  # attention of one batch over all layers; a batch of one word may need more
 
 
 def positional_attention(
@@ -39,6 +33,7 @@ def positional_attention(
     words: int | Sequence[str | int] = 64,
     seed: int = 0,
     special_tokens: bool = False,
+    prefix: bool | str | int = False,
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
     progress: bool = True,
@@ -57,8 +52,8 @@ def positional_attention(
     weights of the model are restored, also after an interrupt.
 
     Args:
-        model: a transformers model, with or without a head. Of T5, the encoder is probed; of other encoder-decoder
-            models pass ``model.get_encoder()``.
+        model: a transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
+            ``model.get_decoder()`` for the other half.
         tokenizer: its tokenizer. Words are then whole words of letters; without one they are any ids but those the
             configuration calls special.
         length: number of positions n, in tokens.
@@ -69,14 +64,19 @@ def positional_attention(
         special_tokens: feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
             renormalised. By default none are fed. The numbers differ: [CLS] and [SEP] draw attention, and the attention
             between the words is more local.
+        prefix: True to feed the beginning-of-text token of the tokenizer or the configuration before the words, or
+            another word or id, and cut it out of the matrices, rows renormalised; ``cut_share`` is what it received.
+            Where positions are only relative, as in most decoders, identical words say nothing above the first layers
+            unless the first token differs.
         layers: layers to return, by their index in the model; by default all that have attention.
-        batch_size: words at a time; by default as many as fit into 256 MiB of attention weights. Memory does not
+        batch_size: words at a time; by default as many as fit into 64 MiB of attention weights. Memory does not
             grow with the number of words.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
-        word, and their provenance. On the model's device, float32 (float64 for a float64 model).
+        word, and their provenance. Learned sinks are set apart: their share is in ``per_sample``. On the model's
+        device, float32 (float64 for a float64 model).
 
     Raises:
         TypeError: for something that is not a transformers model, or arguments of the wrong type.
@@ -93,52 +93,56 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base, record = find_base(model)
+    base = find_base(model)
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
+    fed: list[str] = []
+    if prefix is not False:
+        if special_tokens:
+            raise ValueError("special_tokens=True and prefix both feed tokens before the words; give one of them")
+        before, fed = prefix_tokens(base, tokenizer, prefix)
     check_length(base, length, len(before) + len(after))
     if batch_size is not None:
         count("batch_size", batch_size)
     ids, names = choose_words(base, tokenizer, words, seed)
+    if fed and before[-1] in ids:
+        raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     sums = _Sums(layers, slice(len(before), len(before) + length))
+    start, size = 0, batch_size or 1  # one word first, which tells how many fit into the memory of a batch
     with (
         eager_attention(model),
         tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
     ):
-        for observed in _observe_in_batches(base, record, rows, batch_size):
+        while start < len(ids):
+            observed = observe(base, input_ids=rows[start : start + size])
             sums.add(observed)
-            bar.update(len(observed.maps[0]))
+            bytes_per_batch = sum(each.nbytes for each in observed.maps)
+            del observed  # or two batches would be in memory at a time
+            bar.update(min(size, len(ids) - start))
+            start += size
+            size = batch_size or max(1, min(64, _BATCH_BYTES * size // bytes_per_batch))
         equal_states = _equal_states(base, rows[:1], sums.positions)
     mean = sums.attention / len(ids)
-    source = Provenance(
-        model=model_name(model),
-        model_class=type(base).__name__,
-        model_type=base.config.model_type,
-        dtype=str(base.dtype).removeprefix("torch."),
+    source = provenance(
+        model,
+        base,
+        sums.visible,
+        special_tokens=special_tokens,
         words=names,
         word_ids=ids,
         seed=seed if isinstance(words, int) else None,
-        special_tokens=special_tokens,
-        causal=length > 1 and bool((mean.triu(1) == 0).all()),
-        versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
-        encoding=attached_encoding(base),
+        prefix=tuple(fed),
         equal_states=equal_states,
     )
     visible = None if bool(sums.visible.all()) else sums.visible
-    return PositionalAttention(mean, sums.per_word(), sums.layers, source, visible)
-
-
-def _observe_in_batches(
-    base: Any, record: Architecture | None, rows: Tensor, batch_size: int | None
-) -> Iterator[Observed]:
-    """Run the rows (word, n) in batches: one word first, which tells how many fit into the memory of a batch."""
-    start, size = 0, batch_size or 1
-    while start < len(rows):
-        observed = observe(base, record, input_ids=rows[start : start + size])
-        yield observed
-        if batch_size is None and start == 0:
-            size = max(1, min(64, _BATCH_BYTES // sum(weights.nbytes for weights in observed.maps)))
-        start += len(observed.maps[0])
+    return PositionalAttention(
+        attention=mean,
+        per_sample=stacked(sums.per_word),
+        layers=sums.layers,
+        source=source,
+        visible=visible,
+        other_layers=sums.other_layers,
+    )
 
 
 class _Sums:
@@ -147,40 +151,38 @@ class _Sums:
     def __init__(self, requested: Sequence[int] | None, positions: slice) -> None:
         self.requested, self.positions = requested, positions
         self.layers: tuple[int, ...] = ()
-        self.attention = torch.zeros(())  # (layer, head, n, n) once a batch was added
-        self.visible = torch.zeros((), dtype=torch.bool)  # (layer, n, n)
-        self.metrics: list[list[Measurement]] = []  # by batch and layer, of (word, head)
+        self.other_layers: dict[int, str] = {}
+        self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
+        self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
+        self.per_word: list[list[dict[str, Tensor]]] = []  # by batch and layer
 
     def add(self, observed: Observed) -> None:
         """Add the words of a batch."""
-        self.layers = _requested_layers(self.requested, observed)
-        places = [observed.layers.index(layer) for layer in self.layers]
-        device, part = observed.maps[0].device, self.positions
-        maps = [_crop(observed.maps[place], part) for place in places]  # (word, head, n, n) each
-        self.attention = self.attention + torch.stack([_float32_rows(weights).sum(0).to(device) for weights in maps])
-        visible = [observed.visible[place][:, part, part].any(0).to(device) for place in places]
-        self.visible = self.visible | torch.stack(visible)
-        self.metrics.append([measure(weights) for weights in maps])
-
-    def per_word(self) -> Measurement:
-        """Return the metrics of each word, (word, layer, head) each."""
-
-        def stacked(name: str) -> Tensor:
-            device = self.attention.device
-            return torch.cat([torch.stack([getattr(m, name).to(device) for m in by], 1) for by in self.metrics])
-
-        return Measurement(**{name: stacked(name) for name in METRICS})
-
-
-def _requested_layers(layers: Sequence[int] | None, observed: Observed) -> tuple[int, ...]:
-    """Return the layers that were asked for, by their numbers in the model; all that have attention for None."""
-    numbers = observed.layers if layers is None else layer_indices(layers, observed.depth)
-    absent = sorted(set(numbers) - set(observed.layers))
-    if absent:
-        raise ValueError(
-            f"layers holds {absent}, which have no attention in this model; those that have are {list(observed.layers)}"
-        )
-    return numbers
+        part, first = self.positions, observed.maps[0]
+        if not self.layers:
+            self.other_layers = observed.others
+            self.layers = observed.requested(self.requested)
+            n = part.stop - part.start
+            dtype = torch.promote_types(first.dtype, torch.float32)
+            self.attention = first.new_zeros(len(self.layers), first.shape[1], n, n, dtype=dtype)
+            self.visible = torch.zeros(len(self.layers), n, n, dtype=torch.bool, device=first.device)
+        by_layer = []
+        for place, layer in enumerate(self.layers):
+            index = observed.layers.index(layer)
+            given = observed.maps[index][..., part, :].to(self.attention.dtype)
+            weights = given[..., part]  # (word, head, n, n)
+            total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
+            visible = observed.visible[index][:, part, part]
+            attention = weights / mass
+            values = sample_metrics(attention, visible)
+            if given.shape != weights.shape:
+                values["cut_share"] = (total - mass).mean((-2, -1))
+            if any(observed.sinks):
+                values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
+            by_layer.append(values)
+            self.attention[place] += attention.sum(0).to(self.attention.device)
+            self.visible[place] |= visible.any(0).to(self.visible.device)
+        self.per_word.append(by_layer)
 
 
 def _equal_states(base: Any, row: Tensor, positions: slice) -> bool:
@@ -197,17 +199,3 @@ def _equal_rows(states: Tensor) -> bool:
     states = states.double() if states.device.type == "cpu" else states.float()
     spread, size = (states - states[..., :1, :]).abs().amax(-2), states.abs().amax(-2)
     return bool((spread / size.clamp(min=torch.finfo(torch.float32).tiny)).median() < eps**0.5)
-
-
-def _crop(weights: Tensor, positions: slice) -> Tensor:
-    """Cut special tokens out of attention and renormalise its rows."""
-    whole = weights.shape[-1] == positions.stop - positions.start
-    return weights if whole else crop(weights, positions.start, positions.stop)
-
-
-def _float32_rows(weights: Tensor) -> Tensor:
-    """Return half precision as float32, with rows that sum to 1 in float32; wider types unchanged."""
-    if weights.dtype in (torch.float32, torch.float64):
-        return weights
-    weights = weights.float()
-    return weights / weights.sum(-1, keepdim=True)

@@ -15,15 +15,15 @@ from pelocality.models._run import (
     check_length,
     device_of,
     eager_attention,
-    layer_indices,
     refuse_attached,
+    requested_layers,
     run,
 )
-from pelocality.models._terms import logit_terms, position_parts, queries_and_keys, rotated
+from pelocality.models._terms import logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
 from pelocality.models.families import architecture
-from pelocality.models.families._record import Architecture
+from pelocality.models.families._record import Architecture, by_distance
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 
@@ -140,27 +140,24 @@ def positional_logits(
             raise ValueError(f"{type(base).__name__} has no known positional terms in its logits")
         averaged = with_content and not (table or biased)  # every positional term needs the content of some word
         closed = range(len(modules)) if biased or averaged else range(1)
-        chosen = _chosen(layers, closed, len(modules), type(base).__name__)
+        chosen = requested_layers(
+            layers,
+            closed,
+            len(modules),
+            f"in which {type(base).__name__} has no position-only logits: its positions are added to the words before "
+            "the first layer; use layers=[0], or positional_attention for the deeper ones",
+        )
         if averaged:
             ids, names = choose_words(base, tokenizer, words, seed)
-            relative = _constant_content(record, base, modules, chosen, ids, length)
-            logits = [toeplitz(b, length) for b in relative]
+            logits = _constant_content(record, base, chosen, ids, length)
         else:
-            logits, relative = [], []
-            for layer in chosen:
-                if layer == 0 and table:
-                    logits.append(_content_free(record, base, modules[0], length))
-                else:
-                    with loaded(base, [modules[layer]]):
-                        bias = record.relative_bias(base, modules[layer], length)
-                    assert bias is not None  # every layer in closed has one
-                    relative.append(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)))
-                    logits.append(toeplitz(relative[-1], length))
+            logits = [_exact(record, base, modules[layer], table and layer == 0, length) for layer in chosen]
     device = logits[0].device
+    stacked = torch.stack([part.to(device) for part in logits])
     visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
     return PositionalLogits(
-        logits=torch.stack([part.to(device) for part in logits]),
-        relative=torch.stack([b.to(device) for b in relative]) if len(relative) == len(chosen) else None,
+        logits=stacked,
+        relative=None if table and 0 in chosen else by_distance(stacked),
         layers=chosen,
         visible=torch.stack(visible),
         causal=record.causal(base),
@@ -170,73 +167,41 @@ def positional_logits(
     )
 
 
-def _chosen(layers: Sequence[int] | None, closed: range, count: int, name: str) -> tuple[int, ...]:
-    """Return the requested layers, all with a closed form by default."""
-    if layers is None:
-        return tuple(closed)
-    chosen = layer_indices(layers, count)
-    beyond = [i for i in chosen if i not in closed]
-    if beyond:
-        raise ValueError(
-            f"{name} has no position-only logits in layers {beyond}: its positions are added to the words before "
-            "the first layer; use layers=[0], or positional_attention for the deeper ones"
-        )
-    return chosen
-
-
-def _content_free(record: Architecture, base: Any, module: Any, length: int) -> Tensor:
-    """Return the first layer's logits for word embeddings of zero: (head, n, n)."""
-    width = embedding_weight(base).shape[1]
-    zeros = torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base))
-    with captured_inputs(record, base) as hidden:
-        run(base, inputs_embeds=zeros)
-    return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).logits[0]
+def _exact(record: Architecture, base: Any, module: Any, table: bool, length: int) -> Tensor:
+    """Return a layer's logits without content, (head, n, n): for word embeddings of zero, or its relative bias."""
+    with loaded(base, [module]):
+        if not table:
+            bias = record.relative_bias(base, module, length)
+            assert bias is not None
+            return toeplitz(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)), length)
+        width = embedding_weight(base).shape[1]
+        with captured_inputs(record, base) as hidden:
+            run(base, inputs_embeds=torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base)))
+        return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).logits[0]
 
 
 def _constant_content(
-    record: Architecture,
-    base: Any,
-    modules: list[Any],
-    chosen: tuple[int, ...],
-    ids: tuple[int, ...],
-    length: int,
+    record: Architecture, base: Any, chosen: tuple[int, ...], ids: tuple[int, ...], length: int
 ) -> list[Tensor]:
-    """Return b[k] of each chosen layer under one repeated word, averaged over words: (head, 2n - 1) each."""
+    """Return the logits of each chosen layer under one repeated word, averaged over words: (head, n, n) each."""
     batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _REPEATS)
     with captured_inputs(record, base) as hidden:
         run(base, input_ids=batch)
-    relative = []
+    logits = []
     for layer in chosen:
-        states = hidden[layer].to(torch.promote_types(hidden[layer].dtype, torch.float32))
+        module, states = record.attentions(base)[layer], hidden[layer]
         spread = (states - states[:, :1]).abs().max() / states.abs().max()
-        if spread > (1e-3 if hidden[layer].dtype in (torch.float32, torch.float64) else 0.1):
+        if spread > (1e-3 if states.dtype in (torch.float32, torch.float64) else 0.1):
             raise ValueError(
                 f"{type(base).__name__} does not keep the content of a repeated word constant over positions "
                 f"(layer {layer} differs by {float(spread):.2g}), so its logits have no closed form; "
                 "use positional_attention"
             )
-        with loaded(base, [modules[layer]]):
-            # (word, head, 1, d_head)
-            query, key = queries_and_keys(record, base, modules[layer], hidden[layer][:, :1])
-            relative.append(_distance_logits(record, base, modules[layer], query, key, length).mean(0))
-    return relative
-
-
-def _distance_logits(record: Architecture, base: Any, module: Any, query: Tensor, key: Tensor, length: int) -> Tensor:
-    """Return logits by distance of equal states at all positions: (word, head, 1, d_head) -> (word, head, 2n - 1)."""
-    scaling = record.scaling(module)
-    rotation = record.rotation(base, module, length)
-    if rotation is not None:
-        cos, sin = (angles.to(query.device) for angles in rotation)
-        queries, keys = rotated(query, cos, sin), rotated(key, cos, sin)  # (word, head, n, d_head)
-        ahead = (queries[:, :, :1] * keys).sum(-1)  # the query at 0, keys at 0..n-1
-        behind = (queries * keys[:, :, :1]).sum(-1)  # queries at 0..n-1, the key at 0
-        return scaling * torch.cat([behind[..., 1:].flip(-1), ahead], dim=-1)
-    total = query.new_zeros(*query.shape[:2], 2 * length - 1)
-    for vectors, states in (
-        (record.relative_keys(base, module, length), query),
-        (record.relative_queries(base, module, length), key),
-    ):
-        if vectors is not None:
-            total = total + (states @ vectors.to(states).transpose(-1, -2)).squeeze(-2)
-    return scaling * total
+        with loaded(base, [module]):
+            queries, keys = queries_and_keys(record, base, module, states[:, :1])
+            total: Tensor | int = 0
+            for query, key in zip(queries, keys, strict=True):  # (head, 1, d_head) each
+                content = (query.expand(1, -1, length, -1), key.expand(1, -1, length, -1))
+                total = total + logit_terms(record, base, module, content).logits[0]
+            logits.append(total / len(ids))
+    return logits

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
-from pelocality.models._run import check_length, check_reads_tokens, device_of, eager_attention, reads_tokens
-from pelocality.models._weights import check_ids
-from pelocality.models.families import architecture, known_families
-from pelocality.models.families._wrapper import pretrained
+from pelocality.models._run import check_length, eager_attention, find_base
 
 
 def reflection_gap(
@@ -66,15 +63,12 @@ def reflection_gap(
         ...     bool(reflection_gap(bert, ids) < 1e-12)
         False
     """
-    inputs = token_batch(input_ids, attention_mask=attention_mask)
-    ids = inputs["input_ids"]
-    mask = inputs.get("attention_mask", torch.ones_like(ids))
-    if not bool(mask.any(1).all()):
+    base = find_base(model)
+    inputs, tokens = token_batch(base, input_ids, attention_mask=attention_mask)
+    ids, mask = inputs["input_ids"], tokens.long()
+    if not bool(tokens.any(1).all()):
         raise ValueError("attention_mask must be 1 for a token in every sequence, and one is padding only")
-    base = _base(model)
-    check_ids(base, ids)
     check_length(base, ids.shape[1])
-    ids, mask = ids.to(device_of(base)), mask.to(device_of(base))
     if not len(ids):  # most models cannot run an empty batch
         return torch.zeros(0, dtype=torch.float64, device=ids.device)
     order = _reversed_among_tokens(mask)
@@ -82,27 +76,12 @@ def reflection_gap(
         forward = _hidden_states(base, ids, mask)
         backward = _hidden_states(base, ids.gather(1, order), mask)
     backward = backward.gather(1, order[..., None].expand_as(backward))
-    tokens = mask[..., None]
     difference, one, other = (
-        torch.linalg.vector_norm((states * tokens).double(), dim=(1, 2))
+        torch.linalg.vector_norm((states * mask[..., None]).double(), dim=(1, 2))
         for states in (forward - backward, forward, backward)
     )
     total = one + other
     return torch.where(total == 0, 0, difference / total)  # two outputs of zeros are equal
-
-
-def _base(model: nn.Module) -> Any:
-    """Return the base transformer to run, the encoder of an encoder-decoder model."""
-    inner = pretrained(model)
-    if inner.config.model_type in known_families():
-        return architecture(inner).base(inner)
-    base = inner.base_model
-    if inner.config.is_encoder_decoder:
-        base = base.get_encoder()
-        if not reads_tokens(base):
-            raise ValueError(f"the encoder of {type(inner).__name__} cannot be run on tokens by itself")
-    check_reads_tokens(base)
-    return base
 
 
 def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:

@@ -1,28 +1,31 @@
-"""The result of identical-word probing: matrices, metrics, intervals and provenance."""
+"""Mean attention over words or texts: matrices, metrics, intervals and provenance."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self
 
 import pandas as pd
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+import pelocality
+from pelocality import metrics as _metrics
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._run import label
+from pelocality.models._run import attached_encoding, label, model_name
+from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
 from pelocality.statistics import t_interval
 
-Metric = Literal["locality", "symmetry", "relative_asymmetry"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
+_ROUNDING = 1e-6  # a layer closer than this adds no positions
 
 
 @dataclass(frozen=True)
@@ -34,56 +37,81 @@ class Provenance:
         model_class: class of the model that ran.
         model_type: ``config.model_type``.
         dtype: precision the model ran in.
-        words: the words that were repeated, as text.
-        word_ids: their token ids.
-        seed: seed they were drawn with; None for given words.
-        special_tokens: whether special tokens were fed around the words (the matrices never contain them).
+        special_tokens: of words, whether special tokens were fed around them (the matrices never contain them); of
+            texts, whether they are counted.
         causal: whether no query attends to later keys.
         versions: of pelocality, torch and transformers.
         encoding: the encoding that was attached to the model while it ran, with ``position_embeddings``; None where
             there was none.
+        words: the words that were repeated, as text.
+        word_ids: their token ids.
+        seed: seed they were drawn with; None for given words.
+        prefix: the tokens fed before the words, as text (the matrices never contain them).
         equal_states: whether the repeated word held the same hidden state at every position, in every layer.
+        texts: number of texts.
     """
 
     model: str
     model_class: str
     model_type: str
     dtype: str
-    words: tuple[str, ...]
-    word_ids: tuple[int, ...]
-    seed: int | None
     special_tokens: bool
     causal: bool
     versions: Mapping[str, str]
     encoding: str | None = None
+    words: tuple[str, ...] = ()
+    word_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    prefix: tuple[str, ...] = ()
     equal_states: bool = False
+    texts: int = 0
+
+
+def provenance(model: nn.Module, base: Any, visible: Tensor, **more: Any) -> Provenance:
+    """Return the provenance of a result, from the model as given and its base transformer."""
+    return Provenance(
+        model=model_name(model),
+        model_class=type(base).__name__,
+        model_type=base.config.model_type,
+        dtype=str(base.dtype).removeprefix("torch."),
+        causal=is_causal(visible),
+        versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
+        encoding=attached_encoding(base),
+        **more,
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionalAttention(DisplayMixin):
-    """Attention to identical words, which depends on position alone.
+class MeanAttention(DisplayMixin):
+    """Attention averaged over words or texts, with the metrics of each of them.
 
-    Two averaging orders are in use. ``metric_of_mean`` measures the matrix averaged over words (Wang et al., 2021,
-    average 300 words first). ``mean_of_metric`` measures the matrix of each word and averages the numbers; the
-    intervals are for this order. Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as
-    the mean over words and 0.83 of the mean. Which order Chen et al. (2023) used is not known.
+    Two averaging orders are in use. ``metric_of_mean`` measures the averaged matrix (Wang et al., 2021, average 300
+    words first). ``mean_of_metric`` measures each matrix and averages the numbers; the intervals are for this order.
+    Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as the mean over words and 0.83 of
+    the mean. Which order Chen et al. (2023) used is not known.
 
     The metrics accept this result: ``symmetry(result)`` is the metric of the mean.
 
     Attributes:
-        attention: mean over words of the attention (layer, head, n, n), rows sum to 1.
-        per_word: locality, symmetry and relative asymmetry of each word's matrix, each (word, layer, head).
-        layers: the model's layer numbers along the first axis; layers without attention are not included.
+        attention: mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
+            or tokens that are cut out take part of them.
+        per_sample: by name, a number of the matrix of each word or text, (sample, layer, head): the metrics shown by
+            default, locality, symmetry and relative asymmetry; ``cut_share``, the attention to tokens that are cut out;
+            in models with learned sinks, ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured
+            on the weights as they are, whose rows sum to 1 less that share.
+        layers: the model's layer numbers along the first axis.
         source: the `Provenance`.
         visible: the keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
             masked.
+        other_layers: what the model's layers without attention are, by number.
     """
 
     attention: Tensor
-    per_word: Measurement
+    per_sample: Mapping[str, Tensor]
     layers: tuple[int, ...]
     source: Provenance
     visible: Tensor | None = None
+    other_layers: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -92,89 +120,128 @@ class PositionalAttention(DisplayMixin):
 
     @property
     def mean_of_metric(self) -> Measurement:
-        """The metrics of each word's matrix, averaged over words: each (layer, head)."""
-        return Measurement(**{name: getattr(self.per_word, name).mean(0) for name in METRICS})
+        """The published metrics of each matrix, averaged: each (layer, head)."""
+        return Measurement(**{name: self.per_sample[name].mean(0) for name in PUBLISHED})
 
     @cached_property
     def metric_of_mean(self) -> Measurement:
-        """The metrics of the matrix averaged over words: each (layer, head)."""
+        """The published metrics of the averaged matrix: each (layer, head)."""
         return measure(self.attention)
+
+    @property
+    def visible_keys(self) -> tuple[int, ...]:
+        """The most keys that any query sees, layer by layer: n, or the size of a window or chunk."""
+        if self.visible is None:
+            return (self.length,) * len(self.layers)
+        return tuple(self.visible.sum(-1).amax(-1).tolist())
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = []
+        if self.other_layers:
+            kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
+            notes.append(f"layers without attention: {kinds}")
         if self.source.causal:
+            notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
+        if "learned_sink" in self.per_sample:
             notes.append(
-                "causal: symmetry is meaningless on one-sided attention (relative asymmetry is 1 by construction)"
+                "learned sinks: rows are renormalised without them; names in _with_sink are of the rows as they are"
             )
-        if self.source.equal_states:
-            notes.append(
-                "relative positions alone: every position holds the same hidden state in every layer, so each layer "
-                "shows only the positions it adds itself"
-            )
-            if uniform := [str(layer) for layer, flat in zip(self.layers, self._uniform(), strict=True) if flat]:
-                notes.append(
-                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(uniform)}; their "
-                    "attention on text may differ"
-                )
         return tuple(notes)
 
-    def _uniform(self) -> list[bool]:
-        """Return for each layer whether all its heads are nearly uniform over the visible keys."""
-        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
-        uniform = visible / visible.sum(-1, keepdim=True)
-        distance = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # total variation, (layer, head)
-        return (distance.amax(-1) < _UNIFORM).tolist()
+    def interval(self, metric: str = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the t interval over words or texts for the mean of a metric.
 
-    def interval(self, metric: Metric = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the t interval over words for the mean of a metric.
-
-        It covers the choice of words, not the variation between training runs.
+        It covers the choice of words or texts, not the variation between training runs.
 
         Args:
-            metric: "locality", "symmetry" or "relative_asymmetry".
+            metric: a name in ``per_sample``, such as "locality".
             confidence: coverage, between 0 and 1.
 
         Returns:
-            The lower and the upper end, each (layer, head); NaN for a single word.
+            The lower and the upper end, each (layer, head); NaN for a single sample.
 
         Raises:
             ValueError: for an unknown metric or a confidence outside (0, 1).
         """
-        if metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
-        return _interval(getattr(self.per_word, metric), confidence)
+        if metric not in self.per_sample:
+            raise ValueError(f"metric must be one of {', '.join(self.per_sample)}, got {metric!r}")
+        return _interval(self.per_sample[metric], confidence)
 
-    def to_frame(self, by: Literal["head", "layer"] = "head", confidence: float = 0.95) -> pd.DataFrame:
+    def to_frame(
+        self,
+        by: Literal["head", "layer"] = "head",
+        confidence: float = 0.95,
+        metrics: Sequence[str] | Mapping[str, Callable[..., Tensor]] | None = None,
+    ) -> pd.DataFrame:
         """Return the numbers as a table.
 
         Args:
             by: "head" for one row per layer and head, "layer" for the mean over the heads of each layer.
-            confidence: coverage of the intervals over words.
+            confidence: coverage of the intervals.
+            metrics: names in ``per_sample`` or of ``pelocality.metrics``, or functions of this result by column name.
+                By default, of bidirectional attention, the published metrics; of causal attention, past locality,
+                adjusted locality, mean distance, sink rate (the first token's share) and window; and the shares of
+                sinks and of tokens that are cut out.
 
         Returns:
-            A DataFrame with ``layer`` (and ``head``), and for each metric the mean over words, its interval
-            (``_low``, ``_high``) and the metric of the mean matrix (``_of_mean``).
+            A DataFrame with ``layer`` (and ``head``), and for each metric the mean over samples, its interval
+            (``_low``, ``_high``) and the metric of the mean matrix (``_of_mean``); metrics that are not in
+            ``per_sample`` have the last alone. ``visible_keys`` are the most keys that a query sees.
 
         Raises:
-            ValueError: for another ``by``.
+            ValueError: for another ``by``, an unknown metric, or one that is not a number per matrix.
         """
         if by not in ("head", "layer"):
             raise ValueError(f"by must be 'head' or 'layer', got {by!r}")
+        heads = self.attention.shape[1]
         index: pd.Index[Any] = pd.Index(self.layers, name="layer")
         if by == "head":
-            index = pd.MultiIndex.from_product([self.layers, range(self.attention.shape[1])], names=["layer", "head"])
-        columns: dict[str, list[float]] = {}
-        for name in METRICS:
-            per_word, of_mean = getattr(self.per_word, name), getattr(self.metric_of_mean, name)
-            if by == "layer":
-                per_word, of_mean = per_word.mean(-1), of_mean.mean(-1)
-            low, high = _interval(per_word, confidence)
-            columns[name] = per_word.mean(0).flatten().tolist()
-            columns[f"{name}_low"], columns[f"{name}_high"] = low.flatten().tolist(), high.flatten().tolist()
-            columns[f"{name}_of_mean"] = of_mean.flatten().tolist()
-        return pd.DataFrame(columns, index).reset_index()
+            index = pd.MultiIndex.from_product([self.layers, range(heads)], names=["layer", "head"])
+        columns: dict[str, Any] = {}
+        for name in self._shown() if metrics is None else metrics:
+            given = metrics[name] if isinstance(metrics, Mapping) else None
+            if given is None and name in self.per_sample:
+                samples = self.per_sample[name]
+                samples = samples.mean(-1) if by == "layer" else samples
+                low, high = _interval(samples, confidence)
+                columns |= {name: samples.mean(0), f"{name}_low": low, f"{name}_high": high}
+            of_mean = self._of_mean(name, given)
+            if of_mean is not None:
+                columns[f"{name}_of_mean"] = of_mean.mean(-1) if by == "layer" else of_mean
+        columns |= {name: each.mean(-1) if by == "layer" else each for name, each in self._more_columns().items()}
+        frame = pd.DataFrame({name: values.flatten().tolist() for name, values in columns.items()}, index)
+        frame["visible_keys"] = [keys for keys in self.visible_keys for _ in range(len(frame) // len(self.layers))]
+        return frame.reset_index()
+
+    def _shown(self) -> list[str]:
+        """Return the metrics that are shown by default."""
+        shares = [name for name in self.per_sample if name in ("learned_sink", "cut_share") or "_with_" in name]
+        return [*default_metrics(self.source.causal), *shares]
+
+    def _more_columns(self) -> dict[str, Tensor]:
+        """Return further columns of the table, (layer, head) each."""
+        return {}
+
+    def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
+        """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
+        if name in PUBLISHED and function is None:
+            published: Tensor = getattr(self.metric_of_mean, name)
+            return published
+        function = function or getattr(_metrics, name, None)
+        if function is None and name in self.per_sample:
+            return None
+        if function is None:
+            known = [*self.per_sample, "a metric of pelocality.metrics"]
+            raise ValueError(f"metrics must hold {', '.join(known)}, or map names to functions, got {name!r}")
+        value = function(self)
+        if value.shape != self.attention.shape[:2]:
+            raise ValueError(
+                f"metrics must give one number per matrix, {tuple(self.attention.shape[:2])}, but {name} gives "
+                f"{tuple(value.shape)}"
+            )
+        return value
 
     def save(self, path: str | Path) -> None:
         """Write the result to one safetensors file, with the provenance as JSON in its header.
@@ -182,17 +249,17 @@ class PositionalAttention(DisplayMixin):
         Args:
             path: the file to write, by custom ending in ``.safetensors``.
         """
-        tensors = {"attention": self.attention} | ({} if self.visible is None else {"visible": self.visible})
-        tensors |= {name: getattr(self.per_word, name) for name in METRICS}
-        header = {"layers": self.layers, "source": asdict(self.source)}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
+        header = {"layers": self.layers, "source": asdict(self.source), "other_layers": list(self.other_layers.items())}
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
             path,
-            metadata={"pelocality.PositionalAttention": json.dumps(header)},
+            metadata={f"pelocality.{type(self).__name__}": json.dumps(header)},
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> PositionalAttention:
+    def load(cls, path: str | Path) -> Self:
         """Read a result that ``save`` wrote.
 
         Args:
@@ -202,36 +269,42 @@ class PositionalAttention(DisplayMixin):
             The same result, on the CPU.
 
         Raises:
-            ValueError: if the file does not hold a saved result.
+            ValueError: if the file does not hold a saved result of this class.
         """
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("pelocality.PositionalAttention")
+            text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
             if text is None:
-                raise ValueError(f"{path} is not a saved PositionalAttention; write one with result.save(path)")
+                raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         header = json.loads(text)
-        source = header["source"]
-        for field in ("words", "word_ids"):
-            source[field] = tuple(source[field])
+        source = {name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()}
         return cls(
-            attention=tensors["attention"],
-            per_word=Measurement(**{name: tensors[name] for name in METRICS}),
+            per_sample={
+                name.removeprefix("per_sample."): tensors.pop(name) for name in list(tensors) if "per_sample" in name
+            },
             layers=tuple(header["layers"]),
             source=Provenance(**source),
-            visible=tensors.get("visible"),
+            other_layers=dict(header["other_layers"]),
+            **tensors,
         )
+
+    def _samples(self) -> str:
+        """Return over what the mean is, for the headline."""
+        raise NotImplementedError
 
     def _headline(self) -> str:
-        heads, words = self.attention.shape[1], len(self.source.words)
-        special = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
         model = label(self.source.model, self.source.encoding)
-        return (
-            f"{model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, "
-            f"mean over {words} word{'s' if words != 1 else ''}, {special}"
-        )
+        heads = self.attention.shape[1]
+        return f"{model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, {self._samples()}"
 
     def _table(self) -> pd.DataFrame:
-        frame = self.to_frame("layer")[["layer", "locality", "symmetry", "symmetry_of_mean", "relative_asymmetry"]]
+        frame = self.to_frame("layer")
+        names = ["layer", *self._shown(), *self._more_columns()]
+        if not self.source.causal:
+            names.insert(3, "symmetry_of_mean")
+        if min(self.visible_keys) < self.length:
+            names.append("visible_keys")
+        frame = frame[names]
         mean = frame.mean().to_frame().T.astype(object).assign(layer="mean")
         table = pd.concat([frame.astype(object), mean], ignore_index=True)
         return table.rename(columns=lambda name: name.replace("_", " "))
@@ -240,7 +313,45 @@ class PositionalAttention(DisplayMixin):
         return self.notes
 
 
-def _interval(per_word: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionalAttention(MeanAttention):
+    """Attention to identical words, which depends on position alone; see `MeanAttention` for what it holds."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Cautions for reading these numbers, one sentence each; usually empty."""
+        notes = list(super().notes)
+        if self.source.equal_states:
+            notes.append(
+                "relative positions alone: every position holds the same hidden state in every layer, so each layer "
+                "shows only the positions it adds itself; measure with prefix=True, or text with text_average"
+            )
+            distance = self._distance_from_uniform()
+            if flat := [str(layer) for layer, far in zip(self.layers, distance, strict=True) if far < _UNIFORM]:
+                notes.append(
+                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(flat)}; their "
+                    "attention on text may differ"
+                )
+            if none := [str(layer) for layer, far in zip(self.layers, distance, strict=True) if far < _ROUNDING]:
+                notes.append(f"layers that add no positions: {', '.join(none)}")
+        return tuple(notes)
+
+    def _distance_from_uniform(self) -> list[float]:
+        """Return for each layer how far its least uniform head is from uniform, in total variation, from 0 to 1."""
+        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
+        uniform = visible / visible.sum(-1, keepdim=True)
+        distances: list[float] = ((self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2).amax(-1).tolist()
+        return distances
+
+    def _samples(self) -> str:
+        words = len(self.source.words)
+        fed = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
+        if self.source.prefix:
+            fed = f"{' '.join(self.source.prefix)} fed before them and cropped"
+        return f"mean over {words} word{'s' if words != 1 else ''}, {fed}"
+
+
+def _interval(samples: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
     """Return the ends of the t interval of the mean over the first axis."""
-    low, high = t_interval(per_word.double().cpu().numpy(), confidence)
+    low, high = t_interval(samples.double().cpu().numpy(), confidence)
     return torch.from_numpy(low), torch.from_numpy(high)

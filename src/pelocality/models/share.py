@@ -7,26 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from pelocality._checks import check_tokenizer, count
 from pelocality._display import DisplayMixin
-from pelocality.models._inputs import token_batch
-from pelocality.models._observe import observe
-from pelocality.models._run import (
-    attached_encoding,
-    check_length,
-    device_of,
-    eager_attention,
-    find_base,
-    label,
-    model_name,
-)
-
-# error of the softmax of equal logits, in eps: half precision is rounded once, from float32
-_ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
+from pelocality.models._run import attached_encoding, find_base, label, model_name
+from pelocality.models._text import TextSums, included_pairs, observe_text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,136 +109,26 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
-    base, record = find_base(model)
-    count("length", length, least=2)
-    if isinstance(batches, Mapping):
-        raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
-    sums: _Sums | None = None
-    layers: tuple[int, ...] = ()
-    sentences = longest = 0
-    with eager_attention(model):
-        for batch in tqdm(batches, desc="position share", unit="batch", delay=3, disable=not progress):
-            inputs, real, included = _read(batch, base, tokenizer, special_tokens)
-            if real.numel() == 0:
-                continue
-            if real.shape[1] > longest:
-                longest = real.shape[1]
-                check_length(base, longest)
-            inputs = {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
-            observed = observe(base, record, **inputs)
-            if sums is None:
-                layers = observed.layers
-                sums = _Sums(len(layers), observed.maps[0].shape[1])
-            included = included[:, :length]
-            m = included.shape[1]
-            for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                sums.add(layer, weights, included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu())
-            sentences += real.shape[0]
-    if sums is None:
-        raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
-    share, prediction = sums.result()
+    base = find_base(model)
+    sums: TextSums | None = None
+    sentences = 0
+    options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
+    for observed, included in observe_text(model, base, batches, **options, progress=progress):
+        layers = observed.layers
+        sums = sums or TextSums(len(layers), observed.maps[0].shape[1])
+        for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
+            sums.add(layer, weights, included_pairs(included, visible))
+        sentences += len(included)
+    assert sums is not None  # observe_text raises where there is no text
+    if not bool((sums.counts >= 2).any()):
+        raise ValueError("no pair of positions is in two sentences; pass more text")
     return PositionShare(
-        share=share,
+        share=sums.share(),
         layers=layers,
-        prediction=prediction,
+        prediction=sums.total / sums.counts[:, None],
         counts=sums.counts,
         sentences=sentences,
         model=model_name(model),
         special_tokens=special_tokens,
         encoding=attached_encoding(base),
     )
-
-
-class _Sums:
-    """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
-
-    def __init__(self, layers: int, heads: int) -> None:
-        self.total = torch.zeros(layers, heads, 0, 0, dtype=torch.float64)
-        self.squares = torch.zeros_like(self.total)
-        self.rounding = torch.zeros(layers, 1, 0, 0, dtype=torch.float64)
-        self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
-
-    def _grow(self, length: int) -> None:
-        """Pad the sums to this number of positions: the longest text is known only at the end."""
-        more = max(0, length - self.counts.shape[-1])
-        if more:
-            self.total, self.squares, self.rounding, self.counts = (
-                nn.functional.pad(sums, (0, more, 0, more))
-                for sums in (self.total, self.squares, self.rounding, self.counts)
-            )
-
-    def add(self, layer: int, weights: Tensor, pairs: Tensor) -> None:
-        """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n."""
-        m = pairs.shape[-1]
-        self._grow(m)
-        # on the CPU, as not every accelerator has float64
-        included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
-        mass = included.sum(-1, keepdim=True)
-        keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
-        # a row without weight on included keys (it underflowed) has deviation 0
-        deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - 1 / keys, 0.0)
-        self.total[layer, :, :m, :m] += deviation.sum(0)
-        self.squares[layer, :, :m, :m] += deviation.square().sum(0)
-        rounding = _ROUNDING[weights.dtype] * torch.finfo(weights.dtype).eps * pairs[:, None] / keys.clamp(min=1)
-        self.rounding[layer, :, :m, :m] += rounding.square().sum(0)
-        self.counts[layer, :m, :m] += pairs.sum(0)
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Return the share (layer, head) and the mean deviation (layer, head, length, length)."""
-        counts = self.counts[:, None].double()
-        enough = counts >= 2  # a pair in one sentence only cannot be predicted from others
-        if not bool(enough.any()):
-            raise ValueError("no pair of positions is in two sentences; pass more text")
-        # the distance to the mean of the others is N / (N - 1) times the distance to the mean of all
-        error = (self.squares - self.total.square() / counts) * (counts / (counts - 1)).square()
-        error = torch.where(enough, error, 0.0).sum((-2, -1))
-        squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
-        share = torch.where(squares > rounding, 1 - error / squares, torch.nan)
-        return share, self.total / counts
-
-
-def _read(
-    batch: Mapping[str, Any], base: Any, tokenizer: Any, special_tokens: bool
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return a batch's inputs, which tokens are not padding and which to include: (batch, n), padding on the right."""
-    if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        raise TypeError(
-            f"batches must hold mappings with input_ids, got {type(batch).__name__}; run the tokenizer first"
-        )
-    if len(batch["input_ids"]) == 0:
-        return {}, torch.ones(0, 0, dtype=torch.bool), torch.ones(0, 0, dtype=torch.bool)
-    others = ("attention_mask", "token_type_ids", "special_tokens_mask")
-    given = token_batch(batch["input_ids"], **{name: batch[name] for name in others if name in batch})
-    given = {name: tensor.cpu() for name, tensor in given.items()}
-    ids = given["input_ids"]
-    padding = getattr(base.config, "pad_token_id", None)
-    if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
-        raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
-    real = given.get("attention_mask", torch.ones_like(ids)).bool()
-    if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
-        raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
-    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
-    inputs = {name: given[name].gather(1, order) for name in given if name in ("input_ids", "token_type_ids")}
-    if special_tokens:
-        special = torch.zeros_like(real)
-    elif "special_tokens_mask" in given:
-        special = given["special_tokens_mask"].bool()
-    else:
-        special = _special(ids, tokenizer)
-    real = real.gather(1, order)
-    return {**inputs, "attention_mask": real.long()}, real, real & ~special.gather(1, order)
-
-
-def _special(ids: Tensor, tokenizer: Any) -> Tensor:
-    """Return which tokens are special to the tokenizer: (batch, n)."""
-    if tokenizer is None:
-        raise ValueError(
-            "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
-            "or include them with special_tokens=True"
-        )
-    check_tokenizer(tokenizer)
-    special = set(tokenizer.all_special_ids)
-    others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
-    if tokenizer.unk_token not in others:  # GPT-2 has one token for all purposes
-        special.discard(tokenizer.unk_token_id)  # an unknown word is a word
-    return torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
 import logging
-import pickle
 import tempfile
 import uuid
 from collections import Counter
@@ -17,7 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import datasets
+import multiprocess
 import numpy as np
+import pyarrow as pa
+from tqdm.auto import tqdm
 
 from pelocality._checks import count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 Item = Pair | Sentence
 Counts = Counter[tuple[str, str]]  # ("items", ""), ("dropped", reason) or ("skipped", reason) -> number
-_REPORT = "_report"  # column of the last row of a shard: its counts, or the error that stopped it
+_BATCH = 1000  # records sent to the processes, and rows written, at a time
+_kept: _Worker  # in a process that makes rows for another
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +69,18 @@ def build(
     ``features`` are the columns of the rows, by default those of the kind of item that the source holds.
     """
     workers = count("num_proc", num_proc) if num_proc is not None else 1
-    corpus, kind = _open(source, workers)
-    features = features or features_of(kind)
-    columns = {**features, "builder": datasets.Value("string"), _REPORT: datasets.Value("binary")}
-    folder = scratch_folder()
-    with progress_bars(progress):
-        table = datasets.Dataset.from_generator(
-            _shard_rows,
-            features=datasets.Features(columns),
-            cache_dir=str(folder),
-            gen_kwargs={
-                "shards": _shards(corpus, workers),
-                "corpus": corpus,
-                "kind": kind,
-                "perturb": perturb,
-                "empty": {**dict.fromkeys(columns), "builder": builder},
-            },
-            num_proc=workers if workers > 1 else None,
-            split=datasets.Split.TEST,
-            fingerprint=folder.name,  # explicit, so that nothing is hashed
-        )
-    probe, counts = _without_reports(table)
+    source, kind = _open(source)
+    worker = _Worker(source, kind, perturb)
+    counts: Counts = Counter()
+
+    def rows() -> Iterator[Row]:
+        records = source.records() if isinstance(source, Corpus) else source
+        for made, counted in _results(worker, tqdm(records, builder, disable=not progress), workers):
+            counts.update(counted)
+            yield from ({**row, "builder": builder} for row in made)
+
+    columns = {**(features or features_of(kind)), "builder": datasets.Value("string")}
+    probe = write_dataset(rows(), datasets.Features(columns), datasets.Split.TEST)
     dropped, skipped = (
         {reason: n for (what, reason), n in counts.most_common() if what == name} for name in ("dropped", "skipped")
     )
@@ -103,17 +96,15 @@ def build(
     return probe
 
 
-def _open(source: Iterable[Item], workers: int) -> tuple[Corpus[Item], type]:
-    """Return the source as a corpus, and the type of its first item, which is not lost."""
+def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type]:
+    """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, Pair | Sentence):
         raise TypeError(f"pairs must be a corpus or a list, got one {type(source).__name__}; put it in a list")
     if isinstance(source, str | Path) or not isinstance(source, Iterable):
         raise TypeError(
             f"pairs must be read first, got {type(source).__name__}; see read_snli, read_pairs, read_frames"
         )
-    if isinstance(source, Iterator) and workers > 1:
-        raise ValueError(f"num_proc={workers} needs a source that can be read again; make a list of the generator")
-    name, first = type(source).__name__, next(iter(source), None)
+    first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
             f"pairs must hold pelocality.corpora.Pair or Sentence, got {type(first).__name__}; "
@@ -121,97 +112,73 @@ def _open(source: Iterable[Item], workers: int) -> tuple[Corpus[Item], type]:
         )
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
-    if not isinstance(source, Corpus):
-        source = Corpus(name, functools.partial(enumerate, source, 1), _unchanged)
     return source, Pair if first is None else type(first)
 
 
-def _unchanged(item: Item, where: str) -> Item:
-    return item
+@dataclass(frozen=True)
+class _Worker:
+    """What a process needs to turn records into rows."""
+
+    source: Iterable[Item]
+    kind: type
+    perturb: Perturbation
+
+    def __call__(self, record: Any) -> tuple[list[Row], Counts]:
+        """Return the rows of a record, and counts of the item, its unusable candidates, and why it has no rows."""
+        item: Any = self.source.parse(record) if isinstance(self.source, Corpus) else record
+        if not isinstance(item, Dropped | self.kind):
+            raise TypeError(f"pairs must all be of one kind, got a {type(item).__name__} after a {self.kind.__name__}")
+        counts: Counts = Counter({("items", ""): 1})
+        rows: list[Row] = []
+        reason = "no candidate"
+        for result in [item] if isinstance(item, Dropped) else self.perturb(item):
+            if isinstance(result, Skipped):
+                counts["skipped", result.reason] += 1
+                reason = "no candidate was usable" if reason == "no candidate" else reason
+            elif isinstance(result, Dropped):
+                reason = result.reason
+            else:
+                rows.append(result)
+        if not rows:
+            counts["dropped", reason] += 1
+        return rows, counts
 
 
-def _shards(corpus: Corpus[Item], workers: int) -> list[tuple[int, int | None]]:
-    """Split the records into ranges of equal length, in order, one per process."""
+def _results(worker: _Worker, records: Iterable[Any], workers: int) -> Iterator[tuple[list[Row], Counts]]:
+    """Yield the rows and counts of each record, in order, made by this process or by several."""
     if workers == 1:
-        return [(0, None)]
-    total = sum(1 for _ in corpus.records())
-    edges = [total * k // workers for k in range(workers + 1)]
-    return [(a, b) for a, b in itertools.pairwise(edges) if a < b] or [(0, None)]
+        yield from map(worker, records)
+        return
+    records = iter(records)
+    with multiprocess.Pool(workers, _keep, (worker,)) as pool:
+        while batch := list(itertools.islice(records, _BATCH)):
+            yield from pool.map(_work, batch)
 
 
-def _shard_rows(
-    shards: list[tuple[int, int | None]], corpus: Corpus[Item], kind: type, perturb: Perturbation, empty: Row
-) -> Iterator[Row]:
-    """Yield the rows of some shards, and after each a row with its counts or the error that stopped it."""
-    for start, stop in shards:
-        counts: Counts = Counter()
-        report: Counts | Exception = counts
-        try:
-            for record in itertools.islice(corpus.records(), start, stop):
-                for row in _item_rows(corpus.parse(record), kind, perturb, counts):
-                    yield {**empty, **row}
-        except Exception as error:  # a pool of processes would lose its type and cause
-            report = error
-        yield {**empty, _REPORT: pickle.dumps(report)}
+def _keep(worker: _Worker) -> None:
+    """Keep the worker in this process, so that it loads a parser once."""
+    global _kept
+    _kept = worker
 
 
-def _item_rows(item: Item | Dropped, kind: type, perturb: Perturbation, counts: Counts) -> Iterator[Row]:
-    """Yield the rows of one item, and count the item, its unusable candidates, and why it has no rows."""
-    counts["items", ""] += 1
-    if not isinstance(item, Dropped | kind):
-        raise TypeError(f"pairs must all be of one kind, got a {type(item).__name__} after a {kind.__name__}")
-    reason: str | None = "no candidate"
-    for result in [item] if isinstance(item, Dropped) else perturb(item):
-        if isinstance(result, Skipped):
-            counts["skipped", result.reason] += 1
-            reason = "no candidate was usable" if reason == "no candidate" else reason
-        elif isinstance(result, Dropped):
-            reason = reason and result.reason
-        else:
-            reason = None
-            yield result
-    if reason:
-        counts["dropped", reason] += 1
+def _work(record: Any) -> tuple[list[Row], Counts]:
+    return _kept(record)
 
 
-def _without_reports(table: datasets.Dataset) -> tuple[datasets.Dataset, Counts]:
-    """Return the rows of a table without the reports, and the sum of these, or raise the error that a report holds."""
-    column = table.data.column(_REPORT)
-    counts: Counts = Counter()
-    parts, start = [], 0
-    for end in np.flatnonzero(column.is_valid().to_numpy()).tolist():
-        report = pickle.loads(column[end].as_py())
-        if isinstance(report, Exception):
-            raise report
-        counts += report
-        parts.append(table.select(range(start, end)))
-        start = end + 1
-    probe = datasets.concatenate_datasets(parts, split=table.split) if len(parts) > 1 else parts[0]
-    return probe.remove_columns(_REPORT), counts
+def write_dataset(rows: Iterator[Row], features: datasets.Features, split: datasets.Split | None) -> datasets.Dataset:
+    """Return a dataset of rows, memory-mapped from a file that is removed when the interpreter ends.
+
+    The cache of ``datasets`` would identify results by a hash of a function and its arguments, which does not notice
+    that a file has changed; and it is never emptied.
+    """
+    path = Path(_scratch().name, f"{uuid.uuid4().hex}.arrow")
+    schema = features.arrow_schema
+    with pa.ipc.new_stream(path, schema) as file:
+        while batch := list(itertools.islice(rows, _BATCH)):
+            file.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
+    return datasets.Dataset.from_file(str(path), split=split)
 
 
 @functools.cache
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="pelocality-")
-
-
-def scratch_folder() -> Path:
-    """Return a new folder for the files of one dataset, removed when the interpreter ends.
-
-    The cache of ``datasets`` would identify results by a hash of a function and its arguments, which does not notice
-    that a file has changed; and it is never emptied.
-    """
-    folder = Path(_scratch().name, uuid.uuid4().hex)
-    folder.mkdir()
-    return folder
-
-
-@contextlib.contextmanager
-def progress_bars(shown: bool) -> Iterator[None]:
-    """Show or hide the progress bars of ``datasets`` inside a ``with`` block."""
-    were_off = datasets.are_progress_bars_disabled()
-    (datasets.enable_progress_bars if shown else datasets.disable_progress_bars)()
-    try:
-        yield
-    finally:
-        (datasets.disable_progress_bars if were_off else datasets.enable_progress_bars)()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import datasets
+from tqdm.auto import tqdm
 
-from pelocality.probes._build import progress_bars, scratch_folder
+from pelocality.probes._build import write_dataset
 from pelocality.probes._info import ProbeInfo, probe_info, record_info
 
 
@@ -43,17 +44,8 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
             "probe must be a dataset made by pelocality.probes, with the columns builder, spans and side; got "
             f"{', '.join(probe.column_names) if isinstance(probe, datasets.Dataset) else type(probe).__name__}"
         )
-    folder = scratch_folder()
-    numbers = itertools.count()
-    with progress_bars(progress):
-        pairs = probe.with_format(None).map(
-            lambda rows: _columns(rows, numbers),
-            batched=True,
-            remove_columns=probe.column_names,
-            features=_features(),
-            cache_file_name=str(folder / "pairs.arrow"),
-            new_fingerprint=folder.name,
-        )
+    rows = tqdm(probe.with_format(None), "minimal_pairs", disable=not progress)
+    pairs = write_dataset(_rows(rows), _features(), probe.split)
     try:
         of = probe_info(probe)
         settings = {"of": of.builder, **of.settings}
@@ -69,14 +61,16 @@ def _features() -> datasets.Features:
     return datasets.Features({**texts, "size": number, "seed": number, **dict.fromkeys(("uid", "provenance"), string)})
 
 
-def _columns(rows: dict[str, list[Any]], numbers: Iterator[int]) -> dict[str, list[Any]]:
-    """Return a batch of minimal pairs for a batch of rows."""
-    made: dict[str, list[Any]] = {name: [] for name in _features()}
-    for k, side in enumerate(rows["side"]):
-        for half in ("premise", "hypothesis") if side == "both" else (side,):
-            pair = {name: rows[name][k] for name in ("category", "size", "seed", "uid", "provenance")}
-            pair |= {"sentence_good": rows[f"original_{half}"][k], "sentence_bad": rows[half][k]}
-            pair |= {"UID": rows["builder"][k], "pairID": str(next(numbers)), "side": half}
-            for name, value in pair.items():
-                made[name].append(value)
-    return made
+def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the minimal pairs of the rows of a probe."""
+    numbers = itertools.count()
+    for row in rows:
+        for side in ("premise", "hypothesis") if row["side"] == "both" else (row["side"],):
+            yield {
+                "sentence_good": row[f"original_{side}"],
+                "sentence_bad": row[side],
+                "UID": row["builder"],
+                "pairID": str(next(numbers)),
+                "side": side,
+                **{name: row[name] for name in ("category", "size", "seed", "uid", "provenance")},
+            }

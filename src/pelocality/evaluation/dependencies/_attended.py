@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
+from pelocality.evaluation._examples import padded
 from pelocality.models._observe import observe
 from pelocality.models._run import device_of, eager_attention, find_base
 from pelocality.models.families import longest_input
@@ -42,7 +43,7 @@ def most_attended(
         TypeError: for a model that is not from transformers.
         ValueError: for a tokenizer without alignment, or a model that cannot be probed.
     """
-    base, record = find_base(model)
+    base = find_base(model)
     check_alignment(tokenizer)
     limit = longest_input(base)
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
@@ -62,7 +63,7 @@ def most_attended(
             words = [len(sentences[chosen[k]]) for k in fits]
             inputs = _padded(encoded, fits, base, tokenizer)
             membership = _membership([encoded.word_ids(k) for k in fits], inputs["input_ids"].shape[1], max(words))
-            observed = observe(base, record, **inputs)
+            observed = observe(base, **inputs)
             layers = observed.layers
             words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
             for row, k in enumerate(fits):
@@ -109,30 +110,27 @@ def check_alignment(tokenizer: Any) -> None:
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
         raise ValueError(
-            f"tokenizer {type(tokenizer).__name__} loses the space between words given one by one; load it with "
-            "AutoTokenizer.from_pretrained(..., add_prefix_space=True)"
+            "tokenizer loses spaces between words; load it with from_pretrained(..., add_prefix_space=True)"
         )
 
 
 def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dict[str, Tensor]:
     """Return a batch of model inputs (batch, n), padded on the right."""
-    accepted = inspect.signature(base.forward).parameters
-    inputs = {}
-    for name in ("input_ids", "attention_mask", "token_type_ids"):
-        if name in encoded and (name in accepted or name == "attention_mask"):
-            padding = (tokenizer.pad_token_id or 0) if name == "input_ids" else 0
-            columns = [torch.tensor(encoded[name][k]) for k in rows]
-            inputs[name] = nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=padding)
-    return {name: tensor.to(device_of(base)) for name, tensor in inputs.items()}
+    accepted = {*inspect.signature(base.forward).parameters, "attention_mask"}
+    padding = {"input_ids": tokenizer.pad_token_id or 0}
+    return {
+        name: padded([encoded[name][k] for k in rows], padding.get(name, 0), device_of(base))
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+        if name in encoded and name in accepted
+    }
 
 
 def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: int) -> Tensor:
     """Return (batch, n, words), 1 where a token belongs to a word; special tokens and padding belong to none."""
     membership = torch.zeros(len(word_ids), tokens, words)
     for row, ids in enumerate(word_ids):
-        for token, word in enumerate(ids):
-            if word is not None:
-                membership[row, token, word] = 1
+        places = [token for token, word in enumerate(ids) if word is not None]
+        membership[row, places, [ids[token] for token in places]] = 1
     return membership
 
 

@@ -12,16 +12,11 @@ ALL = "all"  # denotes all relations together
 
 def checked(sentences: Any) -> Iterator[Sentence]:
     """Yield the sentences of a corpus, after refusing anything else."""
-    if isinstance(sentences, Sentence):
-        raise TypeError("sentences must be a corpus or a list, got one Sentence; put it in a list")
-    if not isinstance(sentences, Iterable):
-        raise TypeError(f"sentences must be a corpus or a list, got {type(sentences).__name__}; see read_conllu")
+    if isinstance(sentences, Sentence) or not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a corpus or a list, such as [sentence], got {type(sentences).__name__}")
     for sentence in sentences:
         if not isinstance(sentence, Sentence):
-            raise TypeError(
-                f"sentences must hold pelocality.corpora.Sentence, got {type(sentence).__name__}; "
-                "read_conllu and read_frames return them"
-            )
+            raise TypeError(f"sentences must hold those of read_conllu or read_frames, got {type(sentence).__name__}")
         yield sentence
 
 

@@ -118,10 +118,7 @@ def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], C
         else:
             chosen.append(item)
     if not chosen:
-        raise ValueError(
-            f"sentences must have dependencies between words, none of {sum(left_out.values())} has ({dict(left_out)}); "
-            "see read_conllu"
-        )
+        raise ValueError(f"sentences must have dependencies between words, none has: {dict(left_out)}; see read_conllu")
     return chosen, left_out
 
 

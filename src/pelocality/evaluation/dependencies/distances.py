@@ -48,14 +48,9 @@ class DependencyDistances(DisplayMixin):
         summary = groups["distance"].agg(n="size", mean="mean", median="median", sd="std")
         summary["lower_quartile"] = groups["distance"].quantile(0.25)
         summary["upper_quartile"] = groups["distance"].quantile(0.75)
-        frame: pd.DataFrame = summary.join(groups[["adjacent", "head_later"]].mean()).reset_index()
-        languages = {language: place for place, language in enumerate(self.sentences)}
-        return frame.sort_values(
-            ["language", "n"],
-            key=lambda column: column.map(languages) if column.name == "language" else -column,
-            kind="stable",
-            ignore_index=True,
-        )
+        frame = summary.join(groups[["adjacent", "head_later"]].mean()).sort_values("n", ascending=False, kind="stable")
+        by_language: pd.DataFrame = frame.loc[[name for name in self.sentences if name in frame.index]]
+        return by_language.reset_index()
 
     def histogram(self, relation: str = ALL) -> pd.DataFrame:
         """Return the share of each distance, per language.
@@ -137,10 +132,9 @@ def dependency_distances(
                 counts[language, relation if subtypes else without_subtype(relation), offset] += 1
     if not counts:
         raise ValueError(f"sentences must have a dependency between two words, none of {sum(read.values())} has")
-    frame = pd.DataFrame([(*key, count) for key, count in sorted(counts.items())])
-    return DependencyDistances(
-        frame.set_axis(["language", "relation", "offset", "count"], axis=1), dict(read), punctuation
-    )
+    columns = ["language", "relation", "offset", "count"]
+    frame = pd.DataFrame([(*key, count) for key, count in sorted(counts.items())], columns=columns)
+    return DependencyDistances(frame, dict(read), punctuation)
 
 
 def _offsets(layer: Dependencies, punctuation: bool) -> Iterable[tuple[str, int]]:

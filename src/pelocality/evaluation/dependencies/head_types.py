@@ -10,9 +10,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies._sentences import ALL
-from pelocality.evaluation.dependencies.result import CHOSEN, DIRECTIONS, SCORED, DependencyAccuracy
+from pelocality.evaluation.dependencies.result import DIRECTIONS, SCORED, DependencyAccuracy
 from pelocality.statistics import mcnemar
 
 
@@ -97,20 +98,18 @@ def compare_head_types(
         raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
     score = np.asarray(getattr(share, "share", share), dtype=float)
     if score.shape != accuracy.attended.shape[1:]:
-        raise ValueError(
-            f"share must be (layer, head) = {accuracy.attended.shape[1:]}, got {score.shape}; is it the same model's?"
-        )
+        raise ValueError(f"share must be of the same model, {accuracy.attended.shape[1:]}, got {score.shape}")
     positional, contextual = _types(score.ravel(), heads)
     rows = []
     for relation, direction, items in accuracy.frequent(minimum):
         if relation == ALL:
             continue
-        chosen, scored = items.hits[items.half == CHOSEN].mean(0), items.half == SCORED
+        scored = items.half == SCORED
         row: dict[str, Any] = {"relation": relation, "direction": direction}
         row |= {"distance": items.distance, "n": int(scored.sum())}
         hits = []
         for name, members in (("positional", positional), ("contextual", contextual)):
-            head = int(np.where(members, chosen, -1).argmax())
+            head = items.best_head(members)
             hits.append(items.hits[scored, head])
             layer, number = accuracy.place_of(head)
             row |= accuracy.proportion(hits[-1]).columns(name) | {f"{name}_layer": layer, f"{name}_head": number}
@@ -119,14 +118,12 @@ def compare_head_types(
         row |= {"p": mcnemar(int((second & ~first).sum()), int((first & ~second).sum()))}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
         rows.append(row)
-    if not rows:
-        raise ValueError(f"no relation has {minimum} items in both halves; give more sentences, or a lower minimum")
     table = pd.DataFrame(rows)
     table["q"] = stats.false_discovery_control(table["p"])
     table = table.sort_values(["direction", "distance"], ignore_index=True)
     return HeadTypes(
         table,
-        {direction: _rank_correlation(table[table["direction"] == direction]) for direction in DIRECTIONS},
+        {direction: _ranks(table[table["direction"] == direction]) for direction in DIRECTIONS},
         positional.reshape(score.shape),
         contextual.reshape(score.shape),
         score,
@@ -137,20 +134,17 @@ def compare_head_types(
 def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
-    most = len(known) // 2
-    count = most if heads is None else heads
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-        raise ValueError(f"heads must be a number from 1 to {most}, half of the heads with a share, got {heads!r}")
+    size = count("heads", len(known) // 2 if heads is None else heads)
+    if size > len(known) // 2:
+        raise ValueError(f"heads must be at most {len(known) // 2}, half of the heads with a share, got {heads}")
     order = known[share[known].argsort(kind="stable")]
     positional, contextual = np.zeros((2, len(share)), dtype=bool)
-    positional[order[-count:]] = True
-    contextual[order[:count]] = True
+    positional[order[-size:]] = True
+    contextual[order[:size]] = True
     return positional, contextual
 
 
-def _rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
+def _ranks(table: pd.DataFrame) -> tuple[float, float]:
     """Return Spearman's correlation of difference and distance with its p-value; NaN for fewer than 3 relations."""
-    if len(table) < 3:
-        return float("nan"), float("nan")
-    found = stats.spearmanr(table["distance"], table["difference"])
-    return float(found.statistic), float(found.pvalue)
+    found = stats.spearmanr(table["distance"], table["difference"]) if len(table) > 2 else (np.nan, np.nan)
+    return float(found[0]), float(found[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -42,6 +43,10 @@ class Items:
     def distance(self) -> float:
         """The mean distance of the correct words, in words."""
         return float(np.abs(self.offsets[1]).mean())
+
+    def best_head(self, among: NDArray[np.bool_] | bool = True) -> int:
+        """Return the head among some, (layer * head) or all, that is correct most often on the first half."""
+        return int(np.where(among, self.hits[self.half == CHOSEN].mean(0), -1).argmax())
 
     def offset_hits(self, offset: int) -> NDArray[np.bool_]:
         """Return whether the word at a fixed offset is correct: (m,)."""
@@ -169,20 +174,17 @@ class DependencyAccuracy(DisplayMixin):
         adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
         rows = []
         for relation, direction, items in self.frequent(minimum):
-            head = int(items.hits[items.half == CHOSEN].mean(0).argmax())
-            layer_head = self.place_of(head)
-            scored = items.half == SCORED
-            hits, offset = items.hits[scored, head], items.best_offset()
-            baseline = items.offset_hits(offset)[scored]
-            difference = self.bootstrap(hits.astype(float) - baseline, items.sentence[scored])
+            head, offset, scored = items.best_head(), items.best_offset(), items.half == SCORED
+            layer, number = self.place_of(head)
+            hits, baseline = items.hits[scored, head], items.offset_hits(offset)[scored]
             rows.append(
-                {"relation": relation, "direction": direction, "n": len(hits)}
-                | {"distance": items.distance, "layer": layer_head[0], "head": layer_head[1]}
+                {"relation": relation, "direction": direction, "n": len(hits), "distance": items.distance}
+                | {"layer": layer, "head": number}
                 | self.proportion(hits).columns("accuracy", ends="")
                 | {"offset": offset}
                 | self.proportion(baseline).columns("baseline")
-                | difference.columns("difference")
-                | {"q": float(adjusted.loc[(relation, direction, *layer_head)])}
+                | self.bootstrap(hits.astype(float) - baseline, items.sentence[scored]).columns("difference")
+                | {"q": float(adjusted.loc[relation, direction, layer, number])}
             )
         return pd.DataFrame(rows)
 
@@ -237,16 +239,12 @@ class DependencyAccuracy(DisplayMixin):
         """
         count("minimum", minimum, least=0)
         found = []
-        for relation in (ALL, *self.relations):
-            for direction in DIRECTIONS:
-                items = self.items(relation, direction)
-                if min(int((items.half == CHOSEN).sum()), int((items.half == SCORED).sum())) >= max(minimum, 1):
-                    found.append((relation, direction, items))
+        for relation, direction in itertools.product((ALL, *self.relations), DIRECTIONS):
+            items = self.items(relation, direction)
+            if np.bincount(items.half, minlength=2).min() >= max(minimum, 1):
+                found.append((relation, direction, items))
         if not found:
-            raise ValueError(
-                f"no relation has {minimum} items in each half of {self.sentences} sentences; "
-                "read more sentences, or lower minimum"
-            )
+            raise ValueError(f"no relation has {minimum} items in each half; read more sentences, or lower minimum")
         return found
 
     def proportion(self, hits: NDArray[np.bool_]) -> Estimate:
@@ -264,10 +262,10 @@ class DependencyAccuracy(DisplayMixin):
         return f"{self.model}: {size}; the most accurate heads:"
 
     def _table(self) -> pd.DataFrame:
-        columns = ["relation", "direction", "layer", "head", "accuracy"]
         rows = []
-        for relation in (ALL, *self.relations[:9]):
-            for direction in DIRECTIONS:
-                accuracy = self.accuracy(relation, direction)
-                rows.append((relation, direction, *self.place_of(int(accuracy.argmax())), float(accuracy.max())))
-        return pd.DataFrame(rows, columns=columns)
+        for relation, direction in itertools.product((ALL, *self.relations[:9]), DIRECTIONS):
+            accuracy = self.accuracy(relation, direction)
+            layer, head = self.place_of(int(accuracy.argmax()))
+            row = {"relation": relation, "direction": direction, "layer": layer, "head": head}
+            rows.append(row | {"accuracy": accuracy.max()})
+        return pd.DataFrame(rows)

@@ -9,7 +9,6 @@ from torch import nn
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
 from pelocality.models.families._record import (
-    ATTACHED as ATTACHED,
     AbsoluteInput as AbsoluteInput,
     Architecture as Architecture,
 )
@@ -20,6 +19,9 @@ _RECORDS: dict[str, Architecture] = {
     for record in (*absolute.RECORDS, *relative.RECORDS, *rotary.RECORDS, *disentangled.RECORDS)
     for model_type in record.model_types
 }
+
+
+_ANY = Architecture()
 
 
 def known_families() -> tuple[str, ...]:
@@ -61,6 +63,28 @@ def architecture(model: nn.Module) -> Architecture:
     return _RECORDS[model_type]
 
 
+def attachable(model: nn.Module) -> Architecture:
+    """Return the record to attach encodings with: that of the model's family, or the one of all other families.
+
+    Args:
+        model: a transformers model with or without a task head, or a wrapper around one.
+
+    Returns:
+        The ``Architecture`` of ``model.config.model_type``; for a family without a record one with the defaults.
+
+    Raises:
+        TypeError: if ``model`` is not and does not hold a transformers model.
+
+    Examples:
+        >>> from transformers import GPTNeoXConfig, GPTNeoXModel
+        >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> neox = GPTNeoXModel(GPTNeoXConfig(vocab_size=9, **size))
+        >>> [type(module).__name__ for module in attachable(neox).attentions(neox)]
+        ['GPTNeoXAttention', 'GPTNeoXAttention']
+    """
+    return _RECORDS.get(pretrained(model).config.model_type, _ANY)
+
+
 def longest_input(model: nn.Module) -> int | None:
     """Return the largest number of tokens that a model has positions for, special tokens included.
 
@@ -80,11 +104,13 @@ def longest_input(model: nn.Module) -> int | None:
         >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
         40
     """
+    if positions_disabled(model):
+        return None
     inner = pretrained(model)
     if inner.config.model_type not in _RECORDS:
         return getattr(inner.config, "max_position_embeddings", None) or None
     record = architecture(inner)
-    return None if positions_disabled(inner) else record.max_length(record.base(inner))
+    return record.max_length(record.base(inner))
 
 
 def positions_disabled(model: nn.Module) -> bool:
@@ -94,7 +120,7 @@ def positions_disabled(model: nn.Module) -> bool:
         model: a transformers model, or a wrapper around one.
 
     Returns:
-        True or False; always False for a family without a record, to which no encoding can be attached.
+        True or False.
 
     Raises:
         TypeError: if ``model`` is not and does not hold a transformers model.
@@ -105,9 +131,5 @@ def positions_disabled(model: nn.Module) -> bool:
         >>> positions_disabled(tiny)
         False
     """
-    inner = pretrained(model)
-    if inner.config.model_type not in _RECORDS:
-        return False
-    record = architecture(inner)
-    modules = record.attentions(record.base(inner))
-    return any(getattr(getattr(module, ATTACHED, None), "positions_disabled", False) for module in modules)
+    base = attachable(model).base(model)
+    return any(getattr(module, "positions_disabled", False) for module in base.modules())

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import HIDDEN
-from pelocality.models.families._calls import Call
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
 
 
-def add_to_mask(attention: Any, bias: Bias, call: Call, mask_argument: str) -> None:
+def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str) -> None:
     """Replace the mask in a call by the bias plus the mask."""
-    hidden: Tensor = call["hidden_states"]
-    mask: Tensor | None = call[mask_argument]
+    hidden: Tensor = next(iter(call.values()))  # (batch, n, d)
+    mask: Tensor | None = call.get(mask_argument)
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)
     if mask is None and _causal_without_mask(attention, call):
@@ -33,9 +32,9 @@ def add_to_mask(attention: Any, bias: Bias, call: Call, mask_argument: str) -> N
     call[mask_argument] = biased
 
 
-def _keys(attention: Any, call: Call, queries: int, mask: Tensor | None) -> tuple[int, int]:
+def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of keys up to the last query, and the number of slots for keys in the cache."""
-    cache = call["past_key_values"] if call["past_key_values"] is not None else call["layer_past"]
+    cache = next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
     if cache is None:
         return queries, queries if mask is None else mask.shape[-1]
     past = int(cache.get_seq_length(attention.layer_idx))  # a tensor in a static cache
@@ -55,12 +54,12 @@ def _visible_and_added(mask: Tensor | None) -> tuple[Tensor | None, Tensor | Non
     return mask > HIDDEN, mask
 
 
-def _causal_without_mask(attention: Any, call: Call) -> bool:
+def _causal_without_mask(attention: Any, call: dict[str, Any]) -> bool:
     """Return whether the kernel hides the future without a mask, decided as in transformers."""
     config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
     if config is None or config._attn_implementation != "sdpa":  # eager hides only what a mask hides
         return False
-    asked = call["is_causal"]
+    asked = call.get("is_causal")
     return bool(getattr(attention, "is_causal", True) if asked is None else asked)
 
 

@@ -1,13 +1,16 @@
 """The record of a model family: what every record defines, and the defaults."""
 
-from abc import ABC, abstractmethod
+import inspect
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pelocality.models.families._calls import Call
+from pelocality.models.families._calls import argument_names
 from pelocality.models.families._mask import Bias, add_to_mask
 from pelocality.models.families._wrapper import pretrained
 
@@ -40,17 +43,30 @@ class AbsoluteInput:
     epsilon_name: str = "eps"
 
     @classmethod
-    def from_embeddings(cls, embeddings: Any, *, offset: int = 0, **others: Any) -> Self:
+    def from_embeddings(cls, embeddings: Any, **others: Any) -> Self:
         """Return that of an embeddings module with the attribute names of BERT's."""
         token_types = getattr(embeddings, "token_type_embeddings", None)
+        offset = getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa and MPNet count from the padding id + 1
         return cls(embeddings.position_embeddings, offset, embeddings.LayerNorm, token_types, **others)
 
 
-class Architecture(ABC):
-    r"""Where one model family keeps its attention modules, its queries and keys, and its positions.
+# Names of modules that attend to another sequence, and of attached encodings.
+_NOT_ATTENTION = re.compile(f"cross|enc_?dec|encoder_att|{ATTACHED}")
+
+# Names and classes of modules that are looked up by position or distance, and then added to something.
+_TABLES = re.compile(r"(^|_)(position(_embeddings?|s_embed)?|positions|wpe)$|relative_attention_bias$")
+_TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
+
+
+class Architecture:
+    r"""Where a model keeps its attention modules, its queries and keys, and its positions.
+
+    The defaults are what transformers guarantees of any model: attention modules call its attention interface, take a
+    mask of four axes, and are followed by their rotary modules and tables of positions. They are enough to attach an
+    encoding. A subclass holds what a family does differently, and where its logits come from.
 
     A record has no state: its methods take the base model. Before the mask and the softmax, the logits of every family
-    here are
+    with a record are
 
     $$s \left( q_i^{\top} k_j + u^{\top} k_j + q_i^{\top} R_{j-i} + S_{j-i}^{\top} k_j \right) + b_{j-i}$$
 
@@ -63,11 +79,8 @@ class Architecture(ABC):
     configuration in the contract test.
     """
 
-    model_types: ClassVar[tuple[str, ...]]
+    model_types: ClassVar[tuple[str, ...]] = ()
     """The ``config.model_type`` values of the family."""
-
-    decoder: ClassVar[bool | None] = None
-    """Whether the family is causal; None: where ``config.is_decoder`` is set."""
 
     projections: ClassVar[tuple[str, str]] = ("query", "key")
     """The submodules of an attention module that give its queries and its keys."""
@@ -75,22 +88,33 @@ class Architecture(ABC):
     head_size: ClassVar[str] = "attention_head_size"
     """The attribute of an attention module that holds d_head."""
 
-    mask_argument: ClassVar[str] = "attention_mask"
-    """The argument of an attention module that is its mask."""
+    mask_arguments: ClassVar[tuple[str, ...]] = ("attention_mask", "mask")
+    """The names that the mask has among the arguments of attention modules."""
 
-    position_argument: ClassVar[str | None] = None
-    """The argument of an attention module that holds positions and nothing else, or None."""
+    position_arguments: ClassVar[tuple[str, ...]] = ("alibi", "position_bias", "position_ids")
+    """The arguments of an attention module that hold positions and nothing else: zeros where they are disabled."""
 
     position_weights: ClassVar[tuple[str, ...]] = ()
-    """The parameters of an attention module that are multiplied with `position_argument` and nothing else."""
+    """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``, without a task head or a wrapper."""
-        return pretrained(model).base_model
+        """Return the bare transformer inside ``model``; of an encoder-decoder model the encoder."""
+        base = pretrained(model).base_model
+        encoder = getattr(base, "encoder", None)
+        return encoder if isinstance(encoder, PreTrainedModel) else base
 
-    @abstractmethod
     def attentions(self, base: Any) -> list[nn.Module]:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
+        inside = list(base.named_modules())[1:]
+        named = {name: module for name, module in inside if not _NOT_ATTENTION.search(name.lower())}
+        found = [module for module in named.values() if _calls_the_interface(module)]
+        if found:
+            return found
+        masked = [name for name, module in named.items() if self._takes_a_mask(argument_names(module))]
+        return [named[name] for name in masked if not any(other.startswith(f"{name}.") for other in masked)]
+
+    def _takes_a_mask(self, arguments: tuple[str, ...]) -> bool:
+        return not {*self.mask_arguments}.isdisjoint(arguments) and "input_ids" not in arguments
 
     def attention_modules(self, base: Any) -> list[nn.Module]:
         """Return `attentions`, each module once."""
@@ -100,7 +124,8 @@ class Architecture(ABC):
         """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
         size = getattr(module, self.head_size)
         query, key = (heads(getattr(module, name)(hidden), size) for name in self.projections)
-        return query, key
+        # grouped-query attention: each key head serves several adjacent query heads
+        return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
     def attention_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return the hidden states (batch, n, d) among the arguments of a call of an attention module."""
@@ -109,13 +134,15 @@ class Architecture(ABC):
 
     def scaling(self, module: Any) -> float:
         """Return the factor on the query-key product, usually 1 / sqrt(d_head)."""
-        return float(module.scaling)
+        return float(getattr(module, "scaling", None) or getattr(module, self.head_size) ** -0.5)
 
     def causal(self, base: Any) -> bool:
         """Return whether a token sees only itself and the tokens before it."""
-        decoder = self.decoder if self.decoder is not None else getattr(base.config, "is_decoder", False)
         # config.is_causal = False makes any decoder of transformers bidirectional
-        return bool(decoder) and getattr(base.config, "is_causal", None) is not False
+        declared = getattr(base.config, "is_causal", None)
+        generates = base.config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        is_decoder = getattr(base.config, "is_decoder", generates)
+        return declared is not False and bool(getattr(self.attentions(base)[0], "is_causal", is_decoder))
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the keys each query may attend to, padding aside: (n, n) of bool."""
@@ -124,26 +151,42 @@ class Architecture(ABC):
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""
-        return None
+        embeddings = getattr(base, "embeddings", None)
+        return (
+            None
+            if getattr(embeddings, "position_embeddings", None) is None
+            else AbsoluteInput.from_embeddings(
+                embeddings,
+                after_norm=getattr(base, "embeddings_project", None),  # ELECTRA: narrower than its layers
+            )
+        )
 
-    def position_tables(self, base: Any) -> list[nn.Embedding]:
-        """Return the embeddings that are looked up by position or distance and then added to something."""
-        absolute = self.absolute(base)
-        return [] if absolute is None else [absolute.table]
+    def position_tables(self, base: Any) -> list[nn.Module]:
+        """Return the modules that are looked up by position or distance, and whose result is added to something."""
+        return [
+            module
+            for name, module in base.named_modules()
+            if (isinstance(module, nn.Embedding) and _TABLES.search(name.rpartition(".")[2]))
+            or _TABLE_CLASSES.search(type(module).__name__)
+        ]
 
-    def rotary(self, base: Any) -> nn.Module | None:
-        """Return the module whose call (states, positions, ...) gives the angles of rotary embeddings, or None."""
-        module: nn.Module | None = getattr(base, "rotary_emb", None)
-        return module
+    def position_readers(self, base: Any) -> list[nn.Module]:
+        """Return the modules that are called with position ids: rotary ones, and embeddings of tokens and positions."""
+        return [
+            module
+            for module in base.modules()
+            if "position_ids" in argument_names(module) and ("Embed" in type(module).__name__)
+        ]
 
-    def add_bias(self, attention: Any, bias: Bias, call: Call) -> None:
+    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that the bias is added to its logits."""
-        add_to_mask(attention, bias, call, self.mask_argument)
+        names = getattr(attention, ATTACHED).arguments
+        add_to_mask(attention, bias, call, next(name for name in self.mask_arguments if name in names))
 
-    def prepare(self, attention: nn.Module) -> None:  # noqa: B027 - most families need nothing here
+    def prepare(self, attention: nn.Module) -> None:
         """Change an attention module for which `add_bias` is not enough."""
 
-    def unprepare(self, attention: nn.Module) -> None:  # noqa: B027
+    def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
 
     def not_additive(self, base: Any) -> str | None:
@@ -182,6 +225,12 @@ class Architecture(ABC):
     def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
         """Return the logits that token types add, unscaled: (batch, head, n, n), or None."""
         return None
+
+
+def _calls_the_interface(module: nn.Module) -> bool:
+    """Return whether a module runs its attention through the attention interface of transformers."""
+    forward = inspect.unwrap(type(module).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
 def heads(states: Tensor, size: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,46 +10,22 @@ from pelocality.models.families._record import AbsoluteInput, Architecture, head
 
 
 class Bert(Architecture):
-    """BERT (Devlin et al., 2019) and ELECTRA (Clark et al., 2020), which has the same encoder."""
+    """BERT (Devlin et al., 2019) and models built like it, of which RoBERTa counts from the padding id + 1."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("bert", "electra")
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [layer.attention.self for layer in base.encoder.layer]
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        # ELECTRA, where embeddings are narrower than layers
-        return AbsoluteInput.from_embeddings(base.embeddings, after_norm=getattr(base, "embeddings_project", None))
-
-
-class Roberta(Bert):
-    """RoBERTa (Liu et al., 2019) and models built like it: positions are counted from the padding id + 1."""
-
-    model_types = ("roberta", "xlm-roberta", "camembert")
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        return AbsoluteInput.from_embeddings(base.embeddings, offset=base.embeddings.padding_idx + 1)
+    model_types = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 
 
 class DistilBert(Architecture):
     """DistilBERT (Sanh et al., 2019): BERT without token types."""
 
     model_types = ("distilbert",)
-    decoder = False
     projections = ("q_lin", "k_lin")
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [layer.attention for layer in base.transformer.layer]
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        return AbsoluteInput.from_embeddings(base.embeddings)
 
 
 class Albert(Architecture):
     """ALBERT (Lan et al., 2020): layers share their weights, so one module serves several layers."""
 
     model_types = ("albert",)
-    decoder = False
 
     def attentions(self, base: Any) -> list[nn.Module]:
         config, groups = base.config, base.encoder.albert_layer_groups
@@ -68,10 +44,6 @@ class Gpt2(Architecture):
     """GPT-2 (Radford et al., 2019): causal, and the first layer norm is in the first block."""
 
     model_types = ("gpt2",)
-    decoder = True
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [block.attn for block in base.h]
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query, key, _ = module.c_attn(hidden).split(module.split_size, dim=-1)
@@ -81,4 +53,4 @@ class Gpt2(Architecture):
         return AbsoluteInput(table=base.wpe, offset=0, norm=base.h[0].ln_1)
 
 
-RECORDS: tuple[Architecture, ...] = (Bert(), Roberta(), DistilBert(), Albert(), Gpt2())
+RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), Gpt2())

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from pelocality.models.families._calls import Call
 from pelocality.models.families._mask import Bias
 from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture, by_distance, heads
 
@@ -16,12 +15,8 @@ class Deberta(Architecture):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
-    decoder = False
     epsilon_name: ClassVar[str] = "variance_epsilon"  # of DeBERTa's layer norm
     score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: the logits of positions
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [layer.attention.self for layer in base.encoder.layer]
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # (batch, n, 3d) -> (batch, n, head, 3, d_head)
@@ -40,10 +35,10 @@ class Deberta(Architecture):
             embeddings, before_norm=embeddings.embed_proj, epsilon_name=self.epsilon_name
         )
 
-    def add_bias(self, attention: Any, bias: Bias, call: Call) -> None:
+    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         # the mask is boolean and is not added to the logits: the score method adds the bias, given with the distances
         hidden: Tensor = call["hidden_states"]
-        visible = call[self.mask_argument].bool()
+        visible = call["attention_mask"].bool()
         call["relative_pos"] = (call["relative_pos"], bias(hidden.shape[1], hidden.shape[1], visible, hidden.dtype))
 
     def prepare(self, attention: nn.Module) -> None:

@@ -6,35 +6,21 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pelocality.models.families._calls import Call
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import AbsoluteInput, Architecture, by_distance
+from pelocality.models.families._record import Architecture, by_distance
 
 
 class T5(Architecture):
     """T5 (Raffel et al., 2020): a bias per bucket of distances, shared by all layers; no 1 / sqrt(d_head)."""
 
     model_types = ("t5", "mt5")
-    mask_argument = "mask"
     projections = ("q", "k")
     head_size = "key_value_proj_dim"
 
-    def base(self, model: Any) -> Any:
-        """Return the encoder; an encoder or decoder (``model.decoder``) is returned unchanged."""
-        base = super().base(model)
-        return base if hasattr(base, "block") else base.encoder
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [block.layer[0].SelfAttention for block in base.block]
-
     def scaling(self, module: Any) -> float:
         return 1.0
-
-    def position_tables(self, base: Any) -> list[nn.Embedding]:
-        first: Any = self.attentions(base)[0]
-        return [first.relative_attention_bias]
 
     def not_additive(self, base: Any) -> str | None:
         if "output_attentions" in inspect.signature(type(self.attentions(base)[0]).forward).parameters:
@@ -50,20 +36,7 @@ class MpNet(Architecture):
     """MPNet (Song et al., 2020): a relative bias in every layer, and an absolute table at the input."""
 
     model_types = ("mpnet",)
-    decoder = False
     projections = ("q", "k")
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [layer.attention.attn for layer in base.encoder.layer]
-
-    def scaling(self, module: Any) -> float:
-        return float(module.attention_head_size**-0.5)
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        return AbsoluteInput.from_embeddings(base.embeddings, offset=base.embeddings.padding_idx + 1)
-
-    def position_tables(self, base: Any) -> list[nn.Embedding]:
-        return [*super().position_tables(base), base.encoder.relative_attention_bias]
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         weight = base.encoder.relative_attention_bias.weight
@@ -77,11 +50,6 @@ class Bloom(Architecture):
     """
 
     model_types = ("bloom",)
-    decoder = True
-    position_argument = "alibi"
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [block.self_attention for block in base.h]
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # (batch, n, 3d) -> (batch, n, head, 3, d_head): query, key and value are adjacent in each head
@@ -109,7 +77,8 @@ class XlNet(Architecture):
     """
 
     model_types = ("xlnet",)
-    position_argument = "r"
+    mask_arguments = ("attn_mask_h",)
+    position_arguments = ("r",)
     position_weights = ("r", "r_r_bias")
 
     def base(self, model: Any) -> Any:
@@ -118,9 +87,6 @@ class XlNet(Architecture):
         if base.config.bi_data:
             raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
         return base
-
-    def attentions(self, base: Any) -> list[nn.Module]:
-        return [layer.rel_attn for layer in base.layer]
 
     def attention_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         hidden: Tensor = args[0] if args else kwargs["h"]
@@ -136,17 +102,17 @@ class XlNet(Architecture):
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
 
-    def add_bias(self, attention: Any, bias: Bias, call: Call) -> None:
+    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         # XLNet subtracts 1e30 times a mask of (query, key, batch, head)
         hidden: Tensor = call["h"]  # (query, batch, d)
         if hidden.dtype == torch.float16:
             raise ValueError(
                 "XLNet does not support a bias in float16, which is too coarse for it; use bfloat16 or float32"
             )
-        memory = call["mems"]
+        memory = call.get("mems")
         queries = len(hidden)
         keys = queries + (len(memory) if memory is not None and memory.ndim > 1 else 0)
-        for name in ("attn_mask_h", "attn_mask_g") if call["g"] is not None else ("attn_mask_h",):
+        for name in ("attn_mask_h", "attn_mask_g") if call.get("g") is not None else ("attn_mask_h",):
             mask = call[name]
             visible = None if mask is None else mask.permute(2, 3, 0, 1) == 0  # (batch, head or 1, query, key)
             added = bias(queries, keys, visible, hidden.dtype).clamp(min=-_SUBTRACTED)

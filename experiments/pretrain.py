@@ -1,9 +1,9 @@
-"""Pre-train a small BERT by masked language modelling with any positional encoding, and measure it as it trains.
+"""Pre-train a small model with any positional encoding, encoders by masked words, decoders by the next word.
 
-    python experiments/pretrain_mlm.py --output runs/story --steps 200      # the story in examples/data
-    python experiments/pretrain_mlm.py books.txt.gz --output runs/learned-0 --seed 0
-    python experiments/pretrain_mlm.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
-    torchrun --nproc_per_node 2 experiments/pretrain_mlm.py books.txt.gz --output runs/learned-0 --batch 16
+    python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
+    python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
+    python experiments/pretrain.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
+    torchrun --nproc_per_node 2 experiments/pretrain.py books.txt.gz --output runs/learned-0 --batch 16
 
 The text has one paragraph a line. Every fiftieth run of paragraphs is held out; a WordPiece tokenizer is trained on the
 rest, once per text, and stored beside the output folder. A killed run resumes from its last complete checkpoint when
@@ -29,22 +29,19 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
+from past_locality import PastLocality
 from runs import DATA, claim, fingerprint, last_complete_checkpoint, train, write_atomically
+from small_models import FAMILIES, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
-from torch.nn import functional
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     default_data_collator,
     set_seed,
 )
-from transformers.modeling_outputs import MaskedLMOutput
 
-from pelocality import AttenuatedEncoding, LocalityCallback, NoEncoding, attach
+from pelocality import LocalityCallback
 from pelocality.models.callback import encoding_parameters, trajectory
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -52,18 +49,6 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ATTENUATED = {"decay": 0.5, "symmetry": 1.0, "form": "logits", "learnable": False}
 # glibc returns each large tensor to the kernel and asks for it again: half of a small model's step time on a CPU
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**35)}
-
-
-class MaskedOnlyBert(BertForMaskedLM):
-    """BERT that computes logits at masked positions only: the same loss at a fraction of the cost."""
-
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        """Return the loss at labelled positions; without labels, all logits."""
-        if labels is None:
-            return super().forward(input_ids, **options)
-        labelled = labels != -100
-        hidden = self.bert(input_ids, **options).last_hidden_state
-        return MaskedLMOutput(loss=functional.cross_entropy(self.cls(hidden[labelled]), labels[labelled]))
 
 
 class EncodingTrainer(Trainer):
@@ -131,9 +116,16 @@ def prepare(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, Dat
                 prepared.rename(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     train, held_out = (load_from_disk(folder / part) for part in ("train", "held-out"))
+    if arguments.family == "gpt2":
+        return tokenizer, next_words(train), next_words(held_out)
     share = arguments.masked
     # held-out masks are the same in every run
     return tokenizer, masked(train, tokenizer, share, 1 + arguments.seed), masked(held_out, tokenizer, share, seed=0)
+
+
+def next_words(numbered: Dataset) -> Dataset:
+    """Return the blocks with every token to predict from those before it, which the model shifts itself."""
+    return numbered.with_transform(lambda batch: {"input_ids": batch["input_ids"], "labels": batch["input_ids"]})
 
 
 def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, seed: int) -> Dataset:
@@ -163,39 +155,13 @@ def masked(numbered: Dataset, tokenizer: PreTrainedTokenizerFast, share: float, 
     return numbered.with_transform(mask_batch)
 
 
-def make_model(arguments: argparse.Namespace, vocabulary: int) -> MaskedOnlyBert:
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=arguments.width,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        intermediate_size=4 * arguments.width,
-        max_position_embeddings=arguments.length,
-        hidden_dropout_prob=arguments.dropout,
-        attention_probs_dropout_prob=arguments.dropout,
-        initializer_range=arguments.width**-0.5,  # BERT's 0.02 suits 768 units and is too small for fewer
-    )
-    model = MaskedOnlyBert(config)
-    if arguments.encoding == "attenuated":
-        encoding = AttenuatedEncoding(
-            heads=arguments.heads,
-            decay=arguments.decay,
-            symmetry=arguments.symmetry,
-            form=arguments.form,
-            learnable=arguments.learnable,
-        )
-        attach(model, encoding)
-    elif arguments.encoding == "none":
-        attach(model, NoEncoding(heads=arguments.heads))
-    return model
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the given flags, or those of this process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     story = DATA / "text.txt"
     parser.add_argument("text", type=Path, nargs="?", default=story, help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
+    parser.add_argument("--family", choices=FAMILIES, default="bert")
     parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
     parser.add_argument("--decay", type=float, help="the paper's w; default 0.5")
     parser.add_argument("--symmetry", type=float, help="the paper's s; default 1")
@@ -206,7 +172,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--length", type=int, default=32, help="tokens per block; long blocks learn positions slowly")
     parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--masked", type=float, default=0.3, help="share of the tokens to predict; BERT's is 0.15")
+    parser.add_argument("--masked", type=float, help="share of the tokens to predict; default 0.3, BERT's is 0.15")
     parser.add_argument("--batch", type=int, default=32, help="sequences per process and step")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -226,6 +192,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
             setattr(arguments, name, default)
         elif arguments.encoding != "attenuated":
             parser.error(f"--{name} needs --encoding attenuated, got {arguments.encoding}")
+    if arguments.family == "gpt2" and arguments.masked is not None:
+        parser.error("--masked needs an encoder; gpt2 predicts every next word")
+    if arguments.family != "gpt2" and arguments.masked is None:
+        arguments.masked = 0.3
     return arguments
 
 
@@ -271,7 +241,7 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
 
     set_seed(arguments.seed)
     trainer = EncodingTrainer(
-        make_model(arguments, len(tokenizer)),
+        make_model(arguments, tokenizer),
         settings,
         train_dataset=train_blocks,
         eval_dataset=held_out,
@@ -279,6 +249,9 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
         data_collator=default_data_collator,
         callbacks=[LocalityCallback(every=arguments.every, length=arguments.length, words=arguments.words)],
     )
+    if arguments.family == "gpt2":
+        texts = torch.tensor(held_out[:64]["input_ids"])
+        trainer.add_callback(PastLocality(arguments.output, tokenizer, texts, arguments.every))
     train(trainer, checkpoint)
 
     loss = trainer.evaluate()["eval_loss"]
@@ -300,7 +273,7 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
     for folder, flags in commands.items():
         claim(folder, run_settings(parse(flags)))
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    environment = os.environ | {"OMP_NUM_THREADS": threads} | KEEP_MEMORY
+    environment = {"OMP_NUM_THREADS": threads} | KEEP_MEMORY | os.environ
 
     def one(folder: Path, flags: Sequence[str]) -> None:
         if (folder / "result.json").exists():
@@ -326,7 +299,7 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         found = json.loads(result.read_text())
         loss, tokens = found["held_out_loss"], found["tokens"]
-        print(f"{arguments.encoding}: held-out masked-LM loss {loss:.3f} after {tokens:,} tokens")
+        print(f"{arguments.encoding}: held-out loss {loss:.3f} after {tokens:,} tokens")
 
 
 if __name__ == "__main__":

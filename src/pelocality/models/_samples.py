@@ -1,0 +1,60 @@
+"""The metrics of each word's or text's matrix, measured while a model runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pelocality import metrics
+from pelocality.metrics._row_pass import row_statistics
+from pelocality.metrics.published import pooled
+
+PUBLISHED = ("locality", "symmetry", "relative_asymmetry")
+CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "window")
+"""What is shown of causal attention, on which symmetry says nothing."""
+
+
+def default_metrics(causal: bool) -> tuple[str, ...]:
+    """Return the metrics that are shown by default."""
+    return CAUSAL if causal else PUBLISHED
+
+
+def is_causal(visible: Tensor) -> bool:
+    """Return whether no query sees a later key; visible (..., n, n)."""
+    return visible.shape[-1] > 1 and not bool(visible.triu(1).any())
+
+
+def sample_metrics(attention: Tensor, visible: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """Return metrics of attention (batch, head, n, n) whose rows sum to 1, each (batch, head).
+
+    Args:
+        attention: the weights.
+        visible: the keys that each query sees, (batch, n, n).
+        mask: the tokens that count, (batch, n); None: all.
+    """
+    measured = metrics.measure(attention, mask=mask)
+    values = {name: getattr(measured, name) for name in PUBLISHED}
+    if is_causal(visible):
+        for name in CAUSAL:
+            more: dict[str, Any] = {"visible": visible[:, None]} if name == "adjusted_locality" else {}
+            values[name] = getattr(metrics, name)(attention, mask=mask, **more)
+    return values
+
+
+def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
+    """Return the published metrics of weights (batch, head, n, n) as they are: rows sum to 1 less the sink's share."""
+    values = pooled(row_statistics(weights.reshape(-1, *weights.shape[-2:])))
+    return {
+        f"{name}_with_sink": value.reshape(weights.shape[:2]) for name, value in zip(PUBLISHED, values, strict=True)
+    }
+
+
+def stacked(batches: list[list[dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Return values that were measured batch by batch and layer by layer, (batch, head) each: (sample, layer, head)."""
+    device = next(iter(batches[0][0].values())).device
+    return {
+        name: torch.cat([torch.stack([layer[name].to(device) for layer in layers], 1) for layers in batches])
+        for name in batches[0][0]
+    }

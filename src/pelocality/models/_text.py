@@ -1,0 +1,143 @@
+"""One pass over tokenised text: its batches, and sums of the attention over sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pelocality._checks import count
+from pelocality.models._inputs import token_batch
+from pelocality.models._observe import Observed, observe
+from pelocality.models._run import check_length, eager_attention
+from pelocality.models._words import special_ids
+
+# error of the softmax of equal logits, in eps: half precision is rounded once, from float32
+_ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
+
+
+def observe_text(
+    model: nn.Module,
+    base: Any,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    tokenizer: Any,
+    length: int,
+    special_tokens: bool,
+    progress: bool,
+) -> Iterator[tuple[Observed, Tensor]]:
+    """Yield the attention of each batch and which of its first ``length`` tokens to include, (batch, n) on the CPU.
+
+    Raises:
+        TypeError: for batches that are not mappings of token ids.
+        ValueError: for text longer than the model's positions, special tokens that nothing identifies, padding without
+            a mask, or no text.
+    """
+    count("length", length, least=2)
+    if isinstance(batches, Mapping):
+        raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
+    longest = 0
+    with eager_attention(model):
+        for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
+            inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
+            if included.numel() == 0:
+                continue
+            if included.shape[1] > longest:
+                longest = included.shape[1]
+                check_length(base, longest)
+            yield observe(base, **inputs), included[:, :length]
+    if not longest:
+        raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
+
+
+def included_pairs(included: Tensor, visible: Tensor) -> Tensor:
+    """Return the pairs of included tokens (batch, m) whose key the query sees (batch, n, n): (batch, m, m)."""
+    m = included.shape[1]
+    return included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
+
+
+class TextSums:
+    """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
+
+    def __init__(self, layers: int, heads: int) -> None:
+        self.total = torch.zeros(layers, heads, 0, 0, dtype=torch.float64)
+        self.squares = torch.zeros_like(self.total)
+        self.rounding = torch.zeros(layers, 1, 0, 0, dtype=torch.float64)
+        self.uniform = torch.zeros_like(self.rounding)
+        self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
+
+    def _grow(self, length: int) -> None:
+        """Pad the sums to this number of positions: the longest text is known only at the end."""
+        more = max(0, length - self.counts.shape[-1])
+        if more:
+            for name in ("total", "squares", "rounding", "uniform", "counts"):
+                setattr(self, name, nn.functional.pad(getattr(self, name), (0, more, 0, more)))
+
+    def add(self, layer: int, weights: Tensor, pairs: Tensor) -> Tensor:
+        """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.
+
+        Returns:
+            (batch, head, m, m): the attention over those pairs, rows renormalised; 0 elsewhere.
+        """
+        m = pairs.shape[-1]
+        self._grow(m)
+        # on the CPU, as not every accelerator has float64
+        included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
+        mass = included.sum(-1, keepdim=True)
+        keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
+        uniform = pairs[:, None] / keys.clamp(min=1)
+        # a row without weight on included keys (it underflowed) has deviation 0
+        deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - uniform, 0.0)
+        self.total[layer, :, :m, :m] += deviation.sum(0)
+        self.squares[layer, :, :m, :m] += deviation.square().sum(0)
+        rounding = _ROUNDING[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
+        self.rounding[layer, :, :m, :m] += rounding.square().sum(0)
+        self.uniform[layer, :, :m, :m] += uniform.sum(0)
+        self.counts[layer, :m, :m] += pairs.sum(0)
+        return deviation + uniform
+
+    def share(self) -> Tensor:
+        """Return the share (layer, head), NaN where no pair of positions is in two sentences."""
+        counts = self.counts[:, None].double()
+        enough = counts >= 2  # a pair in one sentence only cannot be predicted from others
+        # the distance to the mean of the others is N / (N - 1) times the distance to the mean of all
+        error = (self.squares - self.total.square() / counts) * (counts / (counts - 1)).square()
+        error = torch.where(enough, error, 0.0).sum((-2, -1))
+        squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
+        return torch.where(squares > rounding, 1 - error / squares, torch.nan)
+
+
+def _read_batch(
+    batch: Mapping[str, Any], base: Any, tokenizer: Any, special_tokens: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a batch's inputs and which tokens to include, (batch, n) each, padding on the right."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise TypeError(
+            f"batches must hold mappings with input_ids, got {type(batch).__name__}; run the tokenizer first"
+        )
+    if len(batch["input_ids"]) == 0:
+        return {}, torch.ones(0, 0, dtype=torch.bool)
+    others = ("attention_mask", "token_type_ids", "special_tokens_mask")
+    given, real = token_batch(base, batch["input_ids"], **{name: batch.get(name) for name in others})
+    ids = given["input_ids"]
+    padding = getattr(base.config, "pad_token_id", None)
+    if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
+        raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
+    if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
+        raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
+    special = given.pop("special_tokens_mask", None)
+    if special_tokens:
+        special = torch.zeros_like(ids)
+    elif special is None:
+        if tokenizer is None:
+            raise ValueError(
+                "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
+                "or include them with special_tokens=True"
+            )
+        special = torch.isin(ids, torch.tensor(sorted(special_ids(base, tokenizer))).to(ids))
+    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
+    inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
+    return inputs, (real & ~special.bool()).gather(1, order).cpu()

@@ -1,0 +1,64 @@
+"""Any function from token ids to attention as a model: an own module, another framework, recorded attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from pelocality._checks import count
+
+
+class AttentionFunction(PreTrainedModel):
+    """A function from token ids to attention, as a model that can be measured.
+
+    ``positional_attention``, ``text_average`` and ``position_share`` take it where they take a transformers model. A
+    function that is an ``nn.Module`` is run in evaluation mode, without gradients.
+
+    Args:
+        function: takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
+            arrays; rows sum to 1. An attention mask is not passed on: texts of a batch must have one length.
+        vocabulary_size: ids are 0 to this number - 1.
+        name: what results call it.
+
+    Raises:
+        TypeError: if the function cannot be called, or the vocabulary size is not an integer.
+        ValueError: if it is not positive.
+
+    Examples:
+        >>> from pelocality import positional_attention
+        >>> def previous_token(ids):
+        ...     batch, n = ids.shape
+        ...     weights = torch.eye(n).roll(-1, -1)
+        ...     weights[0] = torch.eye(n)[0]
+        ...     return [weights.expand(batch, 1, n, n)]
+        >>> model = AttentionFunction(previous_token, vocabulary_size=100, name="previous token")
+        >>> positional_attention(model, length=8, words=4).to_frame()["past_locality"].tolist()
+        [1.0]
+    """
+
+    def __init__(self, function: Callable[[Tensor], Any], vocabulary_size: int, name: str = "") -> None:
+        if not callable(function):
+            raise TypeError(f"function must take token ids and return attention, got {type(function).__name__}")
+        count("vocabulary_size", vocabulary_size)
+        super().__init__(PretrainedConfig(name_or_path=name or getattr(function, "__name__", type(function).__name__)))
+        self.function = function
+        self.embeddings = nn.Embedding(vocabulary_size, 1)  # for its size alone
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return a table of the vocabulary's size."""
+        return self.embeddings
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+        """Return the attention to a batch of ids."""
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("the function reads ids alone, not padding; give batches of texts of one length")
+        maps = self.function(input_ids)
+        return BaseModelOutput(
+            attentions=tuple(each if isinstance(each, Tensor) else torch.from_numpy(np.array(each)) for each in maps)
+        )

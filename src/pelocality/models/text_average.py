@@ -1,0 +1,157 @@
+"""The mean attention of a model over real text, and how much of it position explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.models._run import find_base
+from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
+from pelocality.models._text import TextSums, included_pairs, observe_text
+from pelocality.models.result import MeanAttention, provenance
+
+_FEWEST = 3  # tokens of a text that has a symmetry
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TextAverage(MeanAttention):
+    """Attention averaged over texts; see `MeanAttention` for what it holds.
+
+    Attributes:
+        share: the share of each head's attention that position explains, as in `PositionShare`, (layer, head).
+        counts: the number of texts with each query, (n,).
+    """
+
+    share: Tensor
+    counts: Tensor
+
+    def _more_columns(self) -> dict[str, Tensor]:
+        return {"position_share": self.share}
+
+    def _samples(self) -> str:
+        special = "special tokens counted" if self.source.special_tokens else "special tokens left out"
+        return f"mean over {self.source.texts} texts, {special}"
+
+
+def text_average(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    tokenizer: Any = None,
+    length: int = 128,
+    special_tokens: bool = False,
+    layers: Sequence[int] | None = None,
+    progress: bool = True,
+) -> TextAverage:
+    r"""Return the mean attention of a model over texts, and the share of it that position explains, in one pass.
+
+    $$A_{ij} = \frac{1}{N_i} \sum_{s \ni i} A^s_{ij}$$
+
+    over the $N_i$ texts that have a query at position $i$; keys beyond the end of a text have weight 0 in it. Rows are
+    renormalised without padding, special tokens and learned sinks, so that the rows of the mean sum to 1. Where texts
+    differ in length, far rows are means over few of them, see ``counts``.
+
+    Identical words show position alone, and nothing above the first layers of a model whose positions are relative.
+    The mean over texts shows every layer as it works, but content that is common at a position counts too;
+    ``position_share`` says how much of the attention the position predicts.
+
+    The sums need one pass, so memory does not depend on the number of texts, but for one number per text, metric,
+    layer and head.
+
+    Args:
+        model: a transformers model that ``positional_attention`` can probe, with or without a head.
+        batches: tokenised batches, as for `position_share`.
+        tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
+        length: only the first positions up to this number are measured; the model still reads the whole text.
+        special_tokens: include special tokens like any other token.
+        layers: layers to return, by their index in the model; by default all that have attention.
+        progress: show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        A `TextAverage`: the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
+        ``share`` (layer, head), NaN if there is one text only. On the CPU, float64.
+
+    Raises:
+        TypeError: as for `position_share`.
+        ValueError: as for `position_share`, for unknown layers, special tokens between the words of a text, or texts
+            that are all shorter than three tokens.
+
+    Examples:
+        >>> from transformers import DistilBertConfig, DistilBertModel
+        >>> _ = torch.manual_seed(0)
+        >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=99))
+        >>> text = [{"input_ids": torch.randint(1, 99, (4, 10))} for _ in range(5)]
+        >>> result = text_average(model, text, special_tokens=True)
+        >>> result.attention.shape, result.share.shape, result.per_sample["locality"].shape
+        (torch.Size([2, 2, 10, 10]), torch.Size([2, 2]), torch.Size([20, 2, 2]))
+    """
+    base = find_base(model)
+    sums: TextSums | None = None
+    per_text: list[list[dict[str, Tensor]]] = []
+    texts, numbers, others = 0, (), {}
+    options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
+    for observed, included in observe_text(model, base, batches, **options, progress=progress):
+        _check_gaps(included)
+        if sums is None:
+            others = observed.others
+            numbers = observed.requested(layers)
+            sums = TextSums(len(numbers), observed.maps[0].shape[1])
+        measured, by_layer = included.sum(1) >= _FEWEST, []
+        for place, layer in enumerate(numbers):
+            index = observed.layers.index(layer)
+            weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
+            attention = sums.add(place, weights, pairs)
+            if bool(measured.any()):
+                values = sample_metrics(attention[measured], pairs[measured], included[measured])
+                values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
+                by_layer.append(values)
+        if by_layer:
+            per_text.append(by_layer)
+        texts += len(included)
+    if sums is None or not per_text:
+        raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
+    counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
+    first, last = counts.nonzero().flatten()[[0, -1]].tolist()
+    part = slice(first, last + 1)
+    mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
+    visible = sums.counts[:, part, part] > 0
+    return TextAverage(
+        attention=mean,
+        per_sample=stacked(per_text),
+        layers=numbers,
+        source=provenance(model, base, visible, special_tokens=special_tokens, texts=texts),
+        visible=None if bool(visible.all()) else visible,
+        other_layers=others,
+        share=sums.share(),
+        counts=counts[part],
+    )
+
+
+def _check_gaps(included: Tensor) -> None:
+    """Refuse texts with tokens that are left out between others, (batch, n), between which distances are not known."""
+    starts = (included[:, 1:] & ~included[:, :-1]).sum(1) + included[:, 0]
+    if bool((starts > 1).any()):
+        raise ValueError(
+            "a text has special tokens between its words; pass its parts one by one, or include them with "
+            "special_tokens=True"
+        )
+
+
+def _shares(weights: Tensor, included: Tensor, sinks: bool) -> dict[str, Tensor]:
+    """Return what the rows of included tokens give to tokens that are left out and to learned sinks, (text, head)."""
+    m = included.shape[1]
+    rows = weights[..., :m, :].cpu().double()
+    queries = included[:, None] / included.sum(1)[:, None, None]
+    total = (rows.sum(-1) * queries).sum(-1)
+    kept = (rows[..., :m] * included[:, None, None]).sum(-1)
+    values = {"cut_share": total - (kept * queries).sum(-1)}
+    if sinks:
+        cropped = [row[None, :, tokens][..., tokens] for row, tokens in zip(rows[..., :m], included, strict=True)]
+        as_they_are = [metrics_with_sink(each) for each in cropped]
+        values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
+        values["learned_sink"] = 1 - total
+    return values

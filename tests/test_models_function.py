@@ -1,0 +1,77 @@
+"""Functions from token ids to attention, measured like models."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pelocality.metrics import locality
+from pelocality.models import AttentionFunction, position_share, positional_attention, text_average
+from tests.families import tiny, tokens
+
+N = 9
+
+
+def recorded(ids):
+    """Attention of a tiny model as arrays, as another framework would return it."""
+    model = tiny("gpt2")
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        return [weights.numpy() for weights in model(torch.as_tensor(ids), output_attentions=True).attentions]
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.Embedding(50, 8)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, ids):
+        states = self.dropout(self.embeddings(ids))
+        return [(states @ states.mT).softmax(-1)[:, None]]
+
+
+def test_a_function_gives_what_the_model_behind_it_gives():
+    function, model = AttentionFunction(recorded, vocabulary_size=97, name="recorded"), tiny("gpt2")
+    found = positional_attention(function, length=N, words=[7, 9])
+    expected = positional_attention(model, length=N, words=[7, 9])
+    torch.testing.assert_close(found.attention, expected.attention)
+    assert torch.equal(found.visible, expected.visible)
+    assert repr(found).startswith("PositionalAttention of recorded: 3 layers x 2 heads")
+    text = [{"input_ids": tokens(3, N)}]
+    for measured in (position_share, text_average):
+        torch.testing.assert_close(
+            measured(function, text, special_tokens=True).share, measured(model, text, special_tokens=True).share
+        )
+
+
+def test_a_module_is_run_in_evaluation_mode_and_restored():
+    module = Own().train()
+    result = positional_attention(AttentionFunction(module, 50), length=N, words=[3])
+    torch.testing.assert_close(result.attention, torch.full((1, 1, N, N), 1 / N))
+    assert module.training
+    assert module.dropout.training
+    assert repr(result).startswith("PositionalAttention of Own")
+
+
+def test_one_array_of_all_layers_is_enough():
+    weights = np.random.default_rng(0).dirichlet(np.ones(N), (2, 3, N)).astype("float32")  # (layer, head, n, n)
+
+    def function(ids):
+        return np.broadcast_to(weights[:, None], (2, len(ids), 3, N, N))
+
+    result = positional_attention(AttentionFunction(function, 50), length=N, words=4)
+    torch.testing.assert_close(locality(result), locality(torch.from_numpy(weights)))
+
+
+def test_what_is_not_attention_or_cannot_be_run_is_refused():
+    wrong = AttentionFunction(lambda ids: [torch.ones(len(ids), 1, N, N)], 50)
+    with pytest.raises(ValueError, match="do not sum to 1"):
+        positional_attention(wrong, length=N, words=[3])
+    padded = {"input_ids": tokens(2, N), "attention_mask": torch.tensor([[1] * N, [1] * 4 + [0] * 5])}
+    with pytest.raises(ValueError, match="texts of one length"):
+        text_average(AttentionFunction(recorded, 97), [padded], special_tokens=True)
+    with pytest.raises(ValueError, match="outside the model's vocabulary of 50"):
+        positional_attention(wrong, length=N, words=[50])
+    with pytest.raises(TypeError, match="must take token ids and return attention, got int"):
+        AttentionFunction(3, 50)

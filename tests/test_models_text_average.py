@@ -1,0 +1,135 @@
+"""text_average against the mean of attention over texts, computed one text at a time."""
+
+import pytest
+import torch
+import transformers as hf
+
+from pelocality import metrics
+from pelocality.models import TextAverage, position_share, positional_attention, text_average
+from tests.families import FAMILIES, same, state, tiny, tokens
+from tests.test_models_observe import LEARNED_SINKS, jamba, with_sinks
+from tests.test_models_words import wordpiece
+
+N = 9
+
+
+def maps_of(model, ids):
+    """Return the attention of one text (n,), one layer at a time: (layer, head, n, n)."""
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        return torch.cat(model(ids[None], output_attentions=True).attentions)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_mean_and_the_metrics_are_those_of_the_texts(name):
+    model, ids = tiny(name).train(), tokens(6, N)
+    before = state(model)
+    result = text_average(model, [{"input_ids": part} for part in ids.split(4)], special_tokens=True)
+    assert same(before, state(model))
+    maps = torch.stack([maps_of(model.eval(), text) for text in ids]).double()
+    torch.testing.assert_close(result.attention, maps.mean(0), rtol=0, atol=1e-7)
+    torch.testing.assert_close(result.per_sample["locality"], metrics.locality(maps), rtol=0, atol=1e-7)
+    torch.testing.assert_close(metrics.locality(result), result.mean_of_metric.locality, rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        result.share, position_share(model, [{"input_ids": ids}], special_tokens=True).share, equal_nan=True
+    )
+    assert result.source.texts == 6
+    assert (result.counts == 6).all()
+
+
+def test_texts_of_different_lengths_count_where_they_have_a_query():
+    model, lengths = tiny("gpt2"), [9, 5, 7]
+    texts = [tokens(1, n, seed)[0] for seed, n in enumerate(lengths)]
+    result = text_average(model, [{"input_ids": text} for text in texts], special_tokens=True)
+    maps = [maps_of(model, text) for text in texts]
+    assert result.counts.tolist() == [3] * 5 + [2] * 2 + [1] * 2
+    for i in range(9):
+        rows = [each[:, :, i] for each, n in zip(maps, lengths, strict=True) if n > i]
+        mean = torch.stack([torch.nn.functional.pad(row, (0, 9 - row.shape[-1])) for row in rows]).mean(0)
+        torch.testing.assert_close(result.attention[:, :, i], mean)
+    by_text = torch.stack([metrics.past_locality(each) for each in maps])
+    torch.testing.assert_close(result.per_sample["past_locality"], by_text)
+    ids, mask = torch.ones(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
+    for row, text in enumerate(texts):
+        ids[row, 9 - len(text) :], mask[row, 9 - len(text) :] = text, 1
+    padded = text_average(model, [{"input_ids": ids, "attention_mask": mask}], special_tokens=True)
+    torch.testing.assert_close(padded.attention, result.attention)
+    for name, values in result.per_sample.items():
+        torch.testing.assert_close(padded.per_sample[name], values)
+
+
+def test_special_tokens_are_cut_out_of_the_matrices():
+    model = hf.BertModel(hf.BertConfig(**tiny("bert").config.to_dict())).eval()
+    ids = torch.tensor([[2, 6, 7, 10, 3], [2, 7, 6, 5, 3]])
+    result = text_average(model, [{"input_ids": ids}], tokenizer=wordpiece())
+    maps = torch.stack([maps_of(model, text) for text in ids]).double()
+    kept = maps[..., 1:4, 1:4]
+    torch.testing.assert_close(result.attention, (kept / kept.sum(-1, keepdim=True)).mean(0))
+    torch.testing.assert_close(result.per_sample["cut_share"], 1 - kept.sum(-1).mean(-1))
+    with pytest.raises(ValueError, match="special tokens between its words"):
+        text_average(model, [{"input_ids": torch.tensor([[2, 6, 3, 7, 3]])}], tokenizer=wordpiece())
+
+
+@pytest.mark.parametrize("name", LEARNED_SINKS)
+def test_learned_sinks_are_set_apart(name):
+    model, ids = with_sinks(name), tokens(4, N)
+    result = text_average(model, [{"input_ids": ids}], special_tokens=True)
+    maps = torch.stack([maps_of(model, text) for text in ids]).double()
+    torch.testing.assert_close(result.attention, (maps / maps.sum(-1, keepdim=True)).mean(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.per_sample["learned_sink"], 1 - maps.sum(-1).mean(-1), rtol=0, atol=1e-6)
+    nearness = 2.0 ** -(torch.arange(N)[:, None] - torch.arange(N)).abs()
+    found = result.per_sample["locality_with_sink"]
+    torch.testing.assert_close(found, (maps * nearness).sum(-1).mean(-1), rtol=0, atol=1e-6)
+
+
+def test_only_the_first_positions_are_measured():
+    model, ids = tiny("gpt2"), tokens(3, N)
+    result = text_average(model, [{"input_ids": ids}], special_tokens=True, length=4)
+    maps = torch.stack([maps_of(model, text) for text in ids])[..., :4, :4]
+    torch.testing.assert_close(result.attention, maps.mean(0))
+
+
+def test_layers_have_the_models_numbers():
+    text = [{"input_ids": tokens(3, N)}]
+    result = text_average(jamba(), text, special_tokens=True, layers=[-1])
+    assert result.layers == (3,)
+    assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
+    with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention"):
+        text_average(jamba(), text, special_tokens=True, layers=[0])
+
+
+def test_a_frame_has_the_position_share_and_the_repr_too():
+    result = text_average(tiny("gpt2"), [{"input_ids": tokens(4, N)}], special_tokens=True)
+    frame = result.to_frame()
+    torch.testing.assert_close(torch.tensor(frame["position_share"]), result.share.flatten())
+    assert {"past_locality_low", "sink_rate"} <= set(frame.columns)
+    lines = repr(result).splitlines()
+    assert lines[0] == "TextAverage of GPT2Model: 3 layers x 2 heads, n = 9, mean over 4 texts, special tokens counted"
+    assert "position share" in lines[1]
+
+
+def test_saving_and_loading_gives_the_same_result(tmp_path):
+    result = text_average(tiny("gpt2"), [{"input_ids": tokens(4, N)}], special_tokens=True)
+    result.save(tmp_path / "text.safetensors")
+    loaded = TextAverage.load(tmp_path / "text.safetensors")
+    assert loaded.to_frame().equals(result.to_frame())
+    assert loaded.source == result.source
+    assert torch.equal(loaded.counts, result.counts)
+
+
+def test_one_text_has_no_share_and_too_short_texts_are_refused():
+    model = tiny("gpt2")
+    one = text_average(model, [{"input_ids": tokens(1, N)}, {"input_ids": tokens(1, 2)}], special_tokens=True)
+    assert one.per_sample["locality"].shape == (1, 3, 2)
+    assert one.source.texts == 2
+    with pytest.raises(ValueError, match="no text has 3 tokens"):
+        text_average(model, [{"input_ids": tokens(4, 2)}], special_tokens=True)
+    with pytest.raises(ValueError, match="batches is empty"):
+        text_average(model, [], special_tokens=True)
+
+
+def test_text_of_one_word_gives_what_identical_words_give():
+    model = tiny("bert")
+    text = [{"input_ids": torch.full((1, N), word)} for word in (7, 9)]
+    found = text_average(model, text, special_tokens=True)
+    torch.testing.assert_close(found.attention, positional_attention(model, length=N, words=[7, 9]).attention)
