@@ -118,7 +118,7 @@ def described(base: Any) -> str:
     return f"{type(base).__name__} (model type '{base.config.model_type}')"
 
 
-def run(base: Any, output_attentions: bool = True, **inputs: Any) -> Any:
+def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
     """Run a base model on a batch without generation caches.
 
     A decoder with cross-attention reads an encoder output of one vector of zeros, so that cross-attention adds the same

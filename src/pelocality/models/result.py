@@ -282,7 +282,9 @@ class MeanAttention(DisplayMixin):
                 raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         header = json.loads(text)
-        source = {name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()}
+        source: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()
+        }
         return cls(
             per_sample={
                 name.removeprefix("per_sample."): tensors.pop(name) for name in list(tensors) if "per_sample" in name
