@@ -20,7 +20,7 @@ import pelocality
 from pelocality import metrics as _metrics
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._run import attached_encoding, label, model_name
+from pelocality.models._run import attached_encoding, label, model_name, other_layers_note
 from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
 from pelocality.statistics import t_interval
 
@@ -138,10 +138,7 @@ class MeanAttention(DisplayMixin):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
-        notes = []
-        if self.other_layers:
-            kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
-            notes.append(f"layers without attention: {kinds}")
+        notes = list(other_layers_note(self.other_layers))
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if "learned_sink" in self.per_sample:
