@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 import torch
 from runs import DATA, markdown, packaged_model
+from scipy.stats import spearmanr
 from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
 
 from pelocality import past_locality, positional_attention, text_average
@@ -102,8 +103,12 @@ def main():
             table = decoder_table(words, text, text_average(model, batches, tokenizer=tokenizer, without_first=1))
         else:
             table = encoder_table(words, text)
+        by_layer = table
         table = pd.concat([table.round(3).astype(object), table.mean().round(3).to_frame().T.assign(layer="mean")])
         print(f"\n{name}\n\n{markdown(table.rename(columns=lambda column: column.replace('_', ' ')))}")
+        if decoder:
+            rank = spearmanr(by_layer["past_locality without first"], by_layer["past_locality, words"]).statistic
+            print(f"\nrank correlation over layers of past locality on text and on identical words: {rank:.2f}")
 
 
 if __name__ == "__main__":
