@@ -26,7 +26,7 @@ CAUSAL_MODELS = {
     "gpt_oss": hf.GptOssForCausalLM,
     "jamba": hf.JambaForCausalLM,
     "opt": hf.OPTForCausalLM,
-}
+}  # fmt: skip
 
 
 def output(model, ids, **more):
@@ -78,6 +78,17 @@ def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
         fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
     assert torch.equal(fast.sequences, slow.sequences)
     torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
+
+
+def test_the_decoder_of_an_encoder_decoder_model_generates_the_same_with_and_without_a_key_cache():
+    torch.manual_seed(1)
+    model, ids = spread(hf.BartForConditionalGeneration(tiny_any("bart").config)), tokens(2, 6)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "forced_eos_token_id": None}
+    plain = model.generate(ids, **options)
+    with attach(model.get_decoder(), random_table(2), position_embeddings="keep"):
+        cached, slow = (model.generate(ids, use_cache=cache, **options) for cache in (True, False))
+    assert torch.equal(cached, slow)
+    assert not torch.equal(cached, plain)
 
 
 def test_beam_search_and_assisted_generation_give_what_they_give_without_a_cache():

@@ -100,7 +100,7 @@ def _tokens(base: Any) -> Tensor:
     return ids
 
 
-def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+def _first_run(base: Any) -> tuple[Tensor, dict[str, Any], Tensor]:
     """Return token ids, the other inputs with which the model runs, and its output.
 
     The last two tokens of the last two rows are padding where the model takes such a mask. A decoder that does not run
@@ -120,7 +120,7 @@ def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
     return ids, last, _run(base, ids, last)
 
 
-def _run(base: Any, ids: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
+def _run(base: Any, ids: Tensor, inputs: dict[str, Any]) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
     accepted = inspect.signature(base.forward).parameters
     given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
@@ -251,7 +251,7 @@ def _constant(logits: list[Tensor]) -> bool:
 @contextmanager
 def _eager(attention: Any) -> Iterator[None]:
     """Have an attention module write its softmax out."""
-    config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
+    config: Any = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
     before = getattr(config, "_attn_implementation", None)
     if before in (None, "eager"):
         yield
