@@ -94,7 +94,8 @@ def longest_input(model: nn.Module) -> int | None:
 
     Returns:
         The number of tokens; None without a limit: positions that are computed for any distance, or a table of torch's
-        own class that an attached encoding has disabled. For a family without a record, ``config.max_position_embeddings``.
+        own class that an attached encoding has disabled. For a family without a record,
+        ``config.max_position_embeddings``.
 
     Raises:
         TypeError: if ``model`` is not and does not hold a transformers model.
