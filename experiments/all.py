@@ -22,6 +22,9 @@ FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
 STUDIES = {
     "attenuated_sweep": ("attenuated_sweep.py", "attenuated_sweep.py"),
     "vit_grid": ("vit_grid.py {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz", "vit_grid.py --smoke"),
+    "real_minilm": ("real_models.py minilm --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
+    "real_mpnet": ("real_models.py mpnet --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
+    "real_smollm2": ("real_models.py smollm2 --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (
         "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",

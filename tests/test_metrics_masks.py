@@ -1,5 +1,7 @@
 """Padding and cropping: only the counting tokens enter the values."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -170,3 +172,36 @@ def test_an_empty_crop_raises_an_error():
 def test_crop_raises_an_error_for_a_row_without_remaining_weight():
     with pytest.raises(ValueError, match="renormalised"):
         crop(torch.eye(4)[[0, 0, 2, 3]], 1)
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
+def test_every_metric_leaves_out_the_first_tokens(name):
+    metric, attention = getattr(metrics, name), random_attention(2, 3, 9, 9).tril()
+    attention = attention / attention.sum(-1, keepdim=True)
+    expected = metric(crop(attention, 2))
+    found = metric(attention, without_first=2)
+    for one, other in zip(*map(numbers, (found, expected)), strict=True):
+        one = one[one.isfinite()] if one.shape != other.shape else one  # positions that are left out are NaN
+        torch.testing.assert_close(one, other.reshape(one.shape), equal_nan=True)
+
+
+def numbers(found):
+    return list(dataclasses.astuple(found)) if dataclasses.is_dataclass(found) else [found]
+
+
+def test_the_first_tokens_of_padded_sequences_are_the_first_that_count():
+    attention, mask = padded([5, 8], 8, left=True)
+    found = locality(attention, mask=mask, without_first=1)
+    torch.testing.assert_close(found[0], locality(crop(attention[0], 4)))
+    torch.testing.assert_close(found[1], locality(crop(attention[1], 1)))
+
+
+@pytest.mark.parametrize(("given", "error", "message"), [
+    (8, ValueError, "between 0 and 7, to leave a token, got 8"),
+    (-1, ValueError, "between 0 and 7"),
+    (True, TypeError, "must be an integer"),
+    (1.0, TypeError, "must be an integer"),
+])  # fmt: skip
+def test_first_tokens_that_cannot_be_left_out_are_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        locality(random_attention(2, 8, 8), without_first=given)

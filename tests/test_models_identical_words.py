@@ -139,22 +139,25 @@ def test_the_batch_size_does_not_matter(batch_size):
 
 
 def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
-    """After each batch, the tensors in memory hold one matrix per layer and head for any number of words."""
+    """At each layer, the tensors in memory hold one matrix per layer and head and one layer's, for any words."""
     model, alive = tiny("distilbert"), []
-    original = identical.observe
+    original = identical.sample_metrics
 
     def spy(*args, **kwargs):
         import gc
 
         gc.collect()
         matrices = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape[-2:] == (31, 31)]
-        alive.append(sum(t.numel() for t in matrices) // 31**2)
+        memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in matrices}
+        alive.append(sum(memory.values()))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(identical, "observe", spy)
+    monkeypatch.setattr(identical, "sample_metrics", spy)
     positional_attention(model, length=31, words=6, batch_size=1)
-    assert len(alive) == 6
-    assert alive[-1] == alive[2]
+    assert len(alive) == 6 * 3
+    layer = 2 * 31**2 * 8  # two heads
+    assert max(alive[3:]) < 3 * layer + 5 * layer  # the sum, and this layer's logits, weights and normalised rows
+    assert alive[-1] == alive[5]
 
 
 def test_same_seed_same_words_other_seed_other_words():

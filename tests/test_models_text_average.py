@@ -133,3 +133,17 @@ def test_text_of_one_word_gives_what_identical_words_give():
     text = [{"input_ids": torch.full((1, N), word)} for word in (7, 9)]
     found = text_average(model, text, special_tokens=True)
     torch.testing.assert_close(found.attention, positional_attention(model, length=N, words=[7, 9]).attention)
+
+
+def test_the_first_tokens_of_texts_can_be_left_out():
+    model, ids = tiny("gpt2"), tokens(5, N)
+    text = [{"input_ids": ids}]
+    result = text_average(model, text, special_tokens=True, without_first=2)
+    maps = torch.stack([maps_of(model, one) for one in ids])
+    torch.testing.assert_close(result.attention, metrics.crop(maps, 2).mean(0))
+    torch.testing.assert_close(
+        result.share, position_share(model, text, special_tokens=True, without_first=2).share, equal_nan=True
+    )
+    assert not torch.allclose(result.share, text_average(model, text, special_tokens=True).share)
+    with pytest.raises(ValueError, match="without_first must be at least 0"):
+        text_average(model, text, special_tokens=True, without_first=-1)

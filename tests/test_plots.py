@@ -11,6 +11,8 @@ from scipy import stats
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
+from pelocality.models import positional_attention
+from tests.families import tiny
 from tests.test_metrics import random_attention
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -246,3 +248,16 @@ def test_a_trajectory_is_the_mean_over_seeds():
 def test_values_that_cannot_be_drawn_are_refused(draw, words):
     with pytest.raises(ValueError, match=words):
         draw()
+
+
+def test_results_are_drawn_by_the_metric_that_says_most_of_them_and_with_their_layers():
+    causal = positional_attention(tiny("gpt2"), length=8, words=4, layers=[2, 0])
+    fig, ax = plots.head_grid(causal)
+    assert fig.axes[-1].get_ylabel() == "past locality"
+    drawn = ax.images[0].get_array()
+    np.testing.assert_allclose(drawn, causal.per_sample["past_locality"].mean(0))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["2", "0"]
+    _, ax = plots.comparison({"one": causal, "other": causal}, metric="entropy")
+    assert ax.get_ylabel() == "entropy of mean"
+    both = positional_attention(tiny("bert"), length=8, words=4)
+    assert plots.head_grid(both)[0].axes[-1].get_ylabel() == "locality"

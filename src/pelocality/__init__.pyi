@@ -68,6 +68,7 @@ from .models import (
     PositionalAttention as PositionalAttention,
     attach as attach,
     attached as attached,
+    audit as audit,
     decompose as decompose,
     load as load,
     position_share as position_share,

@@ -85,6 +85,7 @@ def heatmap(
 def head_grid(
     values: Any,
     *,
+    metric: str | None = None,
     layers: Sequence[int] | None = None,
     ax: Axes | None = None,
     label: str = "",
@@ -94,10 +95,11 @@ def head_grid(
     """Draw one number per layer and head as a grid, with the numbers in the cells where they fit.
 
     Args:
-        values: (layer, head), any metric.
-        layers: The numbers of these layers in the model, as a result's ``.layers`` holds them; from 0 if None.
+        values: (layer, head), any metric; or a result of ``positional_attention`` or ``text_average``.
+        metric: Which number of a result: a name in its ``to_frame``. None: locality, past locality if it is causal.
+        layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
         ax: Where to draw; a new figure if None.
-        label: Label of the colour bar.
+        label: Label of the colour bar; the name of a result's metric if empty.
         title: Title of the axes.
         limits: Smallest and largest value of the colour scale; those of the data if None.
 
@@ -114,6 +116,8 @@ def head_grid(
         >>> ax.get_ylabel()
         'layer'
     """
+    if hasattr(values, "per_sample"):
+        values, layers, label = _of_result(values, metric, layers, label)
     grid = _array(values)
     if grid.ndim != 2 or not grid.size:
         raise ValueError(f"head_grid draws (layer, head), got shape {grid.shape}")
@@ -186,6 +190,7 @@ def profiles(
 def comparison(
     values: Mapping[str, Any],
     *,
+    metric: str | None = None,
     layers: Sequence[int] | None = None,
     ax: Axes | None = None,
     label: str = "",
@@ -194,10 +199,11 @@ def comparison(
     """Draw a metric per layer for several models or states of training: heads as dots, their mean as a line.
 
     Args:
-        values: By name, each (layer, head) or (layer,).
-        layers: The numbers of these layers in the model, as a result's ``.layers`` holds them; from 0 if None.
+        values: By name, each (layer, head) or (layer,), or a result as for `head_grid`.
+        metric: Which number of results: a name in their ``to_frame``. None: as for `head_grid`.
+        layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
         ax: Where to draw; a new figure if None.
-        label: Label of the vertical axis.
+        label: Label of the vertical axis; the name of the results' metric if empty.
         title: Title of the axes.
 
     Returns:
@@ -219,6 +225,8 @@ def comparison(
     fig, ax = _figure(ax, (5.2, 3.4), title)
     spread, depth = 0.5 / len(values), 0
     for index, ((name, given), style) in enumerate(zip(values.items(), _styles(), strict=False)):
+        if hasattr(given, "per_sample"):
+            given, layers, label = _of_result(given, metric, layers, label)
         grid = _array(given)
         if grid.ndim not in (1, 2) or not grid.size:
             raise ValueError(f"values[{name!r}] must be (layer, head) or (layer,), got shape {grid.shape}")
@@ -372,6 +380,16 @@ def trajectory(
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
     return _with_legend(fig, ax, new)
+
+
+def _of_result(
+    result: Any, metric: str | None, layers: Sequence[int] | None, label: str
+) -> tuple[np.ndarray, Sequence[int], str]:
+    """Return a metric of a result, (layer, head), with its layers and its name unless others are given."""
+    frame = result.to_frame(metrics=None if metric is None else [metric])
+    name = frame.columns[2]  # after layer and head
+    grid = frame[name].to_numpy().reshape(result.attention.shape[:2])
+    return grid, layers or result.layers, label or name.replace("_", " ")
 
 
 def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:

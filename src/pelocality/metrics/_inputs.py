@@ -37,6 +37,7 @@ def map_matrices(
     kernel: Kernel,
     *,
     mask: Mask | None = None,
+    without_first: int = 0,
     visible: Tensor | None = None,
     layout: Layout = "scalar",
 ) -> Tensor:
@@ -47,6 +48,7 @@ def map_matrices(
         kernel: (batch, n, n) -> (batch,), or what ``layout`` names. It receives the weights in the precision given and
             checks their rows itself (see `validated_weights`). With visible it receives that too, (batch, n, n).
         mask: Which tokens count, see `token_spans`.
+        without_first: How many of the first ones do not.
         visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
         layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
@@ -73,14 +75,15 @@ def map_matrices(
                 f"{', '.join(map(str, shapes))}; measure them layer by layer"
             )
         seen = visible_by_layer(visible, attention)
-        options: dict[str, Any] = {"mask": mask, "layout": layout}
+        options: dict[str, Any] = {"mask": mask, "without_first": without_first, "layout": layout}
         return torch.stack(
             [map_matrices(a, kernel, visible=v, **options) for a, v in zip(attention, seen, strict=True)]
         )
     matrices = _square_matrices(attention)
     given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
-    spans = None if mask is None else token_spans(mask, matrices.shape[:-2], matrices.shape[-1])
+    whole = mask is None and without_first == 0
+    spans = None if whole else token_spans(mask, matrices.shape[:-2], matrices.shape[-1], without_first)
     values = kernel(*flat) if spans is None or not len(spans) else _map_spans(flat, spans, kernel, layout)
     return values.reshape((*matrices.shape[:-2], *values.shape[1:]))
 

@@ -15,24 +15,29 @@ Visible = Tensor | np.ndarray
 HIDDEN_FROM = -1e4
 
 
-def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
+def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_first: int = 0) -> Tensor:
     """Return the first and last counting token of every matrix.
 
     Args:
         mask: (*leading, n), True or 1 where a token counts, as in a Hugging Face ``attention_mask``, or additive: 0
             where it counts, -inf or at most -10,000 where it does not. The leading axes are the first ones of the
-            attention, size 1 repeats; the last (heads) may be omitted, or all. Padding may be left or right.
+            attention, size 1 repeats; the last (heads) may be omitted, or all. Padding may be left or right. None:
+            every token counts.
         batch_shape: Leading shape of the attention.
         n: Number of positions.
+        without_first: How many of the first tokens that count are left out.
 
     Returns:
         (batch, 2) integers, start and stop (exclusive) of every matrix.
 
     Raises:
-        TypeError: It is not a mask.
-        ValueError: Other values, the shape does not fit, or a sequence has no token or a gap between its tokens.
+        TypeError: It is not a mask, or without_first is not an integer.
+        ValueError: Other values, the shape does not fit, a sequence has no token or a gap between its tokens, or
+            without_first is negative or leaves no token.
     """
-    flags = token_flags(mask)
+    if isinstance(without_first, bool) or not isinstance(without_first, int):
+        raise TypeError(f"without_first must be an integer, got {without_first!r}")
+    flags = torch.ones(n, dtype=torch.bool) if mask is None else token_flags(mask)
     leading = tuple(flags.shape[:-1])
     fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
@@ -48,6 +53,10 @@ def token_spans(mask: Mask, batch_shape: Sequence[int], n: int) -> Tensor:
             "mask must mark one unbroken run of tokens per sequence, at least one token long (1 or True "
             "where a token counts); cut the attention with crop() or measure the pieces one by one"
         )
+    start = start + without_first
+    if without_first < 0 or bool((start >= stop).any()):
+        shortest = int((stop - start).min()) + without_first
+        raise ValueError(f"without_first must be between 0 and {shortest - 1}, to leave a token, got {without_first}")
     spans = torch.stack([start, stop], -1)  # (*leading, 2)
     spans = spans.reshape(*leading, *[1] * (len(batch_shape) - len(leading)), 2)
     return spans.expand(*batch_shape, 2).reshape(-1, 2)

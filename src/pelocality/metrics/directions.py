@@ -9,7 +9,9 @@ from pelocality.metrics._masks import Mask
 from pelocality.metrics.published import pooled, ratio, validated_statistics
 
 
-def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
+def relative_asymmetry(
+    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+) -> Tensor:
     """Return which share of the weight around each position is not balanced by its mirror image.
 
         sum_ik |A[i,i-k] - A[i,i+k]| / sum_ik (A[i,i-k] + A[i,i+k]),  k = 1..min(i, n-1-i)
@@ -20,6 +22,7 @@ def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One value per query instead of one of all pairs together.
 
     Returns:
@@ -45,10 +48,12 @@ def relative_asymmetry(attention: Attention, *, mask: Mask | None = None, rows: 
         s = validated_statistics(flat)
         return ratio(s.difference, s.paired) if rows else pooled(s)[2]
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
 
 
-def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
+def direction_balance(
+    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+) -> Tensor:
     """Return to which side of the diagonal the attention leans.
 
         (mass right of the diagonal - mass left of it) / mass off the diagonal
@@ -58,6 +63,7 @@ def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: b
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One value per query instead of one of the whole matrix.
 
     Returns:
@@ -85,4 +91,4 @@ def direction_balance(attention: Attention, *, mask: Mask | None = None, rows: b
             left, right = left.sum(-1), right.sum(-1)
         return ratio(right - left, left + right)
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")

@@ -21,6 +21,7 @@ def adjusted_locality(
     causal: bool | None = None,
     visible: Visible | None = None,
     mask: Mask | None = None,
+    without_first: int = 0,
 ) -> Tensor:
     """Return how much more local the attention is than uniform attention over the same keys.
 
@@ -36,6 +37,7 @@ def adjusted_locality(
             (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the
             ``.visible`` of a result, otherwise see causal.
         mask: As for `locality`.
+        without_first: As for `locality`.
 
     Returns:
         (...), at most 1: 1 for the identity, 0 for uniform attention at every n, below 0 where attention avoids its
@@ -65,7 +67,9 @@ def adjusted_locality(
         gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
         return ratio(gained, most, torch.nan).to(value.dtype)
 
-    return map_matrices(attention, kernel, mask=mask, visible=resolve_visible(attention, visible, causal))
+    return map_matrices(
+        attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, causal)
+    )
 
 
 def _uniform_locality(flat: Tensor, causal: bool | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -79,7 +83,9 @@ def _uniform_locality(flat: Tensor, causal: bool | None, seen: Tensor | None) ->
     return support, torch.where(support == n, past + future, past) / support
 
 
-def past_locality(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
+def past_locality(
+    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+) -> Tensor:
     """Return how near the past tokens are that a token attends to; for decoders.
 
         mean_i [ sum_{j<i} A_ij / 2^(i-j-1)  /  sum_{j<i} A_ij ]
@@ -90,6 +96,7 @@ def past_locality(attention: Attention, *, mask: Mask | None = None, rows: bool 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One value per query; NaN for queries that attend to no earlier token, which the mean leaves out.
 
     Returns:
@@ -113,10 +120,10 @@ def past_locality(attention: Attention, *, mask: Mask | None = None, rows: bool 
         values = ratio(2 * row_statistics(past, pairs=False).locality, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
 
 
-def distance_profile(attention: Attention, *, mask: Mask | None = None) -> Tensor:
+def distance_profile(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
     """Return the mean attention at every signed distance.
 
         p(k) = mean_i A[i, i+k],  k = -(n-1)..n-1
@@ -124,6 +131,7 @@ def distance_profile(attention: Attention, *, mask: Mask | None = None) -> Tenso
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`; distances beyond the counting tokens are NaN.
+        without_first: As for `locality`.
 
     Returns:
         (..., 2n-1), p(k) at index k + n - 1, the past first; each between 0 and 1. The mean is over the n - |k|
@@ -145,10 +153,10 @@ def distance_profile(attention: Attention, *, mask: Mask | None = None) -> Tenso
         weights = validated_weights(flat)
         return (diagonal_sums(weights, torch.float64) / count).to(weights.dtype)
 
-    return map_matrices(attention, kernel, mask=mask, layout="offsets")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="offsets")
 
 
-def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tensor:
+def profile_asymmetry(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
     """Return the asymmetry of the distance profile at every distance.
 
         (p(k) - p(-k)) / (p(k) + p(-k)),  k = 1..n-1
@@ -158,6 +166,7 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tens
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
 
     Returns:
         (..., n-1), between -1 (all weight in the past) and 1; 0 where neither side has weight.
@@ -171,7 +180,7 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None) -> Tens
         >>> profile_asymmetry(torch.ones(4, 4).tril() / torch.arange(1.0, 5.0)[:, None])
         tensor([-1., -1., -1.])
     """
-    profile = distance_profile(attention, mask=mask)
+    profile = distance_profile(attention, mask=mask, without_first=without_first)
     n = (profile.shape[-1] + 1) // 2
     past, future = profile[..., : n - 1].flip(-1), profile[..., n:]
     return ratio(future - past, past + future)
@@ -191,7 +200,9 @@ def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
 
 
-def mean_distance(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
+def mean_distance(
+    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+) -> Tensor:
     """Return the mean distance of the attention, in tokens.
 
         mean_i sum_j A_ij |i - j|
@@ -199,6 +210,7 @@ def mean_distance(attention: Attention, *, mask: Mask | None = None, rows: bool 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One value per query instead of their mean.
 
     Returns:
@@ -218,7 +230,7 @@ def mean_distance(attention: Attention, *, mask: Mask | None = None, rows: bool 
         values = (validated_weights(flat) * _distance(flat)).sum(-1)
         return values if rows else values.mean(-1)
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
 
 
 def window(
@@ -226,6 +238,7 @@ def window(
     share: float = 0.9,
     *,
     mask: Mask | None = None,
+    without_first: int = 0,
     rows: bool = False,
 ) -> Tensor:
     """Return the smallest half-width of a window around each token that holds a share of the attention.
@@ -236,6 +249,7 @@ def window(
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         share: The mass q to hold, above 0 and at most 1.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One window per query instead of one that holds the share on average.
 
     Returns:
@@ -268,7 +282,7 @@ def window(
         enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(torch.float64).eps)  # float64 rounding
         return enough.to(torch.uint8).argmax(-1).to(weights.dtype)
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
 
 
 def half_life(
@@ -276,6 +290,7 @@ def half_life(
     *,
     side: Literal["both", "past", "future"] = "both",
     mask: Mask | None = None,
+    without_first: int = 0,
 ) -> Tensor:
     """Return the distance over which the attention halves.
 
@@ -288,6 +303,7 @@ def half_life(
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         side: The mean of both sides, or one of them.
         mask: As for `locality`.
+        without_first: As for `locality`.
 
     Returns:
         (...), in tokens, above 0; infinite where attention does not fall with distance, NaN where fewer than two
@@ -330,7 +346,7 @@ def half_life(
         values = torch.where(held.sum(-1) < 2, torch.nan, values)
         return values.to(torch.promote_types(flat.dtype, torch.float32))
 
-    return map_matrices(attention, kernel, mask=mask)
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first)
 
 
 def _distance(flat: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Measurement:
     relative_asymmetry: Tensor
 
 
-def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = False) -> Tensor:
+def locality(attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False) -> Tensor:
     """Return how much of the attention is near the position of its query.
 
         Loc(A) = mean_i sum_j A_ij / 2^|i-j|
@@ -44,6 +44,8 @@ def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = Fal
             counts, -inf or at most -10,000 does not); other tokens are left out and the rows renormalised. For
             (batch, head, n, n), or a tuple of them, give (batch, n); for a stacked (layer, batch, head, n, n) give
             (1, batch, n).
+        without_first: Leave out this many first tokens of each sequence, as queries and as keys, and renormalise the
+            rest: 1 for the attention among all tokens but an attention sink at the first one.
         rows: One value per query instead of their mean.
 
     Returns:
@@ -69,7 +71,7 @@ def locality(attention: Attention, *, mask: Mask | None = None, rows: bool = Fal
         values = validated_statistics(flat, pairs=False).locality
         return values if rows else values.mean(-1)
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
 
 
 def symmetry(
@@ -77,6 +79,7 @@ def symmetry(
     rtol: float | None = None,
     *,
     mask: Mask | None = None,
+    without_first: int = 0,
     rows: bool = False,
 ) -> Tensor:
     """Return how evenly the attention is balanced around the position of its query, by the published definition.
@@ -94,6 +97,7 @@ def symmetry(
             smallest weight among its pairs and eps that of the dtype (in the second term at most float32's), which
             covers the rounding of a softmax and of its logits. 0: the released code in float64.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One value per query, 1 - mean_k v_ik, NaN for the first and the last, instead of the pooled mean.
 
     Returns:
@@ -128,7 +132,9 @@ def symmetry(
         one_sided.append(_is_one_sided(flat.detach()))
         return _symmetry_of_rows(statistics.irregularity) if rows else pooled(statistics)[1]
 
-    values = map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    values = map_matrices(
+        attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar"
+    )
     if any(one_sided):
         _warn_caller(
             "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
@@ -138,7 +144,9 @@ def symmetry(
     return values
 
 
-def measure(attention: Attention, rtol: float | None = None, *, mask: Mask | None = None) -> Measurement:
+def measure(
+    attention: Attention, rtol: float | None = None, *, mask: Mask | None = None, without_first: int = 0
+) -> Measurement:
     """Measure locality, symmetry and relative asymmetry in a single pass.
 
     The same numbers as `locality`, `symmetry` and `relative_asymmetry`, at about half the cost of computing each.
@@ -148,6 +156,7 @@ def measure(attention: Attention, rtol: float | None = None, *, mask: Mask | Non
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         rtol: As for `symmetry`.
         mask: As for `locality`.
+        without_first: As for `locality`.
 
     Returns:
         A frozen result with ``.locality``, ``.symmetry`` and ``.relative_asymmetry``, each (...).
@@ -166,7 +175,7 @@ def measure(attention: Attention, rtol: float | None = None, *, mask: Mask | Non
     def kernel(flat: Tensor) -> Tensor:
         return torch.stack(pooled(validated_statistics(flat, rtol=rtol)), -1)
 
-    return Measurement(*map_matrices(attention, kernel, mask=mask).unbind(-1))
+    return Measurement(*map_matrices(attention, kernel, mask=mask, without_first=without_first).unbind(-1))
 
 
 def pooled(statistics: RowStatistics) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,9 @@ from pelocality.metrics.distances import diagonal_sums, masked_mean
 from pelocality.metrics.published import is_causal, ratio, visible_counts
 
 
-def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask: Mask | None = None) -> Tensor:
+def toeplitz_share(
+    attention: Attention, *, visible: Visible | None = None, mask: Mask | None = None, without_first: int = 0
+) -> Tensor:
     """Return how much of the matrix is a function of the signed distance i - j alone.
 
         1 - sum_ij (A_ij - p(j-i))^2 / sum_ij (A_ij - mean A)^2,  p the mean of each diagonal
@@ -23,6 +25,7 @@ def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         visible: As for `adjusted_locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
 
     Returns:
         (...), between 0 and 1: 1 where every diagonal is constant, such as for uniform attention.
@@ -59,10 +62,12 @@ def toeplitz_share(attention: Attention, *, visible: Visible | None = None, mask
         rounding = (n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
-    return map_matrices(attention, kernel, mask=mask, visible=resolve_visible(attention, visible, None))
+    return map_matrices(
+        attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, None)
+    )
 
 
-def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
+def monotonicity(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
     """Return how often attention does not grow from one token to the next one further away, on either side.
 
         past:   share of (i, k) with A[i, i-k] >= A[i, i-k-1]
@@ -73,6 +78,7 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
 
     Returns:
         (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side without weight (the
@@ -103,7 +109,7 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None) -> Tensor:
             shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
         return torch.stack(shares, -1)
 
-    return map_matrices(attention, kernel, mask=mask)
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first)
 
 
 def entropy(
@@ -112,6 +118,7 @@ def entropy(
     causal: bool | None = None,
     visible: Visible | None = None,
     mask: Mask | None = None,
+    without_first: int = 0,
     rows: bool = False,
 ) -> Tensor:
     """Return how evenly each token spreads its attention over the keys it can see.
@@ -124,6 +131,7 @@ def entropy(
             without weight above its diagonal counts as causal.
         visible: As for `adjusted_locality`.
         mask: As for `locality`.
+        without_first: As for `locality`.
         rows: One value per query; NaN for a query with one visible key, which the mean leaves out.
 
     Returns:
@@ -154,7 +162,9 @@ def entropy(
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     resolved = resolve_visible(attention, visible, causal)
-    return map_matrices(attention, kernel, mask=mask, visible=resolved, layout="rows" if rows else "scalar")
+    return map_matrices(
+        attention, kernel, mask=mask, without_first=without_first, visible=resolved, layout="rows" if rows else "scalar"
+    )
 
 
 def sink_rate(
@@ -162,6 +172,7 @@ def sink_rate(
     sinks: int = 1,
     *,
     mask: Mask | None = None,
+    without_first: int = 0,
     rows: bool = False,
 ) -> Tensor:
     """Return which share of the attention falls on the first keys.
@@ -175,6 +186,7 @@ def sink_rate(
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         sinks: How many first keys count as sinks, 1 to n.
         mask: As for `locality`; the first counting token is the first sink.
+        without_first: As for `locality`.
         rows: One value per query, NaN for the sinks.
 
     Returns:
@@ -199,4 +211,4 @@ def sink_rate(
         is_sink = torch.arange(flat.shape[-1], device=flat.device) < sinks
         return torch.where(is_sink, torch.nan, mass)
 
-    return map_matrices(attention, kernel, mask=mask, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models._restore import hooked, restoring
-from pelocality.models._run import attentions, requested_layers
+from pelocality.models._run import attentions, described, requested_layers, run
 
 # half of -1e4, the weakest mask that transformers adds: logits of words are far above, with the mask far below
 _MASKED = -5e3
@@ -32,6 +33,8 @@ class Observed:
         sinks: whether the layer has a learned sink, for each of ``maps``.
         depth: the number of layers of the model, those without attention included.
         others: what the layers without attention are, by number.
+        order: which of the softmaxes gave each of ``maps``, None where none did.
+        softmaxes: how many there were.
     """
 
     maps: tuple[Tensor, ...]
@@ -40,6 +43,8 @@ class Observed:
     sinks: tuple[bool, ...]
     depth: int
     others: dict[int, str]
+    order: tuple[int | None, ...]
+    softmaxes: int
 
     def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
@@ -58,37 +63,77 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
         ValueError: as for `attentions`, rows that do not sum to 1, or layers that differ in their number of heads.
     """
     blocks = _blocks(base)
-    softmaxes = _Softmaxes()
+    recorded: list[_Softmax] = []
+    softmaxes = _Softmaxes(recorded.append)
 
     def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
         softmaxes.block = blocks[block]
 
     with hooked(blocks, enter), softmaxes.recording():
         maps = attentions(base, **inputs)
-    found = _match(maps, softmaxes.recorded)
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    order = _match(maps, [softmax.weights for softmax in recorded])
+    found = [None if index is None else recorded[index] for index in order]
     heads = sorted({weights.shape[1] for weights in maps})
     if len(heads) > 1:
         raise ValueError(
-            f"{name} cannot be probed: its layers have different numbers of heads ({', '.join(map(str, heads))})"
+            f"{described(base)} cannot be probed: its layers have different numbers of heads "
+            f"({', '.join(map(str, heads))})"
         )
     sinks = tuple(softmax is not None and softmax.sink for softmax in found)
-    for layer, (weights, sink) in enumerate(zip(maps, sinks, strict=True)):
-        totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
-        if "attention_mask" in inputs:  # rows of padding are undefined
-            totals = totals.transpose(1, 2)[inputs["attention_mask"].bool().to(totals.device)]
-        off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
-        if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
-            raise ValueError(
-                f"{name} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), as "
-                "with heads mixed after the softmax, or logits"
-            )
     layers, depth, others = _numbers(base, [None if softmax is None else softmax.block for softmax in found])
+    for layer, weights, sink in zip(layers, maps, sinks, strict=True):
+        _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
     visible = tuple(
         (weights > 0 if softmax is None else softmax.visible.reshape(weights.shape)).any(1)
         for weights, softmax in zip(maps, found, strict=True)
     )
-    return Observed(maps, layers, visible, sinks, depth, others)
+    return Observed(maps, layers, visible, sinks, depth, others, tuple(order), len(recorded))
+
+
+def observe_by_layer(
+    base: Any, first: Observed, add: Callable[[int, Tensor, Tensor], None], dtype: torch.dtype, **inputs: Tensor
+) -> None:
+    """Run a base model again and hand on the attention of each layer as it is computed, so that one is in memory.
+
+    Args:
+        base: a model that was observed.
+        first: what was observed, of the same model and inputs of any size.
+        add: takes the index of a layer in ``first.layers``, its attention (batch, head, n, n) and its visible keys
+            (batch, n, n).
+        dtype: that of the attention which the model returns.
+        inputs: as for `observe`.
+
+    Raises:
+        ValueError: for rows that do not sum to 1, or another number of softmaxes than at first.
+    """
+    batch, n = inputs["input_ids"].shape
+    indices = itertools.count()
+
+    def use(softmax: _Softmax) -> None:
+        index = next(indices)
+        if index in first.order:
+            place = first.order.index(index)
+            weights = softmax.weights.reshape(batch, -1, n, n).to(dtype)
+            _check_rows(base, first.layers[place], weights, softmax.sink, inputs.get("attention_mask"))
+            add(place, weights, softmax.visible.reshape(weights.shape).any(1))
+
+    with _Softmaxes(use).recording():
+        run(base, output_attentions=False, **inputs)
+    if next(indices) != first.softmaxes:
+        raise ValueError(f"{described(base)} cannot be probed: it attends otherwise when it returns no attention")
+
+
+def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor | None) -> None:
+    """Refuse attention (batch, head, n, n) with rows that do not sum to 1, or with a sink to more than 1."""
+    totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+    if mask is not None:  # rows of padding are undefined
+        totals = totals.transpose(1, 2)[mask.bool().to(totals.device)]
+    off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
+    if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
+        raise ValueError(
+            f"{described(base)} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by "
+            f"{off:.3g}), as with heads mixed after the softmax, or logits"
+        )
 
 
 @dataclass(frozen=True)
@@ -109,12 +154,12 @@ class _Softmax:
 
 
 class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the softmaxes over (..., n, n) that run inside ``recording``."""
+    """Calls ``use`` with each softmax over (..., n, n) that runs inside ``recording``."""
 
-    def __init__(self) -> None:
+    def __init__(self, use: Callable[[_Softmax], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.use = use
         self.block: _Block | None = None
-        self.recorded: list[_Softmax] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -135,18 +180,17 @@ class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weights = result[..., :n]
             # a key is masked where its weight is 0 and its logit as low as a mask
             visible = (args[0][..., :n] > _MASKED) | (weights > 0)
-            self.recorded.append(_Softmax(self.block, visible, weights, logits > n))
+            self.use(_Softmax(self.block, visible, weights, logits > n))
         return result
 
 
-def _match(maps: tuple[Tensor, ...], softmaxes: list[_Softmax]) -> list[_Softmax | None]:
-    """Return the softmax behind each map, or None; maps and softmaxes are in the order in which they ran."""
-    found: list[_Softmax | None] = []
+def _match(maps: tuple[Tensor, ...], softmaxes: list[Tensor]) -> list[int | None]:
+    """Return the index of the softmax behind each map, or None; both are in the order in which they ran."""
+    found: list[int | None] = []
     start = 0
     for weights in maps:
-        rest = range(start, len(softmaxes))
-        index = next((i for i in rest if _same(softmaxes[i].weights, weights)), None)
-        found.append(None if index is None else softmaxes[index])
+        index = next((i for i in range(start, len(softmaxes)) if _same(softmaxes[i], weights)), None)
+        found.append(index)
         start = start if index is None else index + 1
     return found
 

@@ -113,8 +113,13 @@ def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def run(base: Any, **inputs: Any) -> Any:
-    """Run a base model on a batch with attention outputs and without generation caches.
+def described(base: Any) -> str:
+    """Return the class and type of a model, for errors."""
+    return f"{type(base).__name__} (model type '{base.config.model_type}')"
+
+
+def run(base: Any, output_attentions: bool = True, **inputs: Any) -> Any:
+    """Run a base model on a batch without generation caches.
 
     A decoder with cross-attention reads an encoder output of one vector of zeros, so that cross-attention adds the same
     vector at every position.
@@ -129,7 +134,7 @@ def run(base: Any, **inputs: Any) -> Any:
         width = getattr(config, "cross_attention_hidden_size", None) or config.hidden_size
         first = next(iter(inputs.values()))
         inputs["encoder_hidden_states"] = torch.zeros(len(first), 1, width, dtype=base.dtype, device=first.device)
-    return base(**inputs, output_attentions=True, return_dict=True)
+    return base(**inputs, output_attentions=output_attentions, return_dict=True)
 
 
 def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
@@ -138,8 +143,7 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     Raises:
         ValueError: if the model returns no weights, or weights of another shape.
     """
-    model_type = base.config.model_type
-    name = f"{type(base).__name__} (model type '{model_type}')"
+    name, model_type = described(base), base.config.model_type
     if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
         raise ValueError(f"{name} cannot be probed: {reason}")
     if getattr(base.config, "attention_type", None) == "block_sparse":
@@ -214,7 +218,7 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
         ValueError: if it is not positive, or beyond the model's table of positions.
     """
     count("length", length)
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    name = described(base)
     most, trained = longest_input(base), getattr(base.config, "max_position_embeddings", None)
     if most is not None and length + specials > most:
         with_specials = f" and {specials} special tokens" if specials else ""

@@ -51,10 +51,10 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def stacked(batches: list[list[dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Return values that were measured batch by batch and layer by layer, (batch, head) each: (sample, layer, head)."""
-    device = next(iter(batches[0][0].values())).device
+def stacked(layers: list[list[dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Return values that were measured layer by layer and batch by batch, (batch, head) each: (sample, layer, head)."""
+    device = next(iter(layers[0][0].values())).device
     return {
-        name: torch.cat([torch.stack([layer[name].to(device) for layer in layers], 1) for layers in batches])
-        for name in batches[0][0]
+        name: torch.stack([torch.cat([batch[name].to(device) for batch in batches]) for batches in layers], 1)
+        for name in layers[0][0]
     }

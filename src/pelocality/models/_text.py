@@ -27,6 +27,7 @@ def observe_text(
     tokenizer: Any,
     length: int,
     special_tokens: bool,
+    without_first: int,
     progress: bool,
 ) -> Iterator[tuple[Observed, Tensor]]:
     """Yield the attention of each batch and which of its first ``length`` tokens to include, (batch, n) on the CPU.
@@ -37,6 +38,7 @@ def observe_text(
             a mask, or no text.
     """
     count("length", length, least=2)
+    count("without_first", without_first, least=0)
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     longest = 0
@@ -48,6 +50,7 @@ def observe_text(
             if included.shape[1] > longest:
                 longest = included.shape[1]
                 check_length(base, longest)
+            included &= included.cumsum(1) > without_first
             yield observe(base, **inputs), included[:, :length]
     if not longest:
         raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality.models._observe import Observed, observe
+from pelocality.models._observe import Observed, observe, observe_by_layer
 from pelocality.models._run import (
     check_length,
     device_of,
@@ -22,7 +23,7 @@ from pelocality.models._samples import metrics_with_sink, sample_metrics, stacke
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.result import PositionalAttention, provenance
 
-_BATCH_BYTES = 2**26  # attention of one batch over all layers; a batch of one word may need more
+_BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
 
 
 def positional_attention(
@@ -69,8 +70,8 @@ def positional_attention(
             Where positions are only relative, as in most decoders, identical words say nothing above the first layers
             unless the first token differs.
         layers: layers to return, by their index in the model; by default all that have attention.
-        batch_size: words at a time; by default as many as fit into 64 MiB of attention weights. Memory does not
-            grow with the number of words.
+        batch_size: words at a time; by default as many as fit into 16 MiB of attention weights of a layer. Memory does
+            not grow with the number of words.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -108,19 +109,23 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     sums = _Sums(layers, slice(len(before), len(before) + length))
-    start, size = 0, batch_size or 1  # one word first, which tells how many fit into the memory of a batch
     with (
         eager_attention(model),
         tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
     ):
-        while start < len(ids):
-            observed = observe(base, input_ids=rows[start : start + size])
-            sums.add(observed)
-            bytes_per_batch = sum(each.nbytes for each in observed.maps)
-            del observed  # or two batches would be in memory at a time
-            bar.update(min(size, len(ids) - start))
-            start += size
-            size = batch_size or max(1, min(64, _BATCH_BYTES * size // bytes_per_batch))
+        first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
+        dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
+        sums.start(first)
+        first = replace(first, maps=(), visible=())
+        for start in range(0, len(ids), size):
+            batch = rows[start : start + size]
+            if None not in first.order:
+                observe_by_layer(base, first, sums.add, dtype, input_ids=batch)
+            else:  # all layers at a time, where a layer is not told by its softmax
+                observed = observe(base, input_ids=batch)
+                for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                    sums.add(place, weights, visible)
+            bar.update(len(batch))
         equal_states = _equal_states(base, rows[:1], sums.positions)
     mean = sums.attention / len(ids)
     source = provenance(
@@ -154,40 +159,43 @@ class _Sums:
         self.other_layers: dict[int, str] = {}
         self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
-        self.per_word: list[list[dict[str, Tensor]]] = []  # by batch and layer
+        self.per_word: list[list[dict[str, Tensor]]] = []  # by layer and batch
+        self.places: dict[int, int] = {}  # from the model's layers with attention to the requested ones
+        self.sinks = False
 
-    def add(self, observed: Observed) -> None:
-        """Add the words of a batch."""
-        part, first = self.positions, observed.maps[0]
-        if not self.layers:
-            self.other_layers = observed.others
-            self.layers = observed.requested(self.requested)
-            n = part.stop - part.start
-            dtype = torch.promote_types(first.dtype, torch.float32)
-            self.attention = first.new_zeros(len(self.layers), first.shape[1], n, n, dtype=dtype)
-            self.visible = torch.zeros(len(self.layers), n, n, dtype=torch.bool, device=first.device)
-        by_layer = []
-        for place, layer in enumerate(self.layers):
-            index = observed.layers.index(layer)
-            given = observed.maps[index][..., part, :].to(self.attention.dtype)
-            weights = given[..., part]  # (word, head, n, n)
-            total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
-            visible = observed.visible[index][:, part, part]
-            attention = weights / mass
-            values = sample_metrics(attention, visible)
-            if given.shape != weights.shape:
-                values["cut_share"] = (total - mass).mean((-2, -1))
-            if any(observed.sinks):
-                values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
-            by_layer.append(values)
-            self.attention[place] += attention.sum(0).to(self.attention.device)
-            self.visible[place] |= visible.any(0).to(self.visible.device)
-        self.per_word.append(by_layer)
+    def start(self, first: Observed) -> None:
+        """Choose the layers, from what was observed of one word."""
+        self.layers, self.other_layers = first.requested(self.requested), first.others
+        self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
+        self.sinks = any(first.sinks)
+        self.per_word = [[] for _ in self.layers]
+
+    def add(self, index: int, weights: Tensor, visible: Tensor) -> None:
+        """Add the words of a batch in one layer, (word, head, n, n) and (word, n, n)."""
+        if index not in self.places:
+            return
+        place, part = self.places[index], self.positions
+        given = weights[..., part, :].to(torch.promote_types(weights.dtype, torch.float32))
+        weights, visible = given[..., part], visible[:, part, part]
+        if not self.attention.numel():
+            self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
+            self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
+        total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
+        attention = weights / mass
+        values = sample_metrics(attention, visible)
+        if given.shape != weights.shape:
+            values["cut_share"] = (total - mass).mean((-2, -1))
+        if self.sinks:
+            values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
+        self.per_word[place].append(values)
+        for matrix in attention:
+            self.attention[place] += matrix.to(self.attention.device)
+        self.visible[place] |= visible.any(0).to(self.visible.device)
 
 
 def _equal_states(base: Any, row: Tensor, positions: slice) -> bool:
     """Return whether a repeated word, row (1, n), has equal hidden states at all its positions in every layer."""
-    states = run(base, input_ids=row, output_hidden_states=True).hidden_states
+    states = run(base, output_attentions=False, input_ids=row, output_hidden_states=True).hidden_states
     if not states or positions.stop - positions.start < 2 or any(layer.shape[-2] != row.shape[1] for layer in states):
         return False
     return all(_equal_rows(layer[..., positions, :]) for layer in states)

@@ -217,8 +217,13 @@ class MeanAttention(DisplayMixin):
 
     def _shown(self) -> list[str]:
         """Return the metrics that are shown by default."""
-        shares = [name for name in self.per_sample if name in ("learned_sink", "cut_share") or "_with_" in name]
-        return [*default_metrics(self.source.causal), *shares]
+        shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
+        cut = (
+            ["cut_share"]
+            if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any())
+            else []
+        )
+        return [*default_metrics(self.source.causal), *shares, *cut]
 
     def _more_columns(self) -> dict[str, Tensor]:
         """Return further columns of the table, (layer, head) each."""

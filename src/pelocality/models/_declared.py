@@ -1,0 +1,318 @@
+"""What a model's configuration declares of each layer's positions, by the published formulas.
+
+None of it calls transformers' own functions for angles, slopes, buckets or masks: a mistake in those is found only by a
+second account of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
+)
+
+# families whose configuration does not say what they do
+_COUNTED_FROM_PADDING = {  # the first token reads the row after that of padding
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
+_FROM_ROW_TWO = {
+    "bart", "biogpt", "mbart", "mvp", "nystromformer", "opt", "plbart", "xglm", "yoso",
+}  # fmt: skip
+_LEARNED = {
+    "albert", "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot",
+    "blenderbot-small", "bros", "clip_text_model", "convbert", "distilbert", "dpr", "electra", "ernie", "git",
+    "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "imagegpt", "layoutlm", "mbart", "megatron-bert", "mobilebert", "mra",
+    "mvp", "nystromformer", "openai-gpt", "opt",
+    "plbart", "rembert", "roc_bert", "splinter", "squeezebert", "tapas", "vilt", "visual_bert", "yoso",
+} | _COUNTED_FROM_PADDING - {"esm"}  # fmt: skip
+_SINUSOIDAL = {"ctrl", "m2m_100", "marian", "nllb-moe", "pegasus", "pegasus_x", "tipsv2_text_model", "xglm"}
+_NOWHERE = {"jamba", "kimi_linear", "nemotron_h", "zamba"}
+_SLIDING_LAYERS_ONLY = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}
+_DEFAULT_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary embeddings (Su et al., 2021) as declared.
+
+    Attributes:
+        base: the base of the geometric series of frequencies.
+        dims: the number of rotated dimensions.
+        scaling: "default" or the name of a scaling.
+        options: the options of the scaling.
+        trained: the length from which the scaling starts or to which it refers.
+    """
+
+    base: float
+    dims: int
+    scaling: str
+    options: Mapping[str, Any]
+    trained: int
+
+    def frequencies(self, length: int = 1, *, base: float | None = None, scaling: str | None = None) -> Tensor:
+        """Return radians per position (dims / 2,), of a sequence of this length."""
+        base, scaling = base or self.base, scaling or self.scaling
+        options, dims = self.options, self.dims
+        if scaling == "dynamic":  # NTK-aware, by the length of the sequence (emozilla, 2023)
+            over = max(length, self.trained) / self.trained
+            base *= (options["factor"] * over - (options["factor"] - 1)) ** (dims / (dims - 2))
+        plain: Tensor = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+        if scaling == "linear":  # Chen et al., 2023
+            return plain / float(options["factor"])
+        if scaling == "yarn":  # Peng et al., 2023
+            return _yarn(plain, base, self.trained, options)
+        if scaling == "llama3":  # Grattafiori et al., 2024
+            return _llama3(plain, self.trained, options)
+        if scaling == "longrope":  # Ding et al., 2024
+            name = "long_factor" if length > self.trained else "short_factor"
+            return plain / torch.tensor(options[name], dtype=torch.float64)
+        if scaling == "proportional":  # Gemma 4: frequencies of the whole head, zero for the slowest
+            turned = int(options.get("partial_rotary_factor", 1.0) * dims // 2)
+            plain[turned:] = 0
+            return plain / float(options.get("factor", 1.0))
+        return plain
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor on cosines and sines."""
+        given, factor = self.options.get("attention_factor"), self.options.get("factor")
+        if self.scaling not in ("yarn", "longrope"):
+            return 1.0
+        if given is not None:
+            return float(given)
+        if factor is None:
+            factor = self.options["max_position_embeddings"] / self.trained
+        if factor <= 1:
+            return 1.0
+        if self.scaling == "longrope":
+            return math.sqrt(1 + math.log(float(factor)) / math.log(self.trained))
+        one, all_dims = self.options.get("mscale"), self.options.get("mscale_all_dim")
+        if one and all_dims:
+            return float((0.1 * one * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1))
+        return 0.1 * math.log(factor) + 1
+
+    @property
+    def known(self) -> bool:
+        """Whether the scaling is one of those above."""
+        return self.scaling in ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+
+
+def _yarn(plain: Tensor, base: float, trained: int, options: Mapping[str, Any]) -> Tensor:
+    """Return frequencies that are kept where they turn often within the trained length, and divided where seldom."""
+    dims, factor = 2 * len(plain), options.get("factor")
+    if factor is None:
+        factor = options["max_position_embeddings"] / trained
+
+    def dimension(turns: float) -> float:
+        return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)
+    if options.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    high = high + 0.001 if high == low else high
+    divided = ((torch.arange(len(plain), dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    mixed: Tensor = plain * (1 - divided) + plain / factor * divided
+    return mixed
+
+
+def _llama3(plain: Tensor, trained: int, options: Mapping[str, Any]) -> Tensor:
+    """Return frequencies divided where their wavelength is long, kept where it is short, and blended between."""
+    low, high, factor = (float(options[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    turns = trained * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * kept + plain / factor * (1 - kept)
+
+
+def rotary(config: Any, layer: int) -> Rotary | str | None:
+    """Return the rotary embeddings declared for a layer, None for none, "undeclared" where nothing says."""
+    model_type, kind = config.model_type, layer_type(config, layer)
+    config = of_layer(config, layer)
+    uses = getattr(config, "no_rope_layers", None)  # 1 where a layer has RoPE, despite the name
+    if uses and layer < len(uses) and not uses[layer]:
+        return None
+    if model_type in _SLIDING_LAYERS_ONLY and getattr(config, "sliding_window", None) and kind != "sliding_attention":
+        return None
+    given = getattr(config, "rope_parameters", None)
+    if isinstance(given, Mapping) and "rope_type" not in given and kind in given:
+        given = given[kind]
+        if given is None:
+            return None
+    bases = getattr(config, "layer_rope_theta", None) or ()
+    own = bases[layer] if layer < len(bases) else None
+    if own == 0:
+        return None
+    if getattr(config, "use_mem_rope", True) is False:
+        return None
+    named = getattr(config, "position_embedding_type", None)
+    if model_type in ("gptj", "codegen"):
+        return Rotary(_DEFAULT_BASE, config.rotary_dim or _head(config), "default", {}, 0)
+    if model_type == "roformer" or (model_type == "esm" and named == "rotary"):
+        return Rotary(_DEFAULT_BASE, _head(config), "default", {}, 0)
+    if model_type == "falcon" and config.alibi:
+        return None
+    if not isinstance(given, Mapping) or "rope_theta" not in given:
+        return None if absolute(config) is not None or model_type in _NOWHERE else "undeclared"
+    if named is None and hasattr(config, "position_embedding_type"):
+        return None
+    share = given.get("partial_rotary_factor") or 1.0
+    scaling = given.get("rope_type", "default")
+    head = getattr(config, "qk_rope_head_dim", None)
+    dims = head or int(_head(config) * (1.0 if scaling == "proportional" else share))
+    most = getattr(config, "max_position_embeddings", 0) or 0
+    trained = most if scaling == "dynamic" else given.get("original_max_position_embeddings") or most
+    return Rotary(float(own or given["rope_theta"]), dims, scaling, {"max_position_embeddings": most, **given}, trained)
+
+
+def of_layer(config: Any, layer: int) -> Any:
+    """Return the configuration of a layer, where layers may differ in their sizes."""
+    if not hasattr(config, "per_layer_config"):
+        return config
+    return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]  # a block may run several times
+
+
+def _head(config: Any) -> int:
+    """Return d_head."""
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def layer_type(config: Any, layer: int) -> str | None:
+    """Return the declared type of a layer, such as "sliding_attention", or None."""
+    types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    return types[layer] if types and layer < len(types) else None
+
+
+def absolute(config: Any) -> str | None:
+    """Return "learned", "sinusoidal" or None."""
+    model_type = config.model_type
+    if model_type == "distilbert" and config.sinusoidal_pos_embds:
+        return "learned"  # sinusoidal at the start, trained with the rest
+    if model_type in ("xlm", "flaubert"):
+        return "learned"
+    if model_type in ("deberta", "deberta-v2"):
+        return "learned" if getattr(config, "position_biased_input", True) else None
+    if model_type == "esm":
+        return "learned" if config.position_embedding_type == "absolute" else None
+    if model_type in _SINUSOIDAL:
+        return "sinusoidal"
+    return "learned" if model_type in _LEARNED else None
+
+
+def first_row(config: Any) -> int:
+    """Return the row of the table of positions that the first token reads."""
+    if config.model_type in _COUNTED_FROM_PADDING:
+        padding = config.pad_token_id if config.model_type != "mpnet" else 1
+        return int(padding) + 1
+    if config.model_type in ("m2m_100", "nllb-moe"):
+        return int(config.pad_token_id) + 1
+    return 2 if config.model_type in _FROM_ROW_TWO else 0
+
+
+def counts_tokens(config: Any) -> bool:
+    """Return whether a model counts positions from the first token by itself, padding left out."""
+    return config.model_type in _COUNTED_FROM_PADDING | {"opt", "m2m_100", "nllb-moe"}
+
+
+def slopes(config: Any) -> Tensor | None:
+    """Return the slopes of ALiBi (Press et al., 2022) (head,), or None where the model has none."""
+    if config.model_type == "mpt":
+        if not config.attn_config.alibi:
+            return None
+        heads, most = config.n_heads, config.attn_config.alibi_bias_max
+        power = 2 ** math.ceil(math.log2(heads))
+        every = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64) / power)
+        return every if power == heads else torch.cat([every[1::2], every[::2]])[:heads]
+    if config.model_type == "bloom":
+        return alibi_slopes(config.n_head)
+    if config.model_type == "falcon" and config.alibi:  # added before the logits are scaled
+        return alibi_slopes(config.num_attention_heads) / math.sqrt(_head(config))
+    return None
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Return the slopes of the paper for a number of heads."""
+    power = 2 ** math.floor(math.log2(heads))
+    first = 2.0 ** (-8 * torch.arange(1, power + 1, dtype=torch.float64) / power)
+    between = 2.0 ** (-8 * (torch.arange(heads - power, dtype=torch.float64) + 0.5) / power)
+    return torch.cat([first, between])
+
+
+def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
+    """Return T5's bucket (Raffel et al., 2020) of each query and key (n, n), or None where the model has none."""
+    number = getattr(config, "relative_attention_num_buckets", None)
+    if not number:
+        return None
+    farthest = getattr(config, "relative_attention_max_distance", 128)
+    position = torch.arange(length)
+    ahead = position - position[:, None]
+    offset = torch.zeros_like(ahead)
+    if causal:
+        distance = (-ahead).clamp(min=0)
+    else:
+        number //= 2
+        offset, distance = (ahead > 0).long() * number, ahead.abs()
+    exact = number // 2
+    ratio = (distance.clamp(min=1).float() / exact).log() / math.log(farthest / exact)
+    far = (exact + (ratio * (number - exact)).long()).clamp(max=number - 1)
+    return offset + torch.where(distance < exact, distance, far)
+
+
+def has_relative_terms(config: Any) -> bool | None:
+    """Return whether content meets embeddings of distances; None where nothing says."""
+    if config.model_type in ("deberta", "deberta-v2"):
+        return bool(config.relative_attention)
+    if config.model_type == "prophetnet":  # only its decoder
+        return None
+    return config.model_type in ("inkling_text", "inkling2_text", "xlnet")
+
+
+def causal(base: Any, config: Any) -> bool | None:
+    """Return whether queries see no later key; None where nothing says."""
+    if (own := getattr(config, "is_causal", None)) is not None:
+        return bool(own)
+    if config.model_type in ("xlm", "flaubert"):
+        return bool(config.causal)
+    if config.model_type == "xlnet":
+        return bool(config.attn_type == "uni")
+    if (wide := getattr(config, "use_bidirectional_attention", None)) is not None:
+        return wide is not True and wide != "all"
+    half = type(base).__name__
+    if half.endswith("Encoder") and config.model_type != "bert-generation":
+        return False
+    if getattr(config, "is_encoder_decoder", False):
+        return True if half.endswith("Decoder") else None
+    model_type = config.model_type
+    if model_type in MASKED or model_type == "bert-generation" or hasattr(config, "relative_attention_num_buckets"):
+        return bool(getattr(config, "is_decoder", False))
+    return True if model_type in CAUSAL or model_type.removesuffix("_text") in WITH_IMAGES else None
+
+
+def window(config: Any, layer: int, causal: bool) -> tuple[str, int] | str | None:
+    """Return ("window", keys) or ("chunks", size) of a layer, None for none, "undeclared" where nothing says.
+
+    A causal window counts the query itself; another one is the distance to either side.
+    """
+    kind, size = layer_type(config, layer), getattr(of_layer(config, layer), "sliding_window", None)
+    if config.model_type == "gpt_neo":
+        return ("window", config.window_size) if kind == "local" else None
+    if kind == "chunked_attention":
+        return "chunks", config.attention_chunk_size
+    if kind in ("full_attention", "attention", "hybrid"):
+        return None
+    if kind in ("sliding_attention", "hybrid_sliding"):
+        return "undeclared" if not size else ("window", size)
+    if kind is not None:
+        return "undeclared"
+    if getattr(config, "use_sliding_window", True) is False or not size:
+        return None
+    return "window", size

@@ -1,0 +1,410 @@
+"""What each attention layer of a running model does with positions, read from the calls that it makes.
+
+The model runs unchanged but for one thing: every linear map of the tokens returns the same vector at each of them.
+Queries and keys then differ between tokens by position alone, whatever the weights are and whatever the layers below
+have done, and the long runs that a window of some thousand tokens needs cost no products.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pelocality.models._observe import _MASKED, _Block, _blocks, _numbers
+from pelocality.models._restore import hooked, restoring, unhook
+from pelocality.models._rotations import Rotation, rotation_of
+from pelocality.models._run import device_of, run
+from pelocality.models._weights import embedding_weight
+
+SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
+PADDING = 5  # tokens of padding on the left
+
+_SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
+_PRODUCTS = {  # the place of the two factors among the arguments
+    torch.matmul: 0,
+    Tensor.matmul: 0,
+    Tensor.__matmul__: 0,
+    torch.bmm: 0,
+    Tensor.bmm: 0,
+    torch.baddbmm: 1,
+    Tensor.baddbmm: 1,
+}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which keys the queries of a layer see.
+
+    Attributes:
+        causal: whether none lies after its query.
+        window: the distance of the farthest key plus one (causal), or the distance to either side; None without a
+            limit within the length.
+        chunk: the size of the blocks within which queries see keys, or None.
+        regular: whether window, chunk and causality together say which keys are seen.
+        length: the number of positions.
+    """
+
+    causal: bool
+    window: int | None
+    chunk: int | None
+    regular: bool
+    length: int
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A table of which rows were read by position: the table (row, d), the rows (n,) or (n, n), and the block."""
+
+    block: _Block | None
+    table: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention, of the first ``SHORT`` positions.
+
+    Attributes:
+        block: the block in which it ran.
+        query: (head, n, d_head) as they enter the product, or None where they were not seen.
+        key: (head of keys, n, d_head), likewise.
+        logits: (head, n, n) before the softmax, masked ones far below the others.
+        reach: which keys are visible, over the full length of the run.
+        weights: (head, n, n).
+        sinks: the weight of learned sinks (head, n), or None where rows sum to 1 over the sequence.
+    """
+
+    block: _Block | None
+    query: Tensor | None
+    key: Tensor | None
+    logits: Tensor
+    reach: Reach
+    weights: Tensor
+    sinks: Tensor | None = None
+
+
+class Recorder(TorchFunctionMode):
+    """Records the attentions and the lookups by position of one sequence of n tokens (batch of 1)."""
+
+    def __init__(self, length: int, constant: bool) -> None:
+        super().__init__()
+        self.length, self.constant = length, constant
+        self.block: _Block | None = None
+        self.entered: Tensor | None = None  # the states (1, n, d) before the first block
+        self.calls: list[Call] = []
+        self.lookups: list[Lookup] = []
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._maps = 0  # linear maps so far: the seed of the next vector
+        self._reaches: list[tuple[Tensor, Reach]] = []  # masks that layers share, kept alive so that they stay apart
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.constant and (vector := self._linear(func, args, kwargs)) is not None:
+            return vector
+        if func is nn.functional.scaled_dot_product_attention:
+            return self._scaled_dot_product(func, *args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.ndim > 2 and result.shape[-2] == self.length <= result.shape[-1]:
+            if result.shape[-1] == self.length or self._factors is not None:  # with learned sinks there are more
+                self._softmax(args[0], result)
+        elif func in _PRODUCTS and result.ndim > 2 and result.shape[-2:] == (self.length, self.length):
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)][_PRODUCTS[func] :]
+            self._factors = (tensors[0], tensors[1].transpose(-1, -2))
+        elif func in (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__):
+            self._lookup(func, args, kwargs)
+        return result
+
+    def _linear(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Return one vector at every token in place of a linear map of the tokens; None for anything else."""
+        if func is nn.functional.linear:
+            states, size = args[0], (args[1] if len(args) > 1 else kwargs["weight"]).shape[0]
+        elif func in (torch.addmm, Tensor.addmm):
+            states, size = args[1], args[2].shape[-1]
+        elif func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and args[0].ndim == 3 and args[1].ndim == 2:
+            states, size = args[0], args[1].shape[-1]
+        else:
+            return None
+        if self.length not in states.shape[:-1] or size == self.length:
+            return None
+        self._maps += 1
+        vector = torch.randn(size, generator=torch.Generator().manual_seed(self._maps))
+        return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
+
+    def _scaled_dot_product(
+        self,
+        func: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Record a call of torch's kernel, with the logits that it does not hand out."""
+        n = self.length
+        if query.shape[-2] == n and key.shape[-2] == n:
+            part = slice(0, SHORT)
+            q, k = (_flat(states[..., part, :]) for states in (query, key))
+            k_all = k.repeat_interleave(len(q) // len(k), 0)
+            logits = q.float() @ k_all.float().transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
+            mask = attn_mask
+            if mask is None:
+                mask = torch.ones(n, n, dtype=torch.bool, device=query.device)
+                mask = mask.tril() if is_causal else mask
+            corner = mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
+            corner = corner.reshape(-1, *corner.shape[-2:])
+            logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
+            reach = self._reach(mask if mask.dtype == torch.bool else mask > _MASKED, attn_mask)
+            self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
+        if self.constant:
+            return query.new_zeros(*query.shape[:-1], value.shape[-1])
+        result: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return result
+
+    def _softmax(self, logits: Tensor, weights: Tensor) -> None:
+        """Record an attention that is computed step by step."""
+        n, part = self.length, slice(0, SHORT)
+        logits, weights = _flat(logits), _flat(weights)
+        sinks = weights[:, part, n:].sum(-1) if weights.shape[-1] > n else None
+        visible = ((logits > _MASKED) | (weights > 0))[..., :n].any(0)
+        query, key = (None, None) if self._factors is None else (_flat(f)[:, part] for f in self._factors)
+        self._factors = None
+        call = Call(
+            self.block, query, key, logits[:, part, part].float(), self._reach(visible), weights[:, part, part], sinks
+        )
+        self.calls.append(call)
+
+    def _reach(self, visible: Tensor, mask: Tensor | None = None) -> Reach:
+        """Return the reach of visible keys (..., n, n); once for a mask that several layers share."""
+        for seen, reach in self._reaches:
+            if seen is mask:
+                return reach
+        n = self.length
+        reach = reach_of(visible.broadcast_to(*visible.shape[:-2], n, n).reshape(-1, n, n).any(0))
+        if mask is not None:
+            self._reaches.append((mask, reach))
+        return reach
+
+    def _lookup(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Record the rows of a table that were read, one for each token or for each pair of tokens."""
+        named = [*args, *kwargs.values()]
+        if func is nn.functional.embedding:
+            rows, table = named[:2]
+        else:
+            table, rows = named[0], named[-1]
+            rows = rows[0] if isinstance(rows, tuple) else rows
+        if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and table.ndim == 2):
+            return
+        n = self.length
+        shape = (n,) if rows.numel() == n else (n, n)
+        if table.is_floating_point() and rows.numel() in (n, n * n) and bool((rows != rows.flatten()[0]).any()):
+            self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape)))
+
+
+def _flat(states: Tensor) -> Tensor:
+    """Return (1, head, n, d) or (head, n, d) as (head, n, d)."""
+    return states.reshape(-1, *states.shape[-2:])
+
+
+def reach_of(visible: Tensor) -> Reach:
+    """Return which keys are seen, from (n, n) of bool."""
+    n = len(visible)
+    position = torch.arange(n, device=visible.device)
+    distance = position[:, None] - position
+    behind = int(distance[visible].amax()) if visible.any() else 0
+    ahead = int(-distance[visible].amin()) if visible.any() else 0
+    causal = ahead <= 0 and n > 1
+    limit = max(behind, ahead)
+    band = (distance <= behind) & (distance >= -ahead)
+    if torch.equal(visible, band):
+        window = None if limit == n - 1 else behind + 1 if causal else limit
+        return Reach(causal, window, None, causal or behind == ahead, n)
+    hidden = (~visible[:, 0]).nonzero()
+    chunk = int(hidden[0, 0]) if len(hidden) else n
+    same = position[:, None] // max(chunk, 1) == position // max(chunk, 1)
+    regular = torch.equal(visible, same & (distance >= 0) if causal else same)
+    return Reach(causal, None, chunk if regular else None, regular, n)
+
+
+@contextmanager
+def recording(base: Any, recorder: Recorder) -> Iterator[None]:
+    """Record the attentions and lookups of a run inside the context."""
+    blocks = _blocks(base)
+
+    def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
+        recorder.block = blocks[block]
+        if recorder.entered is None:
+            states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
+            recorder.entered = next(states, None)
+
+    with hooked(blocks, enter), recorder:
+        yield
+
+
+@contextmanager
+def _identity_rotations(base: nn.Module) -> Iterator[None]:
+    """Let modules that hand out cosines and sines hand out 1 and 0."""
+
+    def identity(module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, Tensor) and output.is_complex():
+            return torch.ones_like(output)
+        if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
+            return None
+        cos, sin = output
+        power = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
+        even = bool((power - power.mean()).abs().max() < 0.02 * power.mean())  # not queries and keys
+        return (torch.ones_like(cos), torch.zeros_like(sin)) if even else None
+
+    modules = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
+
+    def undo() -> None:
+        for module in modules:
+            unhook(module, identity)
+
+    with restoring(undo):
+        for module in modules:
+            module.register_forward_hook(identity)
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the attention layers of a model were seen to do.
+
+    Attributes:
+        calls: one attention a layer, with constant content.
+        layers: the numbers of those layers in the model, counted from 0.
+        others: what the layers of the model without attention are, by number.
+        length: the number of positions of the longest run, to which ``reach`` refers.
+        queries: how the queries of each layer are turned: a `Rotation`, None for not at all, "scaled" or "change" for
+            another change by position, "unseen" where no product of queries and keys was found.
+        keys: likewise.
+        far: the positions (n,) of another run and how its queries are turned, or None where the model takes none.
+        lookups: the tables outside the layers that were read by position, and tables of buckets anywhere.
+        padded: the same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
+            the model takes none.
+        text: one attention a layer, with the model's own content.
+        input_moves: whether the states before the first layer differ between equal tokens.
+        widths: the sizes that a vector added to the token embeddings may have.
+    """
+
+    calls: list[Call]
+    layers: tuple[int, ...]
+    others: dict[int, str]
+    length: int
+    queries: list[Rotation | str | None]
+    keys: list[Rotation | str | None]
+    far: tuple[Tensor, list[Rotation | str | None]] | None
+    lookups: list[Lookup]
+    padded: list[Lookup] | str | None
+    text: list[Call]
+    input_moves: bool
+    widths: set[int]
+
+
+def read(
+    model: Any, base: Any, config: Any, word: int, text: Tensor, length: int, farthest: int, dims: Sequence[int]
+) -> Reading:
+    """Run a model for what its layers do with positions.
+
+    Args:
+        model: the model, possibly with a head, which says how positions are counted in generation.
+        base: the bare transformer.
+        config: the configuration of its text part.
+        word: the id of the token to repeat.
+        text: (1, n) token ids, at most ``SHORT``.
+        length: the number of positions of the run with constant content.
+        farthest: the last position of the run with positions far apart; 0 for no such run.
+        dims: numbers of rotated dimensions to try first.
+    """
+    ids = torch.full((1, length), word, device=text.device)
+    constant = _run(base, length, True, input_ids=ids)
+    with _identity_rotations(base):
+        unturned = _run(base, length, True, input_ids=ids).calls
+    pairs = list(zip(constant.calls, unturned, strict=True))
+    still = [_still(call.query, other.query) for call, other in pairs]
+    queries = _turns([call.query for call in constant.calls], still, dims)
+    keys = _turns([call.key for call in constant.calls], [_still(call.key, other.key) for call, other in pairs], dims)
+    far = None
+    accepted = inspect.signature(base.forward).parameters
+    if farthest and "position_ids" in accepted and any(isinstance(turn, Rotation) for turn in queries):
+        n = min(length, SHORT)
+        steps = torch.arange(n)
+        positions = steps + ((farthest - n + 1) * (steps / (n - 1)) ** 3).long()
+        ids, ones = ids[:, :n], torch.ones_like(ids[:, :n])
+        distant = _run(base, n, True, input_ids=ids, position_ids=positions[None].to(ids.device), attention_mask=ones)
+        far = positions, _turns([call.query for call in distant.calls], still, dims)
+    layers, _, others = _numbers(base, [call.block for call in constant.calls])
+    return Reading(
+        calls=constant.calls,
+        layers=layers,
+        others=others,
+        length=length,
+        queries=queries,
+        keys=keys,
+        far=far,
+        lookups=constant.lookups,
+        padded=_padded(model, base, word, min(length, SHORT)) if constant.lookups else None,
+        text=_run(base, text.shape[1], False, input_ids=text).calls,
+        input_moves=_moves(constant.entered),
+        widths={embedding_weight(base).shape[1], config.hidden_size},
+    )
+
+
+def _run(base: Any, length: int, constant: bool, **inputs: Tensor) -> Recorder:
+    """Run a base model, recorded."""
+    recorder = Recorder(length, constant)
+    with recording(base, recorder):
+        run(base, output_attentions=False, **inputs)
+    return recorder
+
+
+def _moves(states: Tensor | None) -> bool:
+    """Return whether states (1, n, d) differ between positions."""
+    if states is None or states.shape[1] < 2:
+        return False
+    return bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
+
+
+def _still(states: Tensor | None, unturned: Tensor | None) -> Tensor | None:
+    """Return states without rotation; None where nothing was taken away, as from a module not known to rotate."""
+    return None if states is None or unturned is None or torch.equal(states, unturned) else unturned
+
+
+def _turns(
+    states: Sequence[Tensor | None], still: Sequence[Tensor | None], dims: Sequence[int]
+) -> list[Rotation | str | None]:
+    """Return how the states of each layer are turned, as `rotation_of`; "unseen" where they were not."""
+    return [
+        "unseen" if one is None else rotation_of(one, None if other is None else other[:, : one.shape[1]], dims)
+        for one, other in zip(states, still, strict=True)
+    ]
+
+
+def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str | None:
+    """Return what is looked up by position behind padding, in generation where the model can generate."""
+    accepted = inspect.signature(base.forward).parameters
+    if "attention_mask" not in accepted:
+        return None
+    ids = torch.full((1, length), word, device=device_of(base))
+    ids[:, :PADDING] = getattr(base.config, "pad_token_id", None) or 0
+    mask = torch.ones_like(ids)
+    mask[:, :PADDING] = 0
+    try:
+        if not (hasattr(model, "can_generate") and model.can_generate()):
+            return _run(base, length, True, input_ids=ids, attention_mask=mask).lookups
+        recorder = Recorder(length, True)
+        with recording(base, recorder):
+            model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
+        return recorder.lookups
+    except IndexError as error:
+        return str(error)

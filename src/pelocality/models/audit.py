@@ -1,0 +1,467 @@
+"""Which positions a model really runs, layer by layer: declared by its configuration against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from pelocality._display import DisplayMixin
+from pelocality.models import _agreement as agreement, _declared as declared
+from pelocality.models._inputs import token_tensor
+from pelocality.models._measured import SHORT, Reading, read
+from pelocality.models._restore import inference
+from pelocality.models._rotations import Rotation
+from pelocality.models._run import (
+    attached_encoding,
+    device_of,
+    eager_attention,
+    find_base,
+    label,
+    model_name,
+)
+from pelocality.models._weights import check_ids
+from pelocality.models._words import choose_words
+from pelocality.models.families import longest_input
+from pelocality.models.families._wrapper import pretrained
+
+_LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
+_WORDS = 64  # other tokens in the run with the model's own content
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """The positions of one layer, declared and measured.
+
+    Attributes:
+        layer: its number in the model.
+        positions: (declared, measured), in words; a layer without attention is named as what it is.
+        window: (declared, measured): the number of keys up to the query, or the distance to either side.
+        causal: (declared, measured); None where nothing is declared, or for a layer without attention.
+        first_key: the share of attention that goes to the first key, over heads and later queries.
+        sinks: the share that goes to learned sinks, None where there are none.
+        mismatches: what differs, in words.
+    """
+
+    layer: int
+    positions: tuple[str, str]
+    window: tuple[str, str]
+    causal: tuple[bool | None, bool | None]
+    first_key: float | None
+    sinks: float | None
+    mismatches: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(DisplayMixin):
+    """The positions that a model runs, a layer a row: declared by the configuration against measured.
+
+    Attributes:
+        layers: a `LayerAudit` for each layer of the model, those without attention included.
+        model: name of the model.
+        length: the number of positions over which windows were measured.
+        encoding: the encoding that was attached to the model while it ran, None where there was none.
+        cautions: what could not be measured, and what to know of it.
+    """
+
+    layers: tuple[LayerAudit, ...]
+    model: str
+    length: int
+    encoding: str | None
+    cautions: tuple[str, ...]
+
+    @property
+    def mismatches(self) -> tuple[str, ...]:
+        """What differs between declared and measured, such as "layer 3: declared window 8, measured 9"."""
+        layers: dict[str, list[int]] = {}
+        for row in self.layers:
+            for mismatch in row.mismatches:
+                layers.setdefault(mismatch, []).append(row.layer)
+        return tuple(f"{_numbered(numbers)}: {mismatch}" for mismatch, numbers in layers.items())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per layer: declared and measured positions, window and causality."""
+        rows = []
+        for row in self.layers:
+            pairs = {"positions": row.positions, "window": row.window, "causal": row.causal}
+            columns = {f"{name}_{side}": pair[i] for name, pair in pairs.items() for i, side in enumerate(_SIDES)}
+            shares = {"first_key": row.first_key, "sinks": row.sinks}
+            rows.append({"layer": row.layer, **columns, **shares, "mismatches": "; ".join(row.mismatches)})
+        return pd.DataFrame(rows)
+
+    def _headline(self) -> str:
+        found = len(self.mismatches)
+        verdict = "as declared" if not found else f"{found} mismatch{'es' if found > 1 else ''}"
+        return f"{label(self.model, self.encoding)}: {len(self.layers)} layers, {verdict}"
+
+    def _table(self) -> pd.DataFrame:
+        frame = self.to_frame()
+        shown = pd.DataFrame({"layer": frame.layer, "positions": frame.positions_measured})
+        shown["window"] = frame.window_measured
+        shown["causal"] = frame.causal_measured.map({True: "yes", False: "no"}).fillna("")
+        shown["first key"] = frame.first_key
+        if frame.sinks.notna().any():
+            shown["sinks"] = frame.sinks
+        shown["declared"] = ["differs" if row.mismatches else _declared_word(row) for row in self.layers]
+        return shown
+
+    def _notes(self) -> tuple[str, ...]:
+        return (*self.mismatches, *self.cautions)
+
+
+_SIDES = ("declared", "measured")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AuditComparison(DisplayMixin):
+    """Two models side by side: where their positions part, and by how much attention changes.
+
+    Attributes:
+        audits: the `Audit` of each.
+        distance: for each layer with attention, the smallest distance between query and key at which the layer's
+            positions add something else in the two models; None where they add the same.
+        change: for each layer with attention, by how much attention on the same tokens differs: the total variation
+            between the two models, 0 to 1, mean over heads and queries. It includes what layers below changed.
+        layers: the numbers of these layers.
+        input_differs: whether the tables of positions at the input differ.
+    """
+
+    audits: tuple[Audit, Audit]
+    distance: tuple[int | None, ...]
+    change: tuple[float, ...]
+    layers: tuple[int, ...]
+    input_differs: bool
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per layer with attention."""
+        both = [{row.layer: row.positions[1] for row in audit.layers} for audit in self.audits]
+        rows = [
+            {
+                "layer": layer,
+                "positions_a": both[0][layer],
+                "positions_b": both[1][layer],
+                "parts_from_distance": distance,
+                "attention_change": change,
+            }
+            for layer, distance, change in zip(self.layers, self.distance, self.change, strict=True)
+        ]
+        return pd.DataFrame(rows).astype({"parts_from_distance": "Int64"})
+
+    def _headline(self) -> str:
+        names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
+        parting = [(layer, far) for layer, far in zip(self.layers, self.distance, strict=True) if far is not None]
+        if self.input_differs:
+            return f"{names}: they part at the input"
+        if not parting:
+            return f"{names}: the same positions in every layer"
+        return f"{names}: they part at layer {parting[0][0]}, from distance {parting[0][1]} on"
+
+    def _table(self) -> pd.DataFrame:
+        return self.to_frame().rename(columns=lambda name: name.replace("_", " "))
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(f"{side}: {note}" for side, each in zip("ab", self.audits, strict=True) for note in each._notes())
+
+
+def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = None) -> Audit | AuditComparison:
+    r"""Return which positions a model really runs: declared by its configuration against measured, a layer a row.
+
+    A model whose RoPE scaling was dropped, or whose window is off by one, runs without an error. The declared side
+    comes from ``model.config`` by the published formulas (RoPE, its linear, dynamic, YaRN, Llama 3 and LongRoPE
+    scalings, ALiBi, T5's buckets), not from transformers' functions. The measured side is read from the running model:
+
+    - the model runs with the same vector at every token in place of each linear map, so that queries and keys differ
+      by position alone. Their angles $\theta_{ik}$ at position $i$ in plane $k$ give base, scaling, attention factor
+      and share of dimensions; a second run has positions as far apart as the configuration allows;
+    - slopes and buckets are read from the logits, windows and causality from the keys that are masked, rows of tables
+      from the lookups, also behind padding on the left;
+    - sinks are read from a run of the model as it is.
+
+    Weights are not changed, and mode and hooks are restored. The model's own attention implementation runs where that
+    is "sdpa" or "eager", otherwise "eager". It takes about as long as one pass over 61 tokens, and more for a window of
+    some thousand tokens.
+
+    Args:
+        model: a transformers model, or a wrapper around one. Of an encoder-decoder model the encoder is audited; pass
+            ``model.get_decoder()`` for the other half. A model that can generate is also asked how it counts positions
+            behind padding on the left.
+        other: a second model with the same layers and heads, for a comparison.
+        input_ids: token ids (n,) or (1, n) on which sinks and changes of attention are measured, at most 61 are read;
+            by default random ones.
+
+    Returns:
+        An `Audit`, whose ``mismatches`` are empty if all that is declared was measured. With a second model, an
+        `AuditComparison`.
+
+    Raises:
+        TypeError: for something that is not a transformers model, or ids that are not integers.
+        ValueError: for a model without softmax attention, or two models that differ in layers or heads.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> tiny = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        >>> model = LlamaModel(LlamaConfig(**tiny, vocab_size=99, rope_parameters={"rope_theta": 5e5}))
+        >>> result = audit(model)
+        >>> result.layers[0].positions, result.mismatches
+        (('rotary, base 500000', 'rotary, base 500000'), ())
+        >>> fallen_back = LlamaModel(LlamaConfig(**tiny, vocab_size=99, rope_parameters={"rope_theta": 1e4}))
+        >>> model.rotary_emb = fallen_back.rotary_emb
+        >>> audit(model).mismatches
+        ('layers 0-1: declared rotary base 500000, measured 10000',)
+    """
+    text = None if input_ids is None else token_tensor("input_ids", input_ids)
+    if text is not None and (text.ndim > 2 or text.numel() != text.shape[-1] or text.shape[-1] < 2):
+        raise ValueError(f"input_ids must be one sequence of at least 2 tokens, got shape {tuple(text.shape)}")
+    if other is None:
+        return _audit(model, text)[0]
+    return _compare(_audit(model, text), _audit(other, text))
+
+
+def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
+    """Return the audit of one model, and what was read from it."""
+    base = find_base(model)
+    inner, config = pretrained(model), base.config.get_text_config()
+    own = getattr(config, "_attn_implementation", None) in ("sdpa", "eager", None)
+    implementation = "sdpa" if own and config._attn_implementation == "sdpa" else "eager"
+    depth = config.num_hidden_layers
+    rotary = [declared.rotary(config, layer) for layer in range(depth)]
+    causal = declared.causal(base, config)
+    windows = [declared.window(config, layer, bool(causal)) for layer in range(depth)]
+    length = _length(base, windows, _LONGEST[implementation])
+    word, ids = _tokens(base, text, min(length, SHORT))
+    with inference(model) if own else eager_attention(model):
+        reading = read(inner, base, config, word, ids, length, _farthest(config, rotary), _dims(rotary))
+    if not reading.calls:
+        raise ValueError(
+            f"{type(base).__name__} (model type '{config.model_type}') cannot be audited: it took no softmax over its "
+            "tokens"
+        )
+    kind, first = declared.absolute(config), declared.first_row(config)
+    input_text, input_differences = agreement.compare_rows(kind, first, reading)
+    through_padding = agreement.counted_through_padding(reading)
+    by_itself = declared.counts_tokens(config) or (hasattr(inner, "can_generate") and inner.can_generate())
+    if isinstance(reading.padded, str):
+        input_differences.append(f"behind padding on the left: {reading.padded}")
+    if through_padding and by_itself:
+        input_differences.append("declared positions counted from the first token, measured through left padding")
+    rows = [
+        _row(config, reading, place, causal, (input_text, input_differences)) for place in range(len(reading.calls))
+    ] + [
+        LayerAudit(layer, (name, name), ("", ""), (None, None), None, None, ())
+        for layer, name in reading.others.items()
+    ]
+    cautions = []
+    if through_padding and not by_itself and causal:
+        cautions.append("behind padding on the left, positions are right only if position_ids are passed")
+    beyond = sorted({w[1] for w in windows if isinstance(w, tuple) and w[1] >= length})
+    if beyond:
+        cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
+    result = Audit(
+        layers=tuple(sorted(rows, key=lambda row: row.layer)),
+        model=model_name(model),
+        length=length,
+        encoding=attached_encoding(base),
+        cautions=tuple(cautions),
+    )
+    return result, reading
+
+
+def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_input: tuple[str, list[str]]) -> LayerAudit:
+    """Return what is declared and measured of one layer with attention."""
+    layer, call = reading.layers[place], reading.calls[place]
+    mismatches = list(at_input[1])
+    words: tuple[list[str], list[str]] = [], []
+
+    absolute, first = declared.absolute(config), declared.first_row(config)
+    if absolute is not None:
+        words[0].append(absolute if not first else f"{absolute} from row {first}")
+    words[1].append(at_input[0])
+
+    wanted, turn = declared.rotary(config, layer), reading.queries[place]
+    if isinstance(wanted, declared.Rotary):
+        head = turn.head if isinstance(turn, Rotation) else wanted.dims
+        factor, scaling = wanted.attention_factor, agreement.scaling_text(wanted)
+        words[0].append(agreement.rotary_text(wanted.base, scaling, factor, wanted.dims, head))
+    if turn == "unseen":
+        words[1].append("queries not seen")
+    else:
+        text, differences = agreement.compare_rotations(wanted, _angles(reading, place))
+        words[1].append(f"queries {turn} by position" if isinstance(turn, str) else text)
+        mismatches += differences
+    keys = reading.keys[place]
+    if isinstance(turn, Rotation) and isinstance(keys, Rotation) and not _same_turn(turn, keys):
+        mismatches.append("queries and keys are turned by different angles")
+
+    if turn != "change" and not isinstance(turn, Rotation):
+        bias_words, bias_text, differences = _biases(config, reading, place)
+        words[0].extend(bias_words)
+        words[1].append(bias_text)
+        mismatches += differences
+
+    window = declared.window(config, layer, bool(causal))
+    mismatches += agreement.compare_reach(window, causal, call.reach)
+    text_call = reading.text[place] if place < len(reading.text) else call
+    nothing = "undeclared" if wanted == "undeclared" else "none"
+    return LayerAudit(
+        layer=layer,
+        positions=(_joined(words[0], nothing), _joined(words[1], "none")),
+        window=(agreement.window_text(window, causal), agreement.reach_text(call.reach)),
+        causal=(causal, call.reach.causal),
+        first_key=float(text_call.weights[:, 1:, 0].double().mean()),
+        sinks=None if text_call.sinks is None else float(text_call.sinks.double().mean()),
+        mismatches=tuple(mismatches),
+    )
+
+
+def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, list[str]]:
+    """Return declared and measured biases in words, and what differs."""
+    call = reading.calls[place]
+    bias = agreement.bias_of(call)
+    slopes = declared.slopes(config)
+    buckets = declared.buckets(config, bool(getattr(config, "is_decoder", False)), SHORT)
+    wanted = []
+    if slopes is not None:
+        wanted.append(f"ALiBi, slopes {agreement.slope_text(slopes)}")
+    if buckets is not None:
+        wanted.append(f"{config.relative_attention_num_buckets} buckets")
+    if declared.has_relative_terms(config):
+        wanted.append("relative terms")
+    if bias is None:
+        return wanted, "", [f"declared {word}, measured none" for word in wanted]
+    found = agreement.slopes_of(bias)
+    if slopes is not None or (found is not None and not wanted):
+        differences = agreement.compare_slopes(slopes, found, lambda heads: declared.alibi_slopes(heads))
+        return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
+    lookup = agreement.bucket_lookup(bias, reading.lookups)
+    if lookup is None:
+        known = wanted or declared.has_relative_terms(config) is None
+        return wanted, "relative terms", [] if known else ["declared no relative terms, measured some"]
+    n = min(len(lookup.rows), SHORT)
+    rows, text = lookup.rows[:n, :n].cpu(), f"{len(lookup.table)} buckets"
+    if buckets is None:
+        return wanted, text, ["declared no buckets, measured some"]
+    visible = ~bias.isnan().all(0)
+    off = (rows != buckets[:n, :n]) & visible
+    if not bool(off.any()):
+        return wanted, text, []
+    position = torch.arange(n)
+    nearest = int((position[:, None] - position).abs()[off].min())
+    return wanted, text, [f"declared {wanted[0]}, measured others from distance {nearest} on"]
+
+
+def _angles(reading: Reading, place: int) -> agreement.Angles | None:
+    """Return the angles of a layer's queries, None where they are not turned."""
+    turn = reading.queries[place]
+    if not isinstance(turn, Rotation):
+        return None
+    positions, far = (None, None) if reading.far is None else (reading.far[0], reading.far[1][place])
+    return agreement.Angles(turn, far, positions, reading.length)
+
+
+def _same_turn(queries: Rotation, keys: Rotation) -> bool:
+    """Return whether queries and keys are turned alike."""
+    if queries.angles.shape != keys.angles.shape or queries.sign != keys.sign:
+        return False
+    off = torch.remainder(queries.angles - keys.angles + torch.pi, 2 * torch.pi) - torch.pi
+    return bool(off.abs().max() < queries.tolerance)
+
+
+def _length(base: Any, windows: Iterable[Any], most: int) -> int:
+    """Return the number of positions to run: a prime beyond the widest declared window, where that can be run."""
+    wide = [window[1] + 8 for window in windows if isinstance(window, tuple) and window[1] + 8 <= most]
+    longest = longest_input(base) or 0
+    wanted = max([SHORT, *wide])
+    if 0 < longest <= 2 * wanted:  # there is a prime between a number and its double
+        return _prime(range(min(wanted, longest), 1, -1))
+    return _prime(range(wanted, 2 * wanted))
+
+
+def _prime(numbers: Iterable[int]) -> int:
+    """Return the first prime of some numbers."""
+    return next(n for n in numbers if all(n % d for d in range(2, int(n**0.5) + 1)))
+
+
+def _tokens(base: Any, text: Tensor | None, length: int) -> tuple[int, Tensor]:
+    """Return the token to repeat, and (1, n) tokens for the run with the model's own content."""
+    vocabulary = base.get_input_embeddings().weight.shape[0]
+    words = choose_words(base, None, min(_WORDS, max(vocabulary // 2, 1)), 0)[0]
+    if text is None:
+        drawn = torch.randint(len(words), (length,), generator=torch.Generator().manual_seed(0))
+        text = torch.tensor(words)[drawn]
+    ids = text.flatten()[:length][None].to(device_of(base))
+    check_ids(base, ids)
+    return words[0], ids
+
+
+def _farthest(config: Any, rotary: Iterable[Any]) -> int:
+    """Return the last position to look at: the longest that was declared, beyond it where the scaling depends on it."""
+    found = [each for each in rotary if isinstance(each, declared.Rotary)]
+    most = getattr(config, "max_position_embeddings", None) or 0
+    if any(each.scaling in ("dynamic", "longrope") for each in found):
+        return 2 * max(most, *(each.trained for each in found))
+    return most - 1 if found and most > 2 * SHORT else 0
+
+
+def _dims(rotary: Iterable[Any]) -> Sequence[int]:
+    """Return the declared numbers of rotated dimensions."""
+    return sorted({each.dims for each in rotary if isinstance(each, declared.Rotary)})
+
+
+def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:
+    """Return where the positions of two models part."""
+    one, two = a[1], b[1]
+    shapes = [[(layer, call.logits.shape) for layer, call in zip(r.layers, r.calls, strict=True)] for r in (one, two)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"model and other must have the same layers and heads, got {len(shapes[0])} x {shapes[0][0][1][0]} and "
+            f"{len(shapes[1])} x {shapes[1][0][1][0]}"
+        )
+    tables = [agreement.position_lookup(reading) for reading in (one, two)]
+    same_input = (tables[0] is None) == (tables[1] is None)
+    if tables[0] is not None and tables[1] is not None:
+        rows = [each.table[each.rows].cpu() for each in tables if each is not None]
+        same_input = rows[0].shape == rows[1].shape and torch.allclose(rows[0], rows[1], atol=1e-6)
+    change = [
+        float((x.weights.double() - y.weights.double().to(x.weights.device)).abs().sum(-1).mean() / 2)
+        for x, y in zip(one.text, two.text, strict=True)
+    ]
+    return AuditComparison(
+        audits=(a[0], b[0]),
+        distance=tuple(_parting(x.logits, y.logits) for x, y in zip(one.calls, two.calls, strict=True)),
+        change=tuple(change),
+        layers=one.layers,
+        input_differs=not same_input,
+    )
+
+
+def _parting(a: Tensor, b: Tensor) -> int | None:
+    """Return the smallest distance at which logits of the same content differ, None if they do not."""
+    relative = [each.double().cpu() - each.double().cpu().diagonal(dim1=1, dim2=2)[..., None] for each in (a, b)]
+    masked = [each < -1e3 for each in relative]
+    one, two = (each.masked_fill(hidden, 0) for each, hidden in zip(relative, masked, strict=True))
+    off = ((one - two).abs() > 1e-3 * one.abs().max().clamp(min=1)) | (masked[0] != masked[1])
+    position = torch.arange(a.shape[-1])
+    distance = (position[:, None] - position).abs()
+    return int(distance[off.any(0)].min()) if bool(off.any()) else None
+
+
+def _joined(words: Iterable[str], nothing: str) -> str:
+    return " + ".join(word for word in words if word) or nothing
+
+
+def _declared_word(row: LayerAudit) -> str:
+    """Return whether a layer does what is declared, for the table."""
+    return "" if row.causal[1] is None else "undeclared" if row.positions[0] == "undeclared" else "yes"
+
+
+def _numbered(numbers: Sequence[int]) -> str:
+    """Return "layer 3", "layers 0-5" or "layers 1, 3"."""
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"layers {numbers[0]}-{numbers[-1]}"
+    return f"layers {', '.join(map(str, numbers))}"
