@@ -29,7 +29,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from runs import half_way, last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
 from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
@@ -148,7 +148,10 @@ def main() -> None:
         figure(rows).savefig(arguments.output / f"positions_in_training_{family}.png", dpi=150)
     for (family, seed), folder in runs.items():
         result = json.loads((folder / "result.json").read_text())
-        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}; most local heads\n")
+        half = half_way(of_family[family].query("seed == @seed"), "locality")
+        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}")
+        print(f"half of the rise of locality at step: {half}")
+        print("most local heads\n")
         print(markdown(most_local_heads(folder, result["length"])))
     if len(of_family) > 1:
         print(f"\n{markdown(pd.DataFrame([{'family': name} | rises(rows) for name, rows in of_family.items()]))}")

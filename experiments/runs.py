@@ -107,6 +107,13 @@ def train(trainer: Trainer, checkpoint: Path | None) -> None:
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
+def half_way(rows: pd.DataFrame, column: str) -> int | str:
+    """Return the first measured step at which the mean over layers has made half of its rise."""
+    values = rows.groupby("step")[column].mean()
+    rise = values.max() - values.iloc[0]
+    return int((values >= values.iloc[0] + rise / 2).idxmax()) if rise >= 0.01 else "no rise"
+
+
 def signed(difference: Estimate, form: str = "+.3f") -> str:
     """Format a difference with its interval, signs shown."""
     value, low, high = (format(number, form) for number in (difference.value, difference.low, difference.high))

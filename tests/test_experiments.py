@@ -323,7 +323,7 @@ def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys
 
 
 def test_half_of_a_rise_is_dated_unless_there_is_none():
-    half_way = importlib.import_module("decoders_in_training").half_way
+    half_way = importlib.import_module("runs").half_way
     rows = pd.DataFrame({"step": [0, 0, 1, 1, 2, 2, 4, 4], "text": [0.1, 0.1, 0.1, 0.2, 0.3, 0.3, 0.3, 0.5]})
     assert half_way(rows, "text") == 2
     assert half_way(rows[rows["step"] == 0], "text") == "no rise"
