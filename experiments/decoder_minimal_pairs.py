@@ -80,7 +80,11 @@ def build(arguments):
         kept = set(islice((s.uid for s in sentences if s.uid in shared), arguments.number))
         cells["EWT", f"Shuffle-{size}"] = inside.filter(lambda row, kept=kept: row["uid"] in kept)
         cells["EWT", f"Windows-{size}"] = window.filter(lambda row, kept=kept: row["uid"] in kept)
-    cells["EWT", "Random"] = random_shuffling(sentences)
+    shuffled = random_shuffling(sentences)
+    cells["EWT", "Random"] = shuffled.select(range(min(len(shuffled), arguments.number)))
+    cells["EWT", "Random, 6 words or more"] = cells["EWT", "Random"].filter(
+        lambda row: len(row[f"original_{row['side']}"].split()) >= max(SIZES)
+    )
     every = list(read_frames(arguments.sentences))
     cells["EWT", "Roles, gold frames"] = semantic_role_swap(every, source="frames", spans="all")
     cells["EWT", "Roles, rule"] = semantic_role_swap(every, source="constituents", spans="all")
@@ -134,17 +138,18 @@ def estimate(values, groups):
 def summary(found):
     """Return each cell's share of preferred originals and differences, with intervals clustered by sentence."""
     rows = []
-    for (corpus, probe), (decoder, neighbours, groups) in found.items():
-        preferred, by_bigrams = (estimate(100 * one["correct"].astype(float), groups) for one in (decoder, neighbours))
+    for (corpus, probe), (decoder, neighbours, sentences) in found.items():
+        correct, misled = 100 * decoder["correct"].astype(float), ~neighbours["correct"]
         rows.append(
             {
                 "corpus": corpus,
                 "probe": probe,
                 "pairs": len(decoder),
-                "sentences": len(set(groups)),
-                "original preferred": preferred,
-                "difference, nats": estimate(decoder["difference"], groups),
-                "by bigrams": by_bigrams,
+                "original preferred, %": estimate(correct, sentences),
+                "difference, nats": estimate(decoder["difference"], sentences),
+                "bigrams, %": estimate(100 * neighbours["correct"].astype(float), sentences),
+                "misled bigrams": misled.sum(),
+                "preferred there, %": estimate(correct[misled], sentences[misled]),
             }
         )
     return pd.DataFrame(rows)
@@ -165,7 +170,7 @@ def figure(table):
     """Plot the share of preferred originals of each cell, with its interval."""
     fig, ax = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
     places = range(len(table))[::-1]
-    for column, marker, label in (("original preferred", "o", "SmolLM2"), ("by bigrams", "s", "bigrams")):
+    for column, marker, label in (("original preferred, %", "o", "SmolLM2"), ("bigrams, %", "s", "bigrams")):
         values = [(e.value, e.value - e.low, e.high - e.value) for e in table[column]]
         middle, *ends = zip(*values, strict=True)
         style = {"color": "black" if marker == "o" else "0.55", "capsize": 2, "markersize": 5}
@@ -200,10 +205,10 @@ def main() -> None:
     found = {}
     for name, rows in cells.items():
         decoder = evaluate_minimal_pairs(lambda texts: [scores[text] for text in texts], None, rows).examples
-        found[name] = decoder, evaluate_minimal_pairs(of_bigrams, None, rows).examples, list(rows["sentence_good"])
+        found[name] = decoder, evaluate_minimal_pairs(of_bigrams, None, rows).examples, pd.Series(rows["sentence_good"])
     table = summary(found)
     figure(table).savefig(arguments.output / "decoder_minimal_pairs.png", dpi=150)
-    for column in ("original preferred", "by bigrams", "difference, nats"):
+    for column in [name for name in table.columns if name.endswith(("%", "nats"))]:
         table[column] = [f"{e.value:.1f} [{e.low:.1f}, {e.high:.1f}]" for e in table[column]]
     table.to_csv(arguments.output / "decoder_minimal_pairs.csv", index=False)
     print(f"{markdown(table)}\n\n{markdown(constituents_beyond_windows(found))}")

@@ -33,13 +33,19 @@ from pelocality import past_locality, plots
 from pelocality.statistics import mean_over_runs
 
 MODELS = {"GPT-2": "learned", "NoPE": "none"}
-COLUMNS = {"text": "text", "identical_words": "identical words", "first_token": "share of the first token"}
+COLUMNS = {
+    "text": "past locality on text",
+    "identical_words": "past locality on identical words",
+    "position_share": "position share",
+    "first_token": "share of the first token",
+}
 
 
-def half_way(rows: pd.DataFrame, column: str) -> int:
+def half_way(rows: pd.DataFrame, column: str) -> int | str:
     """Return the first measured step at which the mean over layers has made half of its rise."""
     values = rows.groupby("step")[column].mean()
-    return int((values >= (values.iloc[0] + values.max()) / 2).idxmax())
+    rise = values.max() - values.iloc[0]
+    return int((values >= values.iloc[0] + rise / 2).idxmax()) if rise >= 0.01 else "no rise"
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
@@ -58,16 +64,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 def figure(table: pd.DataFrame) -> plt.Figure:
     """Plot one row per model, one column per measurement, one line per layer, steps on a logarithmic axis from 1."""
-    fig, axes = plt.subplots(2, 3, figsize=(9.5, 5.6), layout="constrained", sharex=True, sharey="col")
+    fig, axes = plt.subplots(2, 4, figsize=(12, 5.4), layout="constrained", sharex=True, sharey="col")
     for (model, rows), of_model in zip(table.groupby("model", sort=False), axes, strict=True):
         for (column, name), ax in zip(COLUMNS.items(), of_model, strict=True):
             plots.trajectory(rows, column, ax=ax)
             ax.set_xscale("symlog", linthresh=1)
-            ax.set(title=f"{model}, {name}" if column == "first_token" else f"{model}, past locality on {name}")
-            ax.set(ylabel="", xlabel="training step" if of_model is axes[-1] else "")
-            ax.title.set_fontsize("medium")
+            ax.set(xlabel="", ylabel="", ylim=(0, 1))
+            ax.set_title(f"{model}: {name}", fontsize="medium")
             ax.grid(alpha=0.25, linewidth=0.6)
             ax.get_legend().remove()
+    for ax in axes[-1]:
+        ax.set_xlabel("training step")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     return fig
 
@@ -92,12 +99,15 @@ def main() -> None:
     for (model, seed), folder in runs.items():
         result = json.loads((folder / "result.json").read_text())
         of_run = table[(table["model"] == model) & (table["seed"] == seed)]
-        half = {f"half of the rise, {COLUMNS[name]}": half_way(of_run, name) for name in ("text", "identical_words")}
+        half = {
+            f"half of the rise, {name.replace('_', ' ')}": half_way(of_run, name)
+            for name in ("text", "identical_words")
+        }
         rows.append({"model": model, "seed": seed, "held-out loss": f"{result['held_out_loss']:.3f}"} | half)
         n = result["length"]
     print(f"\n{markdown(pd.DataFrame(rows).sort_values(['model', 'seed']))}")
     print("\nuniform attention over the past:", end=" ")
-    for name, length in (("text", n), ("identical words", n - 2)):
+    for name, length in (("text", n), ("identical words", n - 1)):
         uniform = ones(length, length).tril()
         print(f"{past_locality(uniform / uniform.sum(-1, keepdim=True)):.3f} ({name})", end=" ")
     print()

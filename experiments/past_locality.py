@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainerCallback, TrainerState
 
-from pelocality import past_locality, positional_attention
+from pelocality import past_locality, positional_attention, text_average
 
 NAME = "past_locality.csv"
 
@@ -17,8 +16,8 @@ class PastLocality(TrainerCallback):
     """Write the past-locality of each layer, mean over heads, to a file: from the first step on, ever more rarely.
 
     Measured at steps 0, 1, 2, 4, 8, ... and every `every` steps. On text, it is that of the mean attention over `texts`
-    (rows, n), of which all begin with the same token. Identical words follow that token too, which is cut out again:
-    without it, a decoder without positions has equal states everywhere.
+    (rows, n), with the share of attention that position explains. Identical words follow the first token of every text,
+    which is cut out again: without it, a decoder without positions has equal states everywhere.
     """
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast, texts: Tensor, every: int):
@@ -37,19 +36,14 @@ class PastLocality(TrainerCallback):
             self._measure(step, model)
 
     def _measure(self, step: int, model: Any) -> None:
-        n = self.texts.shape[1]
-        words = positional_attention(
-            model, self.tokenizer, length=n - 2, words=16, special_tokens=True, progress=False
-        ).attention
-        training, implementation = model.training, model.config._attn_implementation
-        model.eval().set_attn_implementation("eager")  # sdpa returns no attention weights
-        with torch.no_grad():
-            attentions = model(self.texts.to(model.device), output_attentions=True).attentions
-        model.train(training).set_attn_implementation(implementation)
-        text = torch.stack([layer.mean(0) for layer in attentions])  # (layer, head, n, n)
+        options = {"length": self.texts.shape[1] - 1, "words": 16, "progress": False}
+        words = positional_attention(model, self.tokenizer, prefix=self.tokenizer.cls_token, **options).attention
+        mean = text_average(model, [{"input_ids": self.texts}], special_tokens=True, progress=False)
+        text = mean.attention  # (layer, head, n, n)
         columns = {
             "identical_words": past_locality(words).mean(-1),
             "text": past_locality(text).mean(-1),
+            "position_share": mean.share.mean(-1),
             "first_token": text[:, :, 1:, 0].mean((-2, -1)),  # its share of the attention of later tokens
         }
         rows = pd.DataFrame({name: values.tolist() for name, values in columns.items()}).rename_axis("layer")

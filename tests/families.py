@@ -168,6 +168,82 @@ UNKNOWN: dict[str, Callable[[], Any]] = {
 }
 
 
+_GROUPED = {"num_key_value_heads": 1, "pad_token_id": 0, "max_position_embeddings": 64}
+_ALTERNATING = ["sliding_attention", "full_attention"]
+_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def _t5gemma() -> Any:
+    half = small(hf.T5GemmaModuleConfig, head_dim=8, sliding_window=5, **_GROUPED)
+    return hf.T5GemmaModel(hf.T5GemmaConfig(encoder=half, decoder=half, vocab_size=99))
+
+
+def _bart() -> Any:
+    sizes = {f"{half}_{name}": n for half in ("encoder", "decoder") for name, n in _HALF.items()}
+    return hf.BartModel(hf.BartConfig(vocab_size=99, d_model=16, max_position_embeddings=64, pad_token_id=0, **sizes))
+
+
+_HALF = {"layers": 2, "ffn_dim": 16, "attention_heads": 2}
+
+# Families that are attached by the record of all families, and what is special about each.
+ANY: dict[str, Callable[[], Any]] = {
+    # windows in some layers
+    "qwen3": lambda: hf.Qwen3Model(
+        small(hf.Qwen3Config, head_dim=8, sliding_window=5, use_sliding_window=True, layer_types=_ALTERNATING,
+              **_GROUPED)
+    ),
+    # logits capped before the mask, and other angles in layers with a window
+    "gemma2": lambda: hf.Gemma2Model(small(hf.Gemma2Config, head_dim=8, sliding_window=5, **_GROUPED)),
+    "gemma3": lambda: hf.Gemma3TextModel(
+        small(hf.Gemma3TextConfig, head_dim=8, sliding_window=5, layer_types=_ALTERNATING, **_GROUPED)
+    ),
+    "smollm3": lambda: hf.SmolLM3Model(small(hf.SmolLM3Config, no_rope_layers=[1, 0], **_GROUPED)),  # one without RoPE
+    "olmo2": lambda: hf.Olmo2Model(small(hf.Olmo2Config, **_GROUPED)),  # norms after attention
+    "gpt_neox": lambda: hf.GPTNeoXModel(small(hf.GPTNeoXConfig, max_position_embeddings=64)),
+    "gptj": lambda: hf.GPTJModel(
+        hf.GPTJConfig(vocab_size=99, n_positions=64, n_embd=16, n_layer=2, n_head=2, rotary_dim=4)
+    ),  # rotates by a buffer inside attention
+    "eurobert": lambda: hf.EuroBertModel(small(hf.EuroBertConfig, **_GROUPED)),
+    "mixtral": lambda: hf.MixtralModel(small(hf.MixtralConfig, sliding_window=5, **_MOE, **_GROUPED)),
+    "phi3": lambda: hf.Phi3Model(small(hf.Phi3Config, sliding_window=5, **_GROUPED)),
+    "gpt_oss": lambda: hf.GptOssModel(
+        small(hf.GptOssConfig, head_dim=8, sliding_window=5, layer_types=_ALTERNATING,
+              rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **_MOE, **_GROUPED)
+    ),  # learned sinks
+    "jamba": lambda: hf.JambaModel(
+        small(hf.JambaConfig, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
+              num_experts=4, num_experts_per_tok=2, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False,
+              **_GROUPED)
+    ),  # attention in every second layer
+    "opt": lambda: hf.OPTModel(
+        hf.OPTConfig(vocab_size=99, hidden_size=16, word_embed_proj_dim=16, ffn_dim=16, num_hidden_layers=2,
+                     num_attention_heads=2, max_position_embeddings=64, pad_token_id=0)
+    ),  # a table of its own class
+    "bart": lambda: _bart().get_encoder(),
+    "bart decoder": lambda: _bart().get_decoder(),
+    "t5gemma": lambda: _t5gemma().get_encoder(),
+    "t5gemma decoder": lambda: _t5gemma().get_decoder(),
+    **UNKNOWN,
+}  # fmt: skip
+
+
+def tiny_any(name: str, seed: int = 0) -> Any:
+    """Build one tiny model of a family in `ANY`, in float64 and evaluation mode, every parameter random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return spread(ANY[name]())
+
+
+def spread(model: Any) -> Any:
+    """Draw every parameter of a model anew, so large that a wrong formula is noticed, and make it float64."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0, 0.3)
+    for module in model.modules():
+        if isinstance(module, hf.PreTrainedModel):
+            module.config._experts_implementation = "eager"  # the others take no float64
+    return model.double().eval()
+
+
 def offloaded(model):
     """Return a model whose weights accelerate offloads and loads for each call."""
     accelerate = pytest.importorskip("accelerate")

@@ -186,6 +186,26 @@ def test_one_syntactic_head_among_random_ones_is_found_with_few_false_discoverie
     assert (best["difference_low"] <= best["difference"]).all()
 
 
+def test_p_values_hold_where_all_items_of_a_sentence_depend_on_each_other():
+    rng = np.random.default_rng(0)
+    # in the second half the heads lie one word later, or earlier, in whole sentences; the offset chosen is +1
+    later, earlier = sentence("abcdef", [2, 3, 4, 5, 6, 0]), sentence("abcdef", [0, 1, 2, 3, 4, 5])
+    sentences = [s for k in range(120) for s in (later, rng.choice([later, earlier]))]
+    signs = iter(rng.choice([-1, 1], (len(sentences), 300)))
+
+    def null_heads(s, word, half):
+        if word == 0:
+            null_heads.signs = next(signs)
+        # right in whole sentences at random, as the offset is
+        return np.clip(word + null_heads.signs, 0, 5)
+
+    found = result(sentences, null_heads)
+    frame = found.to_frame()
+    rows = frame[(frame["relation"] == "dep") & (frame["direction"] == TO_HEAD)]
+    assert 0.02 < (rows["p"] < 0.05).mean() < 0.09  # McNemar's test of the items: 0.24
+    assert (rows["q"] < 0.05).sum() == 0
+
+
 def test_subtypes_of_relations_can_be_merged():
     model, tokenizer, sentences = tiny("bert"), wordpiece(), random_sentences(9)
     apart = dependency_accuracy(model, tokenizer, sentences)

@@ -212,7 +212,7 @@ def test_invalid_arguments_of_minimal_pairs_are_refused():
         evaluate_minimal_pairs(lambda texts: ["a"] * len(texts), None, pairs_of(["a"], ["b"]))
     with pytest.raises(ValueError, match="a column 'correct', a name that the result uses"):
         evaluate_minimal_pairs(len, None, pairs_of(["a"], ["b"], correct=["yes"]))
-    with pytest.raises(TypeError, match="score must be a function of model, tokenizer and texts, got 'log_likelihood'"):
+    with pytest.raises(TypeError, match=r"score must be a function, .* got 'log_likelihood'"):
         evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a"], ["b"]), score="log_likelihood")
     with pytest.raises(ValueError, match="got NaN for ''; remove such pairs"):
         evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a", ""], ["cat", "dog"]))

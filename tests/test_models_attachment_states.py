@@ -19,10 +19,10 @@ from pelocality.encodings import (
     RelativeEncoding,
     SinusoidalEncoding,
 )
-from pelocality.models import attach, attached, load
+from pelocality.models import attached, load
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_encodings_cache import Pair
-from tests.test_models_attachment import ATTACHABLE, hidden, normalised_over_keys, random_table
+from tests.test_models_attachment import ATTACHABLE, attach, hidden, normalised_over_keys, random_table
 
 N = 11
 

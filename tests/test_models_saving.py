@@ -11,9 +11,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
-from pelocality.models import attach, attached, load
+from pelocality.models import attached, load
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
-from tests.test_models_attachment import ATTACHABLE, WITH_CONVOLUTION, hidden, normalised_over_keys, random_table
+from tests.test_models_attachment import (
+    ATTACHABLE,
+    WITH_CONVOLUTION,
+    attach,
+    hidden,
+    normalised_over_keys,
+    random_table,
+)
 
 N = 11
 # XLNet always loads in float32, and transformers cannot load a decoder of T5 alone

@@ -16,13 +16,14 @@ SOURCE = Path(pelocality.__file__).parent
 ARROWS = {
     "_checks": set(),
     "_display": set(),
+    "_distributed": set(),
     "metrics": set(),
     "encodings": {"_checks", "metrics"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": set(),
     "models": {"_checks", "_display", "encodings", "metrics", "statistics"},
-    "evaluation": {"_checks", "_display", "corpora", "models", "statistics"},
+    "evaluation": {"_checks", "_display", "_distributed", "corpora", "models", "statistics"},
     "plots": {"_checks", "evaluation", "metrics", "statistics"},
 }
 

@@ -11,10 +11,21 @@ from collections import Counter
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pelocality.corpora import Dependencies, Pair, Sentence, parse_bracketed, read_conllu, read_pairs, read_snli
+from pelocality.corpora import (
+    Dependencies,
+    Pair,
+    Sentence,
+    dependency_constituents,
+    parse_bracketed,
+    plain_sentence,
+    read_conllu,
+    read_pairs,
+    read_snli,
+)
 from pelocality.probes import (
     constituency_shuffling,
     minimal_pairs,
@@ -23,6 +34,7 @@ from pelocality.probes import (
     semantic_role_swap,
     window_shuffling,
 )
+from pelocality.probes._spans import _constituents
 from tests.data import corpora
 
 TREE = (
@@ -321,7 +333,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed must be an integer"),
         (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc must be at least 1"),
-        (lambda: random_shuffling("a.jsonl"), TypeError, "must be read first.*read_snli"),
+        (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli.* or read the file first"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
         (lambda: random_shuffling([{"premise": "a"}]), TypeError, "read_pairs makes pairs of rows"),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
@@ -370,3 +382,40 @@ def test_shuffles_of_treebanks_keep_every_character_but_spaces(path):
     for row in probe:
         left, right = (Counter(row[name].replace(" ", "")) for name in ("sentence", "original_sentence"))
         assert left == right
+
+
+def test_labels_match_whatever_their_case_hyphens_and_underscores():
+    rows = [{"premise": "one two three", "hypothesis": "two one", "label": name} for name in ("Entailment", "neutral")]
+    assert random_shuffling(read_pairs(rows), labels=("entailment",))["label"] == ["Entailment"]
+    assert len(random_shuffling(read_pairs(rows), labels=("ENTAILMENT", "Neutral"))) == 2
+    rows = [{"premise": "one two", "hypothesis": "two", "label": "not_entailment"}]
+    assert len(random_shuffling(read_pairs(rows), labels=("not entailment",))) == 1
+
+
+def test_arguments_are_numbers_of_any_kind_that_fit():
+    words = plain_sentence("one two three four")
+    with pytest.raises(ValueError, match="seed must be at most 9223372036854775807"):
+        random_shuffling([words], seed=2**80)
+    with pytest.raises(ValueError, match="seed must be at most"):
+        semantic_role_swap([words], seed=2**63)
+    with pytest.raises(TypeError, match="num_proc must be an integer, got '2'"):
+        random_shuffling([words], num_proc="2")
+    words, found = parse_bracketed("(S (NP (DT a) (JJ b) (NN c)) (VP (VB d)))", "made up")
+    item = Sentence(words, constituents=found)
+    assert len(constituency_shuffling([item], size=np.int64(3), seed=np.int64(2**63 - 1), num_proc=np.int64(1))) == 1
+
+
+def test_constituents_in_surface_tokens_are_those_that_touch_them():
+    n = 40
+    words = tuple("ab" if i % 3 else "." for i in range(n))
+    tree = Dependencies(tuple(range(n)), ("dep",) * n, "x")
+    sentence = Sentence(words, (*("" if i % 4 == 1 else " " for i in range(n - 1)), ""), dependencies=tree)
+    expected = {}
+    for phrase in dependency_constituents(tree).spans:
+        touched = [k for k, (a, b) in enumerate(sentence.surface_tokens) if a < phrase.end and phrase.start < b]
+        if touched:
+            edges = sentence.surface_tokens[touched[0]][0], sentence.surface_tokens[touched[-1]][1]
+            key = (touched[0], touched[-1] + 1, phrase.start <= edges[0] and edges[1] <= phrase.end)
+            expected[key] = (*expected.get(key, ()), *phrase.labels)
+    assert _constituents(sentence) == expected
+    assert len(expected) > 20

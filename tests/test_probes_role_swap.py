@@ -137,12 +137,28 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the clause"),
         (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"),
          "a pronoun in one argument may refer to the other"),
-        (S.format("(DT The) (NN nun)", "drank", "(NN water)"), "an argument is a bare singular noun"),
+        (S.format("(DT The) (NN nun)", "took", "(NN place)"), "a light verb with a noun"),
         (S.format("(DT The) (NN nun)", "walked", "(DT a) (NN mile)"), "an argument is a measure"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT any) (NN judge)"), "an argument is a negative polarity item"),
+        (S.format("(DT The) (NN nun)", "never) (VBD saw", "(DT any) (NN judge)"),
+         "an argument is a negative polarity item"),
         (S.format("(WP Who)", "saw", "(DT the) (NN judge)"), "an argument is interrogative or relative"),
         (S.format("(DT The) (NN nun)", "saw", "(DT The) (NN nun)"), "the arguments are the same"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (, ,) (DT a) (NN cap)"), "an argument has punctuation"),
+        (S.format("(NNP Ada) (, ,) (DT the) (NN nun)", "saw", "(DT a) (NN hat)").replace("(VP", "(, ,) (VP", 1),
+         "punctuation belongs to an argument in part"),
+        (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (: ;) (DT a) (NN cap)"),
+         "punctuation belongs to an argument in part"),
+        (S.format("(CD One) (NN nun)", "saw", "(DT another) (NN nun)"), "a reflexive or reciprocal in the clause"),
+        ("(S (NP (DT The) (NN nun)) (VP (VBD put) (NP (DT a) (NN hat)) (PP (IN on) (NP (PRP$ her) (NN head)))))",
+         "a pronoun besides the arguments may refer to one"),
+        (S.format("(NNP Ada) (NNP Jr.)", "saw", "(DT the) (NN nun)"), "an abbreviation would end the sentence"),
+        ("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN judge)) (SBAR (WDT that) (S (VP (VBD left))))))",
+         "an argument goes on after its end"),
+        (S.format("(NNP Ada)", "expected", "(PRP it)"), "it or there may have no referent"),
+        (S.format("(NNP Ada)", "advanced", "(CD two) (NNS cents)"), "an argument is a measure"),
+        (S.format("(NNP Ada)", "ate", "(NP (DT a) (NN meal)) (, ,) (SBAR (WDT which) (VP (VBD was) (NP (PRP me))))"),
+         "punctuation belongs to an argument in part"),
+        (S.format("(JJ Well-known) (NNS nuns)", "saw", "(NNP Ada)"),
+         "whether the first word keeps its capital is unknown"),
         (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "a pronoun inside a longer argument"),
         (S.format("(DT The) (NN nun)", "said", "(DT a) (NN word)"), "the verb introduces quoted words"),
         (S.format("(DT The) (NNS nuns)", "were", "(DT a) (NN choir)"), "the verb is a copula"),
@@ -198,7 +214,9 @@ def test_order_is_not_assumed_and_particles_keep_their_place():
     item = framed(("inu", "ga", "neko", "o", "miru"), arguments=(("ARG0", 0, 2), ("ARG1", 2, 4)), verb=4,
                   upos=("NOUN", "ADP", "NOUN", "ADP", "VERB"), language="ja", **VERB_LAST)  # fmt: skip
     for source in ("frames", "dependencies"):
-        assert [row["hypothesis"] for row in semantic_role_swap([item], source=source)] == ["neko ga inu o miru"]
+        assert [row["hypothesis"] for row in semantic_role_swap([item], source=source, languages=("ja",))] == [
+            "neko ga inu o miru"
+        ]
 
 
 @pytest.mark.parametrize(("patient_case", "rows"), [("Acc", 0), ("Nom", 1)])
@@ -206,7 +224,7 @@ def test_arguments_of_different_case_are_skipped(patient_case, rows):
     features = ({"Case": "Nom"}, {}, {"Case": patient_case})
     item = framed(("kedi", "gordu", "kopek"), ("nsubj", "root", "obj"), (2, 0, 2), (("ARG0", 0, 1), ("ARG1", 2, 3)), 1,
                   upos=("NOUN", "VERB", "NOUN"), features=features, language="tr")  # fmt: skip
-    probe = semantic_role_swap([item])
+    probe = semantic_role_swap([item], languages=("tr",))
     assert len(probe) == rows
     assert probe_info(probe).skipped == ({} if rows else {"the arguments have different cases": 1})
 
@@ -216,14 +234,16 @@ def test_the_case_of_an_article_counts_for_its_noun():
     item = framed(("der", "Hund", "sieht", "den", "Mann"), ("det", "nsubj", "root", "det", "obj"), (2, 3, 0, 5, 3),
                   (("ARG0", 0, 2), ("ARG1", 3, 5)), 2, upos=("DET", "NOUN", "VERB", "DET", "NOUN"),
                   features=features, language="de")  # fmt: skip
-    assert probe_info(semantic_role_swap([item])).skipped == {"the arguments have different cases": 1}
+    assert probe_info(semantic_role_swap([item], languages=("de",))).skipped == {
+        "the arguments have different cases": 1
+    }
 
 
 def test_agreement_is_read_off_features_in_other_languages():
     features = ({"Number": "Sing"}, {"Number": "Sing", "VerbForm": "Fin"}, {"Number": "Plur"})
     item = framed(("gato", "ve", "perros"), ("nsubj", "root", "obj"), (2, 0, 2), (("ARG0", 0, 1), ("ARG1", 2, 3)), 1,
                   upos=("NOUN", "VERB", "NOUN"), features=features, language="es")  # fmt: skip
-    assert probe_info(semantic_role_swap([item], agreement="reinflect")).skipped == {
+    assert probe_info(semantic_role_swap([item], agreement="reinflect", languages=("es",))).skipped == {
         "the verb would not agree with its new subject": 1
     }
 
@@ -241,7 +261,7 @@ def test_a_participle_of_a_passive_agrees_in_gender_in_other_languages(agent_gen
     item = framed(("Eva", "est", "vue", "par", "Luc"), ("nsubj:pass", "aux:pass", "root", "case", "obl:agent"),
                   (3, 3, 0, 5, 3), (("ARG1", 0, 1), ("ARG0", 4, 5)), 2, upos=("PROPN", "AUX", "VERB", "ADP", "PROPN"),
                   features=features, language="fr")  # fmt: skip
-    assert len(semantic_role_swap([item])) == rows
+    assert len(semantic_role_swap([item], languages=("fr",))) == rows
 
 
 @pytest.mark.parametrize(("number", "rows"), [("Sing", 0), ("Plur", 1)])
@@ -251,7 +271,7 @@ def test_joined_arguments_are_plural_in_other_languages(number, rows):
     item = framed(("gato", "ve", "Ana", "y", "Luis"), ("nsubj", "root", "obj", "cc", "conj"), (2, 0, 2, 5, 3),
                   (("ARG0", 0, 1), ("ARG1", 2, 5)), 1, upos=("NOUN", "VERB", "PROPN", "CCONJ", "PROPN"),
                   features=features, language="es")  # fmt: skip
-    assert len(semantic_role_swap([item])) == rows
+    assert len(semantic_role_swap([item], languages=("es",))) == rows
 
 
 @pytest.mark.parametrize("agreement", ["skip", "reinflect"])
@@ -279,7 +299,7 @@ def test_verbs_that_share_a_subject_are_read_together_in_other_languages(number,
     item = framed(("rex", "vidit", "canes", "et", "fugit"), ("nsubj", "root", "obj", "cc", "conj"), (2, 0, 2, 5, 2),
                   (("ARG0", 0, 1), ("ARG1", 2, 3)), 1, upos=("NOUN", "VERB", "NOUN", "CCONJ", "VERB"),
                   features=features, language="la")  # fmt: skip
-    assert len(semantic_role_swap([item])) == rows
+    assert len(semantic_role_swap([item], languages=("la",))) == rows
 
 
 def nli(label="entailment"):
@@ -316,7 +336,6 @@ def test_a_policy_that_does_not_return_a_string_is_refused():
     [
         (("He", "saw", "him", "."), "the arguments are the same"),
         (("They", "had", "them", "."), "the arguments are the same"),
-        (("It", "saw", "it", "."), "the arguments are the same"),
     ],
 )
 def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
@@ -404,11 +423,14 @@ def test_missing_layers_are_counted():
 
 
 NUMBERS = [
-    ("the dogs", "DT NNS", "plural"), ("a group of dogs", "DT NN IN NNS", "3sg"),
+    ("the dogs", "DT NNS", "plural"), ("a group of dogs", "DT NN IN NNS", None),
     ("a couple of dogs", "DT NN IN NNS", None),
     ("our teeth", "PRP$ NN", "plural"), ("two woman", "CD NN", None), ("a man or a dog", "DT NN CC DT NN", None),
     ("everything they say", "NN PRP VBP", "3sg"), ("the man with a cat and a dog", "DT NN IN DT NN CC DT NN", None),
-    ("black and white dogs", "JJ CC JJ NNS", "plural"), ("me", "PRP", "1sg"), ("you", "PRP", "plural"),
+    ("black and white dogs", "JJ CC JJ NNS", "plural"), ("me", "PRP", "1sg"),
+    ("a man and a dog", "DT NN CC DT NN", "plural"), ("my friend and guide", "PRP$ NN CC NN", None),
+    ("thousands of dogs", "NNS IN NNS", "plural"), ("you", "PRP", "plural"),
+    ("union leftist militants", "NN JJ NNS", "plural"),
 ]  # fmt: skip
 
 
@@ -443,7 +465,7 @@ def test_verb_forms_hold_the_irregular_ones():
 SOURCES = [
     ("frames.jsonl", read_frames, {"spans": "all"}),
     ("nli_pairs.jsonl", read_snli, {"source": "constituents", "label_policy": "contradiction"}),
-    (".conllu", read_conllu, {"source": "dependencies"}),
+    (".conllu", read_conllu, {"source": "dependencies", "languages": ("de", "en", "fi", "fr", "tr", "zh")}),
 ]
 
 
@@ -457,6 +479,6 @@ def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(
     info = probe_info(probe)
     with_rows = len(set(probe["uid"]))
     # few where case or agreement marks the roles
-    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.07 * info.items)
+    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.04 * info.items)
     assert info.items == with_rows + sum(info.dropped.values())
     assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)

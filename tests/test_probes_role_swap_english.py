@@ -46,15 +46,14 @@ S = "(S (NP {}) (VP (VB{} {}) (NP {})) (. .))"
 @pytest.mark.parametrize(
     ("tree", "reason"),
     [
-        (S.format("(PRP It)", "D", "rained", "(NNS cats)"), "an argument is an expletive"),
-        (S.format("(EX There)", "D", "passed", "(DT a) (NN nun)"), "an argument is an expletive"),
+        (S.format("(PRP It)", "D", "rained", "(NNS cats)"), "it or there may have no referent"),
+        (S.format("(EX There)", "D", "passed", "(DT a) (NN nun)"), "it or there may have no referent"),
         ("(S (NP (PRP It)) (VP (VBD scared) (NP (DT the) (NN nun)) (S (VP (TO to) (VP (VB run))))))",
-         "an argument is an expletive"),
+         "it or there may have no referent"),
         (S.format("(DT The) (NN nun)", "D", "hugged", "(DT a) (NN judge)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "Z", "faces", "(DT a) (NN judge)"), "the verb is symmetric"),
-        (S.format("(DT The) (NN nun)", "D", "shook", "(NNS hands)"), "the verb is symmetric"),
+        (S.format("(DT The) (NN nun)", "D", "shook", "(NNS hands)"), "a light verb with a noun"),
         (S.format("(DT The) (NN nun)", "D", "stayed", "(DT a) (NN judge)"), "the verb is a copula"),
-        (S.format("(DT The) (NN nun)", "Z", "makes", "(DT a) (JJ good) (NN judge)"), "the verb is a copula"),
         ("(S (NP (DT A) (NN nun)) (VP (VBZ makes) (NP (PRP$ her) (NN guest)) (NP (DT a) (NN meal))))",
          "an indirect object besides the arguments"),
         ("(SBAR (IN whether) (S (NP (PRP you)) (VP (VB need) (NP (DT the) (NN hat)))))",
@@ -69,7 +68,6 @@ def test_english_candidates_that_cannot_be_swapped_are_skipped(tree, reason):
 @pytest.mark.parametrize(
     ("tree", "made"),
     [
-        (S.format("(PRP It)", "D", "saw", "(NNS cats)"), "Cats saw it."),
         (S.format("(DT The) (NN nun)", "D", "shook", "(DT the) (NN judge)"), "The judge shook the nun."),
         (S.format("(DT The) (NN nun)", "Z", "makes", "(DT a) (NN hat)"), "A hat makes the nun."),
         ("(S (NP (PRP We)) (VP (VBD made) (S (NP (PRP him)) (VP (VB see) (NP (DT a) (NN nun))))) (. .))",
@@ -83,25 +81,25 @@ def test_similar_clauses_that_can_be_swapped_are_swapped(tree, made):
 # trees as a parser may build them: skipped if a parser made them, trusted if they are from a treebank
 MISREAD = [
     ("(NP (NP (DT A) (NN nun)) (VP (VBG holding) (NP (DT a) (NN microphone) (NN singing))) (. .))",
-     "the parser may have misplaced the end of an argument"),
+     "the parser may be wrong"),
     ("(S (NP (DT A) (NN nun)) (VP (VBZ is) (VP (VBG helping) (NP (DT a) (JJ small) (NN child) (NN dig)))) (. .))",
-     "the parser may have misplaced the end of an argument"),
-    ("(NP (NP (DT A) (NN nun)) (VP (VBG having) (NP (NNS drinks) (CC and) (VBG smoking) (NNS pipes))) (. .))",
-     "the parser may have misplaced the end of an argument"),
+     "the parser may be wrong"),
+    ("(NP (NP (DT A) (NN nun)) (VP (VBG buying) (NP (NNS drinks) (CC and) (VBG smoking) (NNS pipes))) (. .))",
+     "the parser may be wrong"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG washing) (NP (NNS stairs)) (S (VP (VBG leading) (ADVP (RB down))))) (. .))",
-     "the parser may have misplaced the end of an argument"),
+     "the parser may be wrong"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG wearing) (NP (DT a) (NN hat)) (PP (IN in) (S (VP (VBG racing))))) (. .))",
-     "the parser may have misplaced the end of an argument"),
-    ("(S (NP (DT A) (NN nun)) (ADJP (JJ next) (PP (TO to) (NP (PRP him)))) (VP (VBD saw) (NP (DT a) (NN hat))) (. .))",
-     "the parser may have misplaced the end of an argument"),
+     "the parser may be wrong"),
+    ("(S (NP (DT A) (NN nun)) (ADJP (JJ next) (PP (TO to) (NP (NNP Ada)))) (VP (VBD saw) (NP (DT a) (NN hat))) (. .))",
+     "the parser may be wrong"),
     ("(S (NP (DT A) (NN dog)) (VP (VBD took) (NP (NP (DT a) (NN stick)) (PP (IN on) (NP (DT the) (NN grass))))) (. .))",
-     "an argument may contain a modifier of the verb"),
+     "the parser may be wrong"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG running) (NP (DT a) (NN marathon) (NNS talks))) (. .))",
      "a determiner does not agree with its noun"),
     ("(NP (NP (NP (DT A) (NN view)) (PP (IN of) (NP (DT a) (NN nun)))) (VP (VBG having) (NP (DT a) (NN drink))) (. .))",
-     "the participle may modify another noun"),
+     "the parser may be wrong"),
     ("(NP (NP (NP (DT A) (NN nun)) (PP (IN in) (NP (NN red))) (CC and) (NP (DT a) (NN boy))) (VP (VBG riding)"
-     " (NP (DT a) (NN bike))) (. .))", "the participle may modify another noun"),
+     " (NP (DT a) (NN bike))) (. .))", "the parser may be wrong"),
 ]  # fmt: skip
 
 
@@ -117,10 +115,8 @@ def test_frequent_parser_errors_are_skipped_in_automatic_trees_only(tree, reason
 @pytest.mark.parametrize(
     ("tree", "made"),
     [
-        ("(NP (NP (NP (DT A) (NN group)) (PP (IN of) (NP (NNS nuns)))) (VP (VBG riding) (NP (DT a) (NN bike))) (. .))",
-         "A bike riding a group of nuns."),
-        ("(NP (NP (NP (DT A) (NN nun)) (CC and) (NP (DT a) (NN boy))) (VP (VBG riding) (NP (DT a) (NN bike))) (. .))",
-         "A bike riding a nun and a boy."),
+        ("(NP (NP (NP (DT A) (NN nun)) (PP (IN in) (NP (NN red)))) (VP (VBG riding) (NP (DT a) (NN bike))) (. .))",
+         "A bike riding a nun in red."),
         ("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (NP (DT a) (NN row)) (PP (IN of) (NP (NNS hats))))) (. .))",
          "A row of hats saw a nun."),
     ],

@@ -1,5 +1,7 @@
 """Intervals and tests against scipy and against slow references."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,6 +13,7 @@ from pelocality.statistics import (
     mean_over_groups,
     mean_over_runs,
     proportion,
+    sign_flip,
     t_interval,
     wilson,
 )
@@ -110,3 +113,42 @@ def test_invalid_arguments_are_refused():
         check_confidence(95, 100)
     with pytest.raises(ValueError, match="resamples must be at least 1"):
         check_confidence(0.95, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
+def test_the_sign_flip_test_counts_all_signs_of_the_groups(sums):
+    signs = np.array(list(itertools.product((-1, 1), repeat=len(sums))))
+    all_sums = signs @ np.abs(sums)
+    assert sign_flip(np.transpose([sums]))[0] == pytest.approx((all_sums >= sum(sums)).mean())
+    assert sign_flip(np.transpose([sums]), True)[0] == pytest.approx((abs(all_sums) >= abs(sum(sums))).mean())
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_the_sign_flip_test_of_groups_of_one_is_mcnemars(lost, gained):
+    sums = np.array([-1] * lost + [1] * gained + [0])[:, None]
+    assert sign_flip(sums, two_sided=True)[0] == pytest.approx(mcnemar(lost, gained), rel=1e-6, abs=1e-12)
+    assert sign_flip(sums)[0] == pytest.approx(stats.binom.sf(gained - 1, lost + gained, 0.5), rel=1e-6, abs=1e-12)
+
+
+def test_the_sign_flip_test_stays_in_its_range_for_large_sums():
+    rng = np.random.default_rng(0)
+    sums = rng.integers(0, 15, (3000, 2)) * [1, -1]
+    assert (sign_flip(sums) == [0.5 ** np.count_nonzero(sums[:, 0]), 1]).all() or sign_flip(sums)[0] < 1e-15
+    assert sign_flip(sums)[1] == pytest.approx(1)
+
+
+def test_few_groups_get_the_t_interval_of_the_jackknife():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(8), [1, 4, 2, 9, 3, 3, 5, 1])
+    values = rng.choice([-1.0, 0, 1], len(groups))
+    found = mean_over_groups(values, groups, 0.9, 99, 0)
+    without = [values[groups != g].mean() for g in range(8)]
+    error = np.sqrt(7 / 8 * np.square(without - values.mean()).sum())
+    assert (found.low, found.high) == pytest.approx(values.mean() + stats.t.ppf([0.05, 0.95], 7) * error)
+
+
+def test_equal_groups_of_few_get_the_t_interval_of_their_means():
+    values = np.random.default_rng(1).uniform(-0.5, 0.5, (7, 3))
+    found = mean_over_groups(values.ravel(), np.repeat(np.arange(7), 3), 0.95, 99, 0)
+    assert (found.low, found.high) == pytest.approx(np.array(t_interval(values.mean(1))))

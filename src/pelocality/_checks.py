@@ -8,26 +8,29 @@ from typing import Any
 import numpy as np
 
 
-def count(name: str, value: Any, least: int = 1) -> int:
+def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
     """Return an integer argument after checking its type and size.
 
     Args:
         name: Name of the argument.
         value: Its value; numpy's integers and the symbolic ones of torch.export are integers too.
         least: The smallest that is allowed.
+        most: The largest that is allowed.
 
     Returns:
         The number, as a Python integer where it is one of numpy's.
 
     Raises:
         TypeError: The value is not an integer.
-        ValueError: It is too small.
+        ValueError: It is too small or too large.
     """
     # __sym_max__: the symbolic integers of torch.export, told without importing torch
     if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or hasattr(value, "__sym_max__")):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return int(value) if isinstance(value, np.integer) else value
 
 

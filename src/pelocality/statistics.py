@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 Floats = NDArray[np.float64]
+FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,19 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
 def mean_over_groups(
     values: ArrayLike, groups: Sequence[Any] | NDArray[Any], confidence: float, resamples: int, seed: int
 ) -> Estimate:
-    """Return a mean with the percentile bootstrap interval over groups of rows (a cluster bootstrap).
+    r"""Return a mean with an interval over groups of rows: of a cluster bootstrap, or of Student's t for few groups.
 
     Rows of one group (the perturbations or the words of one sentence) are resampled together, as they are not
-    independent. For differences of paired values this is the paired bootstrap.
+    independent. For differences of paired values this is the paired bootstrap, with percentiles. These are too narrow
+    for few groups; below 20 of them the ends are instead those of the jackknife, with the mean $\bar x_{-g}$ without
+    each of the $G$ groups,
+
+    $$\bar x \pm t_{G - 1} \sqrt{\frac{G - 1}{G} \sum_g (\bar x_{-g} - \bar x)^2}$$
+
+    cut at -1 and 1. ``docs/evaluation.md`` has the coverage of both.
 
     Args:
-        values: (rows,) numbers.
+        values: (rows,) numbers in [-1, 1].
         groups: (rows,) names of groups.
         confidence: coverage, in (0, 1).
         resamples: number of resamples.
@@ -128,8 +135,8 @@ def mean_over_groups(
         The mean of all rows and its interval; the interval is NaN for fewer than two groups.
 
     Examples:
-        >>> print(mean_over_groups([1, 1, 0, 0], ["a", "a", "b", "b"], 0.95, 999, 0))
-        0.500 [0.000, 1.000]
+        >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
+        0.333 [-1.000, 1.000]
     """
     rows = np.asarray(values, float)
     if not len(rows):
@@ -139,6 +146,12 @@ def mean_over_groups(
     if len(sizes) < 2:
         return Estimate(float(rows.mean()), float("nan"), float("nan"))
     sums = np.bincount(index, weights=rows)
+    if len(sizes) < FEW_GROUPS:
+        mean, degrees = rows.mean(), len(sizes) - 1
+        without = (sums.sum() - sums) / (len(rows) - sizes)
+        error = np.sqrt(degrees / len(sizes) * ((without - mean) ** 2).sum())
+        half = stats.t.ppf(0.5 + confidence / 2, degrees) * error
+        return Estimate(float(mean), float(max(mean - half, -1)), float(min(mean + half, 1)))
     found = stats.bootstrap(
         (sums, sizes),
         lambda total, size, axis: total.sum(axis) / size.sum(axis),
@@ -221,6 +234,48 @@ def mcnemar(lost: int, gained: int) -> float:
         0.0625
     """
     return float(stats.binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0
+
+
+def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
+    r"""Return exact p-values of sums over groups, each group's sum being as likely positive as negative.
+
+    With the sum $d_g$ of each group (a sentence: items on which a head is correct and the other not, minus the
+    reverse) and independent fair signs $s_g$,
+
+    $$p = P\left(\sum_g s_g d_g \ge \sum_g d_g\right)$$
+
+    over all $2^G$ signs: a permutation test that exchanges whole groups, whose rows may depend on each other in any
+    way. Where no sum is larger than 1 it is McNemar's test. The distribution is computed from its Fourier transform
+    $\prod_g \cos(t d_g)$.
+
+    Args:
+        differences: (groups, tests) whole numbers.
+        two_sided: test for a difference in either direction.
+
+    Returns:
+        (tests,), in (0, 1].
+
+    Examples:
+        >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]]), mcnemar(5, 0)
+        (array([0.03125]), array([0.5]), 0.0625)
+    """
+    columns = np.asarray(differences, dtype=np.int64).T
+    return np.array([_sign_flip(column[column != 0], two_sided) for column in columns])
+
+
+def _sign_flip(sums: NDArray[np.int64], two_sided: bool) -> float:
+    size, observed = int(abs(sums).sum()), int(sums.sum())
+    if size == 0 or (two_sided and observed == 0):
+        return 1.0
+    values, counts = np.unique(abs(sums), return_counts=True)
+    angles = 2 * np.pi * np.arange(size + 1) / (2 * size + 1)
+    transform = np.prod(np.cos(np.outer(values, angles)) ** counts[:, None], axis=0)
+    chances = np.fft.irfft(transform, 2 * size + 1)[: size + 1]  # of the sums 0 to size
+    if two_sided:
+        p = 2 * chances[abs(observed) :].sum()
+    else:
+        p = chances[observed:].sum() if observed >= 0 else 1 - chances[1 - observed :].sum()
+    return float(np.clip(p, 0.5 ** len(sums), 1))  # rounding leaves 1e-17, and more than 1
 
 
 def check_confidence(confidence: float, resamples: int) -> None:

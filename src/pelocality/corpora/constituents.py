@@ -100,9 +100,10 @@ def _looks_binary(bracketed: str) -> bool:
     A binary tree has one more word than brackets, a labelled one only if it has one or two words; SNLI's binary parses
     have a space after each bracket, and words are seldom all capitals, as labels are.
     """
+    if re.search(r"\([^\s)]", bracketed):
+        return False
     tokens = bracketed.replace("(", " ").replace(")", " ").split()
-    spaced = re.search(r"\([^\s)]", bracketed) is None
-    return spaced and len(tokens) == bracketed.count("(") + 1 and not all(token.isupper() for token in tokens[:-1])
+    return len(tokens) == bracketed.count("(") + 1 and not all(token.isupper() for token in tokens[:-1])
 
 
 def dependency_constituents(dependencies: Dependencies) -> Constituents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,16 +64,35 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
-            words, constituents = parse_bracketed(parses[name], f"{name}_parse of {where}", automatic=True)
+            sentence = _parsed(parses[name], texts[name])
         except SeveralWordsError:
             return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
-        found = align(words, texts[name])
-        if found is None:  # a text made from the parse would not be that of the corpus
+        if sentence is None:  # a text made from the parse would not be that of the corpus
             return Dropped("text and parse disagree")
-        sides.append(Sentence(*found, uid=f"{uid}/{side}", language="en", constituents=constituents, source=where))
+        if side == "premise":
+            _ = sentence.surface_tokens  # computed once for the pairs that share it
+        sides.append(_named(sentence, f"{uid}/{side}", where, f"{name}_parse of {where}"))
     return Pair(sides[0], sides[1], label, uid, where)
+
+
+@functools.lru_cache(maxsize=16)  # three pairs in a row have one premise
+def _parsed(bracketed: str, text: str) -> Sentence | None:
+    """Return the sentence of a parse and its text, None if they disagree."""
+    words, constituents = parse_bracketed(bracketed, "", automatic=True)
+    found = align(words, text)
+    if found is None:
+        return None
+    return Sentence(*found, language="en", constituents=constituents)
+
+
+def _named(sentence: Sentence, uid: str, source: str, parse: str) -> Sentence:
+    """Return a sentence with names, and with what was computed from its words."""
+    named = copy.copy(sentence)
+    assert sentence.constituents is not None
+    vars(named).update(uid=uid, source=source, constituents=replace(sentence.constituents, source=parse))
+    return named
 
 
 def read_pairs(

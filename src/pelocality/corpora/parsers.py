@@ -23,7 +23,7 @@ def _pipeline(package: str, model: str, **options: Any) -> Any:
     try:
         return module.load(model) if package == "spacy" else module.Pipeline(model, **options)
     except OSError as error:
-        raise ImportError(f"model {model!r} is not an installed spaCy pipeline: {error}") from error
+        raise ImportError(f"model {model!r} of {package} is not installed: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
@@ -37,8 +37,7 @@ def language_code(language: str) -> str:
     return _TWO_LETTERS.get(code, code)
 
 
-@dataclass(frozen=True, slots=True)
-class Constituent:
+class Constituent(NamedTuple):
     """A phrase: words ``start`` up to, not including, ``end``, and its labels from the outermost in.
 
     Several labels mean that one phrase contains another over the same words (``("S", "VP")``).
@@ -152,6 +151,7 @@ class Sentence:
         spacing: The source of the spaces, ``"corpus"`` or ``"rule"``.
 
     Raises:
+        TypeError: ``words`` is a string.
         ValueError: A layer does not fit the words, or ``language`` is not an ISO code.
 
     Examples:
@@ -172,6 +172,8 @@ class Sentence:
     spacing: str = "corpus"
 
     def __post_init__(self) -> None:
+        if isinstance(self.words, str):
+            raise TypeError(f"words must be a list of words, got the text {self.words!r}; plain_sentence splits it")
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "language", language_code(self.language))
         if not all(self.words):
@@ -226,8 +228,19 @@ class Sentence:
                 found.append((start, end))
         return tuple(found)
 
+    @functools.cached_property
+    def _places(self) -> list[int]:
+        """Where each word begins in the text, and where a word after the last would; without multiword tokens."""
+        lengths = (len(word) + len(space) for word, space in zip(self.words, self.spaces, strict=True))
+        return [0, *itertools.accumulate(lengths)]
+
     def surface(self, start: int, end: int) -> str:
         """Return words ``start`` up to, not including, ``end`` as they are in the text."""
+        if not self.multiword_tokens and start < end:
+            return self.text[self._places[start] : self._places[end - 1] + len(self.words[end - 1])]
+        return self._joined(start, end)
+
+    def _joined(self, start: int, end: int) -> str:
         pieces = []
         for _, last, form in surface_forms(self.words, self.multiword_tokens, start, end):
             pieces += [form, self.spaces[last - 1]]
@@ -236,7 +249,7 @@ class Sentence:
     @functools.cached_property
     def text(self) -> str:
         """The sentence as plain text."""
-        return self.surface(0, len(self.words))
+        return self._joined(0, len(self.words))
 
     @property
     def automatic(self) -> bool:
@@ -273,10 +286,12 @@ class Sentence:
         end = len(self.words) if end is None else end
         pieces, gaps = [], []
         for first, last, text in [*replacements, (end, end, "")]:
-            for a, b, piece in ((start, first, self.surface(start, first)), (first, last, text)):
-                if a < b:
-                    pieces.append(piece)
-                    gaps.append(self.spaces[b - 1])
+            if start < first:
+                pieces.append(self.surface(start, first))
+                gaps.append(self.spaces[first - 1])
+            if first < last:
+                pieces.append(text)
+                gaps.append(self.spaces[last - 1])
             start = last
         return join(pieces, gaps)
 

@@ -44,7 +44,7 @@ def unescape(token: str) -> str:
 
         for escape, plain in TreebankWordDetokenizer.CONVERT_PARENTHESES:
             token = escape.sub(plain, token)
-    return token.replace("\\/", "/").replace("\\*", "*")
+    return token.replace("\\/", "/").replace("\\*", "*") if "\\" in token else token
 
 
 def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -64,10 +64,11 @@ def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str,
     text = text.strip()
     surfaces, spaces, position = [], [], 0
     for token in tokens:
-        for surface in (token, unescape(token), *_QUOTES.get(token, ())):
-            if surface and text.startswith(surface, position):
-                break
-        else:
+        surface = token
+        if not text.startswith(token, position):
+            others = (unescape(token), *_QUOTES.get(token, ()))
+            surface = next((each for each in others if text.startswith(each, position)), "")
+        if not surface:
             return None
         position += len(surface)
         after = position
@@ -147,6 +148,7 @@ def possessives(tokens: Sequence[str], tags: Sequence[str] | None) -> list[int]:
     return [i for i in places if i not in quotes]
 
 
+@functools.lru_cache(maxsize=65536)
 def is_punctuation(word: str) -> bool:
     """Return whether a token is punctuation.
 
@@ -180,7 +182,7 @@ def _unspaced(character: str) -> bool:
 
 def _last_letter(word: str) -> str:
     """Return the last character that is not a mark: the name of a mark does not always contain its script."""
-    return next((c for c in reversed(word) if not is_mark(c)), word[-1])
+    return word[-1] if word.isascii() else next((c for c in reversed(word) if not is_mark(c)), word[-1])
 
 
 @functools.lru_cache(maxsize=65536)
@@ -222,6 +224,6 @@ def join(pieces: Sequence[str], gaps: Sequence[str]) -> str:
     """
     text = list(pieces[:1])
     for (left, right), gap in zip(itertools.pairwise(pieces), gaps, strict=False):
-        runs_on = bool(left and right) and _last_letter(left).isalnum() and right[0].isalnum()
+        runs_on = bool(not gap and left and right) and _last_letter(left).isalnum() and right[0].isalnum()
         text += [" " if runs_on and is_glued(left, gap, right) else gap, right]
     return "".join(text)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from pelocality._checks import count, flag
 from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.relative import RelativeEncoding
-from pelocality.metrics import crop, distance_profile
+from pelocality.metrics import crop
 from pelocality.metrics._inputs import Attention
+from pelocality.metrics.distances import diagonal_sums
 from pelocality.metrics.published import is_causal
 
 
@@ -122,11 +123,11 @@ class DistanceTable(RelativeEncoding):
     def from_attention(cls, attention: Attention, *, cut: int = 1, learnable: bool = True) -> list[Self]:
         """Build a table for each layer from measured positional attention.
 
-            v(k) = ln p(k),  less its mean over k
+            v(k) = ln sum_i A[i,i+k] - ln sum_i A[i,i],  over the queries i that have a key at distance k,
 
-        p is the `distance_profile` of the attention without its first and last tokens, rows renormalised. In a causal
-        model, whose early tokens share their attention among few keys, p(k) is divided by the mean attention that the
-        same queries pay to themselves: the table of a causal relative encoding is then its bias.
+        less its mean over k, with A the attention without its first and last tokens, rows renormalised. This is the
+        logarithm of the `distance_profile` relative to the attention that the same queries pay to themselves, whatever
+        number of keys they see: of a relative encoding it is the bias.
 
         Args:
             attention: Positional weights (layer, head, n, n), such as the result of `positional_attention`.
@@ -144,13 +145,14 @@ class DistanceTable(RelativeEncoding):
 
         Note:
             Identical words show the positions; the mean attention on text is dominated by content. Far distances rest
-            on few pairs of tokens, so measure a length of some tokens more than the distances that matter.
+            on few pairs of tokens, so measure a length of some tokens more than the distances that matter. Where layers
+            share their weights (ALBERT's), `attach` takes one table per group: choose one.
 
         Examples:
             >>> from pelocality.encodings import ALiBi
             >>> (table,) = DistanceTable.from_attention(ALiBi(heads=1, slopes=1.0).weights(5)[None])
             >>> table.length, table.values.detach()
-            (3, tensor([[-0.7631,  0.1675,  1.1912,  0.1675, -0.7631]]))
+            (3, tensor([[-0.8000,  0.2000,  1.2000,  0.2000, -0.8000]]))
         """
         inner = crop(attention, count("cut", cut, least=0), -cut or None).detach()
         n = inner.shape[-1]
@@ -159,12 +161,15 @@ class DistanceTable(RelativeEncoding):
                 f"attention must be (layer, head, n, n) with two tokens or more between the {cut} cut from each end, "
                 f"got shape {tuple(inner.shape)} after the cut"
             )
-        tiny = torch.finfo(inner.dtype).tiny
-        values = distance_profile(inner).clamp(min=tiny).log()
+        by_distance = diagonal_sums(inner, torch.float64)
+        # the attention that the queries of each distance pay to themselves
+        itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)
+        past, future = itself.flip(-1).cumsum(-1), itself.cumsum(-1).flip(-1)
+        tiny = torch.finfo(torch.float32).tiny
+        values = by_distance.clamp(min=tiny).log() - torch.cat([past, future[..., 1:]], -1).clamp(min=tiny).log()
         causal = bool(is_causal(inner.flatten(0, 1)).all())
         if causal:
-            itself = inner.diagonal(dim1=-2, dim2=-1).flip(-1).cumsum(-1) / torch.arange(1, n + 1, device=inner.device)
-            values = values[..., :n].flip(-1) - itself.flip(-1).clamp(min=tiny).log()
+            values = values[..., :n].flip(-1)  # from distance 0 on
         values = values - values.mean(-1, keepdim=True)
         tables = [cls(len(layer), n, signed=not causal, learnable=learnable, causal=causal) for layer in values]
         return [table._with_values(layer) for table, layer in zip(tables, values, strict=True)]

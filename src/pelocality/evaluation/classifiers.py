@@ -14,9 +14,10 @@ from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import count
+from pelocality._distributed import alone, gathered, my_part
 from pelocality.evaluation._examples import name_of, scalar_columns
 from pelocality.evaluation._labels import is_correct, normalised
-from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction, Texts
+from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import check_confidence
 
@@ -52,6 +53,8 @@ def evaluate(
     underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``labels`` names the classes.
     Where one side has only "not entailment", *neutral* and *contradiction* of the other side both count as it; the
     prediction of a model with three classes is its most probable class (as in HANS), not the sum of the two.
+
+    Where ``torch.distributed`` is initialised, each process predicts a part of the texts, and all return the result.
 
     Args:
         model: a sequence-classification model of transformers, or a callable. A callable receives one list for
@@ -101,7 +104,7 @@ def evaluate(
     probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(model, tokenizer, labels, probe_labels, batch_size, max_length)
+        classifier = Classifier(alone(model), tokenizer, labels, probe_labels, batch_size, max_length)
     elif callable(model):
         classifier = CallableClassifier(model, labels, probe_labels)
     else:
@@ -111,10 +114,11 @@ def evaluate(
         both = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)
         frame[f"{prefix}correct"] = [None if label is None else is_correct(label, found) for label, found in both]
     frame["agrees"] = frame["prediction"] == frame["original_prediction"]
-    if classifier.truncated:
-        logger.warning("%d texts were truncated to the model's length", len(classifier.truncated))
+    truncated = sum(gathered([len(classifier.truncated)]))
+    if truncated:
+        logger.warning("%d texts were truncated to the model's length", truncated)
     builders = ", ".join(probe.unique("builder")) if "builder" in probe.column_names else "dataset"
-    return Evaluation(frame, name_of(model), builders, len(classifier.truncated), confidence, resamples, seed)
+    return Evaluation(frame, name_of(model), builders, truncated, confidence, resamples, seed)
 
 
 def _text_columns(probe: Any) -> tuple[str, ...]:
@@ -182,8 +186,8 @@ def _predictions(
     for text in itertools.chain(*unique):
         if not isinstance(text, str):
             raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
-    found: dict[Texts, Prediction] = {}
-    for start in tqdm(range(0, len(unique), _CHUNK), desc="evaluate", delay=3, disable=not progress):
-        chunk = unique[start : start + _CHUNK]
-        found |= zip(chunk, classifier(chunk), strict=True)
+    mine, predictions = my_part(unique), []
+    for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):
+        predictions += classifier(mine[start : start + _CHUNK])
+    found = dict(zip(unique, gathered(predictions, len(unique)), strict=True))
     return [[found[text] for text in side] for side in sides]

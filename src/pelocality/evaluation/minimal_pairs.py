@@ -129,7 +129,7 @@ def evaluate_minimal_pairs(
 def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None) -> tuple[str, list[float]]:
     """Return the name of the score, and the score of each text."""
     if score is not None and not callable(score):
-        raise TypeError(f"score must be a function of model, tokenizer and texts, got {score!r}")
+        raise TypeError(f"score must be a function, such as pseudo_log_likelihood or log_likelihood, got {score!r}")
     if isinstance(model, nn.Module):
         function = score or _score_of_head(model)
         name = name_of(getattr(function, "func", function))

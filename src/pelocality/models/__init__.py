@@ -11,7 +11,7 @@ Measured:
 - ``LocalityCallback``: all of it while a model trains.
 
 Changed: ``attach(model, encoding)`` adds the encoding's bias to the attention logits of every layer until it is
-removed; ``load`` brings a saved one back.
+removed; ``load`` brings a saved one back; ``relocate`` trains a copy with it to do what the model did.
 """
 
 from pelocality.models._run import eager_attention as eager_attention
@@ -32,6 +32,11 @@ from pelocality.models.function import AttentionFunction as AttentionFunction
 from pelocality.models.identical_words import positional_attention as positional_attention
 from pelocality.models.logits import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from pelocality.models.reflection import reflection_gap as reflection_gap
+from pelocality.models.relocation import (
+    Relocation as Relocation,
+    distillation_loss as distillation_loss,
+    relocate as relocate,
+)
 from pelocality.models.result import (
     MeanAttention as MeanAttention,
     PositionalAttention as PositionalAttention,

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pelocality.models._restore import unhook
 from pelocality.models.families._calls import argument_names, by_name
@@ -20,8 +20,9 @@ def disable_positions(record: Architecture, base: Any) -> None:
     zero position ids, which is the identity rotation. No weight is changed.
     """
     for table in record.position_tables(base):
-        table.register_forward_pre_hook(_look_up_the_first_row)
-        table.register_forward_hook(_return_zeros)
+        if type(table).forward is nn.Embedding.forward:
+            table.register_forward_pre_hook(_look_up_the_first_row)
+        table.register_forward_hook(functools.partial(_without_position, record))
     for module in record.position_readers(base):
         hook = functools.partial(_zero_position_ids, argument_names(module))
         module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -30,16 +31,15 @@ def disable_positions(record: Architecture, base: Any) -> None:
 def enable_positions(record: Architecture, base: Any) -> None:
     """Undo `disable_positions`."""
     for module in (*record.position_tables(base), *record.position_readers(base)):
-        unhook(module, _look_up_the_first_row, _return_zeros, _zero_position_ids)
+        unhook(module, _look_up_the_first_row, _without_position, _zero_position_ids)
 
 
 def _look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (torch.zeros_like(args[0]), *args[1:])  # an index beyond the table would raise
 
 
-def _return_zeros(table: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    # not a product with 0: the table gets no gradient, and an optimiser does not change it
-    return torch.zeros_like(output)
+def _without_position(record: Architecture, table: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    return record.without_position(output)
 
 
 def _zero_position_ids(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -14,13 +15,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from pelocality._checks import flag
 from pelocality.encodings import Encoding
+from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
 from pelocality.models._state_dict import check_state_dict, has_encodings, refuse_plain_loading
 from pelocality.models._weights import execution_device
-from pelocality.models.families import architecture
+from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED, Architecture
 from pelocality.models.families._wrapper import pretrained
 
@@ -67,7 +70,11 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module, encoding: Encoding | Sequence[Encoding], *, position_embeddings: Positions = "disable"
+    model: nn.Module,
+    encoding: Encoding | Sequence[Encoding],
+    *,
+    position_embeddings: Positions = "disable",
+    prove: bool = True,
 ) -> Attachment:
     r"""Attach an encoding to every layer of a Hugging Face model.
 
@@ -78,21 +85,26 @@ def attach(
     gives the same output with and without padding, a prefix the same with and without the tokens after it.
 
     Args:
-        model: A transformers model of a known family, with or without a task head. Of an encoder-decoder model the
-            encoder is changed; pass ``model.decoder`` to change the decoder.
+        model: A transformers model, with or without a task head. Of an encoder-decoder model the encoder is changed;
+            pass ``model.get_decoder()`` to change the decoder. In a hybrid the attention layers are changed.
         encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
             (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
             heads.
         position_embeddings: ``"disable"``: the model's position embeddings have no effect, so that only the encoding
             gives the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the
             encoding is added to them.
+        prove: Whether to run the model on a few tokens first, as it is and with trial encodings, and to refuse it
+            unless: a bias of zero changes no output; any other enters the logits of every attention layer exactly; what
+            was hidden, padding or the future, stays hidden; with positions disabled and all masks opened, the order of
+            tokens makes no difference (in a hybrid, to its attention layers); after removal the outputs are those
+            before. False for a model that cannot be run here, such as one sharded over processes.
 
     Returns:
         The handle: ``.remove()`` undoes everything, and so does leaving it as a context manager.
 
     Raises:
         TypeError: ``model`` is not a transformers model, ``encoding`` is not an encoding, or it could not be saved.
-        ValueError: A family without a record, a model to which the bias cannot be added exactly, an attention
+        ValueError: A model for which a check failed, or to which the bias cannot be added exactly, an attention
             implementation other than ``"eager"`` and ``"sdpa"``, weights on the meta device, a wrong number of heads or
             layers, a symmetry for a causal model, a model with adapters of peft, or with an encoding already attached.
 
@@ -113,15 +125,12 @@ def attach(
     """
     record, base = _record_and_base(model)
     _check_model(model, record, base, position_embeddings)
+    disable = position_embeddings == "disable"
     encodings = _copies(encoding, record, base)
-    modules = record.attention_modules(base)
-    disable, implementation = position_embeddings == "disable", base.config._attn_implementation
-    biases = [
-        PositionalBias(each, record, module, positions_disabled=disable, implementation=implementation)
-        for each, module in zip(encodings, modules, strict=True)
-    ]
+    causal = _prove(model, record, base, disable=disable) if flag("prove", prove) else record.causal(base)
+    _check_future(encodings, causal=causal)
     try:
-        _install(biases, model, record, base)
+        _install(encodings, model, record, base, disable=disable)
         return Attachment(model, tuple(encodings), position_embeddings)
     except BaseException:
         with restoring(functools.partial(_undo, model, record, base)):
@@ -132,14 +141,13 @@ def attached(model: nn.Module) -> Attachment | None:
     """Return the handle of a model with encodings attached, also of a copy or a loaded model.
 
     Args:
-        model: A transformers model of a known family.
+        model: A transformers model.
 
     Returns:
         The handle, or None where nothing is attached.
 
     Raises:
         TypeError: ``model`` is not a transformers model.
-        ValueError: A family without a record.
 
     Examples:
         >>> from transformers import BertConfig, BertModel
@@ -157,7 +165,7 @@ def attached(model: nn.Module) -> Attachment | None:
 def _record_and_base(model: nn.Module) -> tuple[Architecture, Any]:
     """Return the record of a model's family, and the bare transformer inside the model."""
     inner = pretrained(model)
-    record = architecture(inner)
+    record = attachable(inner)
     return record, record.base(inner)
 
 
@@ -166,16 +174,20 @@ def _biases(record: Architecture, base: Any) -> list[Any]:
     return [getattr(module, ATTACHED) for module in record.attention_modules(base) if hasattr(module, ATTACHED)]
 
 
-def _install(biases: list[PositionalBias], model: nn.Module, record: Architecture, base: Any) -> None:
+def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> None:
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
-    attentions = record.attention_modules(base)
+    attentions, implementation = record.attention_modules(base), base.config._attn_implementation
+    biases = [
+        PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
+        for each, attention in zip(encodings, attentions, strict=True)
+    ]
     for bias, attention in zip(biases, attentions, strict=True):
         bias.install(attention)
     for module in _checked_modules(model, base):
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
         refuse_plain_loading(module)
     base.register_load_state_dict_pre_hook(check_state_dict)
-    if biases[0].positions_disabled:
+    if disable:
         disable_positions(record, base)
     if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks, only a missing submodule on removal
         torch.compiler.reset()
@@ -196,6 +208,28 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     enable_positions(record, base)
 
 
+def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> bool:
+    """Refuse a model for which a few tokens do not show that the bias, and nothing else, is added.
+
+    Returns:
+        Whether it was seen to be causal.
+    """
+
+    @contextmanager
+    def trial(make: Callable[[int], Encoding], disabled: bool) -> Iterator[None]:
+        made = [make(record.heads(base, module)) for module in record.attention_modules(base)]
+        with restoring(functools.partial(_undo, model, record, base)):
+            _install(_copies(made, record, base), model, record, base, disable=disabled)
+            yield
+
+    try:
+        return _proof.prove(record, base, trial, disable=disable)
+    except _proof.NotProvedError as error:
+        raise ValueError(
+            f"an encoding cannot be attached to {type(base).__name__} (model type '{base.config.model_type}'): {error}"
+        ) from error
+
+
 def _checked_modules(model: nn.Module, base: Any) -> list[Any]:
     """Return the modules whose calls and saving are checked: the model and the bare transformer inside it."""
     return list(dict.fromkeys([pretrained(model), base]))
@@ -213,6 +247,8 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
         raise ValueError(
             f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained"
         )
+    if not record.attention_modules(base):
+        raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
     reason = record.not_additive(base)
     if reason is not None:
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
@@ -268,19 +304,22 @@ def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base:
             f"encoding must be one, or a list of {len(modules)}, one per layer that does not share its weights, "
             f"got a list of {len(encodings)}"
         )
-    causal = record.causal(base)
-    for each in encodings:
-        _check_encoding(each, base.config.num_attention_heads, causal=causal)
+    for each, module in zip(encodings, modules, strict=True):
+        _check_encoding(each, record.heads(base, module))
     return [_fitting(each, module, base) for each, module in zip(encodings, modules, strict=True)]
 
 
-def _check_encoding(encoding: Encoding, heads: int, *, causal: bool) -> None:
-    """Refuse an encoding of another number of heads, without numbers, or with an argument that has no effect."""
+def _check_encoding(encoding: Encoding, heads: int) -> None:
+    """Refuse an encoding of another number of heads, or without numbers."""
     if encoding.heads not in (1, heads):
         raise ValueError(f"encoding must have 1 head or the model's {heads}, got {encoding.heads}")
     if any(tensor.is_meta for tensor in encoding.state_dict().values()):
         raise ValueError(f"{type(encoding).__name__} is on the meta device; build it where tensors have numbers")
-    for part in encoding.modules():
+
+
+def _check_future(encodings: list[Encoding], *, causal: bool) -> None:
+    """Refuse encodings with an argument that has no effect in a causal model."""
+    for part in (part for encoding in encodings for part in encoding.modules()):
         if causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
             raise ValueError(
                 f"{part.future_only} of {type(part).__name__} acts on future keys only, which this model hides: "

@@ -18,7 +18,7 @@ from pelocality.encodings import Encoding
 from pelocality.models._restore import restoring
 from pelocality.models._state_dict import CONFIGURATION, REFUSED, read_configuration, refuse_plain_loading
 from pelocality.models.attachment import attach
-from pelocality.models.families import architecture, known_families
+from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED
 
 # The options of from_pretrained that locate files.
@@ -85,7 +85,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
             raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
         if found:
             encodings = [configurations[name]["encoding"] for name in found]
-            attach(part, encodings, position_embeddings=configurations[found[0]]["position_embeddings"])
+            positions = configurations[found[0]]["position_embeddings"]
+            attach(part, encodings, position_embeddings=positions, prove=False)  # as proved before it was saved
         for name, module in zip(found, attentions, strict=False):
             _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
     if names:
@@ -169,8 +170,8 @@ def _attachable(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]
     """Return the parts of a model that `attach` takes, each with its attention modules: both halves of T5."""
     found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
     for module in model.modules():  # outermost first, so that `attach` is given the model with its head
-        if isinstance(module, PreTrainedModel) and module.config.model_type in known_families():
-            record = architecture(module)
+        if isinstance(module, PreTrainedModel):
+            record = attachable(module)
             base = record.base(module)
             found.setdefault(base, (module, record.attention_modules(base)))
     return list(found.values())

@@ -79,14 +79,15 @@ def build(
             counts.update(counted)
             yield from ({**row, "builder": builder} for row in made)
 
-    columns = {**(features or features_of(kind)), "builder": datasets.Value("string")}
+    columns = {**(features or features_of(kind is Sentence)), "builder": datasets.Value("string")}
     probe = write_dataset(rows(), datasets.Features(columns), datasets.Split.TEST)
     dropped, skipped = (
         {reason: n for (what, reason), n in counts.most_common() if what == name} for name in ("dropped", "skipped")
     )
     info = ProbeInfo(builder, dict(perturb.settings()), counts["items", ""], len(probe), dropped, skipped)
     record_info(probe, info)
-    logger.info(
+    logger.log(
+        logging.INFO if info.rows else logging.WARNING,
         "%s: %d rows of %d items; items dropped: %s; candidates skipped: %s",
         builder,
         info.rows,
@@ -96,19 +97,18 @@ def build(
     return probe
 
 
-def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type]:
+def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
-    if isinstance(source, Pair | Sentence):
-        raise TypeError(f"pairs must be a corpus or a list, got one {type(source).__name__}; put it in a list")
-    if isinstance(source, str | Path) or not isinstance(source, Iterable):
+    if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
         raise TypeError(
-            f"pairs must be read first, got {type(source).__name__}; see read_snli, read_pairs, read_frames"
+            f"pairs must be a corpus (read_snli, read_frames, read_pairs) or a list, got one {type(source).__name__}; "
+            "put it in a list, or read the file first"
         )
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
             f"pairs must hold pelocality.corpora.Pair or Sentence, got {type(first).__name__}; "
-            "read_pairs makes pairs of rows"
+            "read_pairs makes pairs of rows, and semantic_role_swap(texts, parser='spacy') parses plain text"
         )
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
@@ -120,7 +120,7 @@ class _Worker:
     """What a process needs to turn records into rows."""
 
     source: Iterable[Item]
-    kind: type
+    kind: type[Pair] | type[Sentence]
     perturb: Perturbation
 
     def __call__(self, record: Any) -> tuple[list[Row], Counts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,9 +18,9 @@ SENTENCE = "sentence"  # value of the column "side" in probes over single senten
 
 
 @functools.cache
-def features_of(kind: type) -> datasets.Features:
+def features_of(sentences: bool) -> datasets.Features:
     """Return the columns of a probe over pairs or over single sentences, originals beside perturbed texts."""
-    texts = ("sentence",) if kind is Sentence else ("premise", "hypothesis", "label")
+    texts = ("sentence",) if sentences else ("premise", "hypothesis", "label")
     string, number = datasets.Value("string"), datasets.Value("int32")
     span = {"side": string, "category": string, "start": number, "end": number, "original": string, "perturbed": string}
     return datasets.Features(
@@ -73,6 +74,16 @@ def uid_of(item: Pair | Sentence) -> str:
 def texts_of(item: Pair | Sentence) -> tuple[str, ...]:
     """Return the text of a sentence or the two texts of a pair, which seed the random choices made for it."""
     return (item.text,) if isinstance(item, Sentence) else (item.premise.text, item.hypothesis.text)
+
+
+def has_label(label: str | None, labels: Collection[str] | None) -> bool:
+    """Return whether a label is among some, whatever its case, hyphens and underscores; None means all."""
+    return labels is None or (label is not None and _plain(label) in map(_plain, labels))
+
+
+@functools.cache
+def _plain(label: str) -> str:
+    return re.sub(r"[\s_-]+", " ", label.strip().lower())
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

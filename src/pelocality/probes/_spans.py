@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,7 @@ from pelocality.probes._build import Skipped
 from pelocality.probes._rows import Spans
 
 
-@dataclass(frozen=True, slots=True)
-class WordSpan:
+class WordSpan(NamedTuple):
     """Surface tokens ``first`` up to, not including, ``last`` of a sentence."""
 
     first: int
@@ -30,7 +30,7 @@ class WordSpan:
 Choices = Iterator[WordSpan | Skipped | Dropped]
 
 
-def choose_sentence(sentence: Sentence, rng: np.random.Generator) -> Choices:
+def choose_sentence(sentence: Sentence, rng: Callable[[], np.random.Generator]) -> Choices:
     """Choose the whole sentence, if some order of its words changes the text; nothing is random."""
     size = len(sentence.surface_tokens)
     if _same_in_any_order(sentence, 0, size):
@@ -41,7 +41,7 @@ def choose_sentence(sentence: Sentence, rng: np.random.Generator) -> Choices:
 
 def choose_constituents(
     sentence: Sentence,
-    rng: np.random.Generator,
+    rng: Callable[[], np.random.Generator],
     sizes: Collection[int],
     categories: Collection[str] | None,
     spans: Spans,
@@ -65,7 +65,7 @@ def choose_constituents(
     if not candidates:
         yield Dropped("no constituent of that size")
     elif spans == "one":
-        yield candidates[rng.integers(len(candidates))]
+        yield candidates[rng().integers(len(candidates))]
     else:
         taken: set[int] = set()
         for candidate in sorted(candidates, key=lambda c: (-c.size, c.first)):
@@ -76,14 +76,15 @@ def choose_constituents(
 
 def choose_windows(
     sentence: Sentence,
-    rng: np.random.Generator,
+    rng: Callable[[], np.random.Generator],
     sizes: Collection[int],
     categories: Collection[str] | None,
     spans: Spans,
 ) -> Choices:
     """Choose one window that is not a constituent for each constituent that would be chosen."""
     sizes_needed = []
-    for choice in choose_constituents(sentence, rng, sizes, categories, spans):
+    generator = rng()
+    for choice in choose_constituents(sentence, lambda: generator, sizes, categories, spans):
         if isinstance(choice, WordSpan):
             sizes_needed.append(choice.size)
         else:
@@ -102,7 +103,7 @@ def choose_windows(
         if not free:
             yield Dropped("no room for a window that is not a constituent")
             return
-        window = WordSpan(*free[rng.integers(len(free))], "window")
+        window = WordSpan(*free[generator.integers(len(free))], "window")
         taken.update(range(window.first, window.last))
         windows.append(window)
     yield from windows
@@ -113,10 +114,10 @@ def _constituents(sentence: Sentence) -> dict[tuple[int, int, bool], tuple[str, 
     found = phrases(sentence)
     labels: dict[tuple[int, int, bool], tuple[str, ...]] = {}
     tokens = sentence.surface_tokens
+    starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
     for phrase in found.spans if found else ():
-        touched = [k for k, (start, end) in enumerate(tokens) if start < phrase.end and phrase.start < end]
-        if touched:
-            first, last = touched[0], touched[-1] + 1
+        first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
+        if first < last:
             whole = phrase.start <= tokens[first][0] and tokens[last - 1][1] <= phrase.end
             labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
     return labels
@@ -129,7 +130,9 @@ def _same_in_any_order(sentence: Sentence, first: int, last: int) -> bool:
     """
     for left, right in itertools.pairwise(sentence.surface_tokens[first:last]):
         a, b = sentence.surface(*left), sentence.surface(*right)
-        between = sentence.replaced([(*left, ""), (*right, "")], left[0], right[1])
+        if a[0] != b[0]:
+            return False
+        between = sentence.surface(left[0], right[1])[len(a) : -len(b)]
         if a + between + b != b + between + a:
             return False
     return True

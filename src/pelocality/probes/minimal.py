@@ -41,7 +41,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
     """
     if not isinstance(probe, datasets.Dataset) or not {"builder", "spans", "side"} <= set(probe.column_names):
         raise ValueError(
-            "probe must be a dataset made by pelocality.probes, with the columns builder, spans and side; got "
+            "probe must be a dataset as random_shuffling returns, with the columns builder, spans and side; got "
             f"{', '.join(probe.column_names) if isinstance(probe, datasets.Dataset) else type(probe).__name__}"
         )
     rows = tqdm(probe.with_format(None), "minimal_pairs", disable=not progress)

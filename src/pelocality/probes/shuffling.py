@@ -13,7 +13,17 @@ import numpy as np
 from pelocality._checks import count
 from pelocality.corpora import Dropped, Pair, Sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
-from pelocality.probes._rows import SENTENCE, Side, Spans, check_choice, check_names, row_of, span_entry, texts_of
+from pelocality.probes._rows import (
+    SENTENCE,
+    Side,
+    Spans,
+    check_choice,
+    check_names,
+    has_label,
+    row_of,
+    span_entry,
+    texts_of,
+)
 from pelocality.probes._spans import Choices, WordSpan, choose_constituents, choose_sentence, choose_windows
 
 
@@ -191,7 +201,7 @@ class _Shuffle:
 
     def __post_init__(self) -> None:
         check_choice("side", self.side, ("premise", "hypothesis", "both"))
-        object.__setattr__(self, "seed", count("seed", self.seed, 0))
+        object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
 
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder."""
@@ -199,7 +209,7 @@ class _Shuffle:
 
     def __call__(self, item: Item) -> Iterator[Row | Dropped | Skipped]:
         """Yield the row of an item: choose spans on each side of ``side``, and permute the words of each."""
-        if isinstance(item, Pair) and self.labels is not None and item.label not in self.labels:
+        if isinstance(item, Pair) and not has_label(item.label, self.labels):
             yield Dropped("label not in labels")
             return
         perturbed: dict[str, str] = {}
@@ -208,7 +218,8 @@ class _Shuffle:
         dropped = Dropped("no candidate")
         for name, sentence in self._sides(item).items():
             chosen: list[WordSpan] = []
-            for choice in self.choose(sentence, generator_for(self.seed, *texts_of(item), name, "choose")):
+            rng = functools.partial(generator_for, self.seed, *texts_of(item), name)
+            for choice in self.choose(sentence, functools.partial(rng, "choose")):
                 if isinstance(choice, WordSpan):
                     chosen.append(choice)
                 elif isinstance(choice, Dropped):
@@ -216,14 +227,14 @@ class _Shuffle:
                 else:
                     yield choice
             chosen.sort(key=lambda span: span.first)
-            text, changes = _permuted(
-                sentence, name, chosen, generator_for(self.seed, *texts_of(item), name, "permute")
-            )
+            if not chosen:
+                continue
+            text, changes = _permuted(sentence, name, chosen, rng("permute"))
             if text != sentence.text:
                 perturbed[name] = text
                 spans += chosen
                 entries += changes
-            elif chosen:
+            else:
                 dropped = Dropped("the text would not change")
         if not perturbed:
             yield dropped

@@ -12,6 +12,7 @@ import pandas as pd
 from torch import nn
 
 from pelocality._checks import count, flag
+from pelocality._distributed import alone, gathered, my_part
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked, without_subtype
@@ -49,6 +50,8 @@ def dependency_accuracy(
     on the other. Only the index of the most attended word is kept, two bytes for each word, layer and head, not the
     attention maps.
 
+    Where ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
+
     Args:
         model: a transformers model that returns attention.
         tokenizer: its fast tokenizer; it receives words one by one, and its ``word_ids()`` aligns the tokens.
@@ -85,8 +88,11 @@ def dependency_accuracy(
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
     chosen, left_out = _with_dependencies(sentences)
-    attended, layers, too_long = most_attended(model, tokenizer, [s.words for s in chosen], batch_size, progress)
-    left_out += too_long
+    mine = my_part([s.words for s in chosen])
+    found, layers_here, too_long = most_attended(alone(model), tokenizer, mine, batch_size, progress)
+    attended = gathered(found, len(chosen))
+    layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
+    left_out += sum(gathered([too_long]), Counter[str]())
     frames, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
         if words is not None:

@@ -13,8 +13,8 @@ from scipy import stats
 from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies._sentences import ALL
-from pelocality.evaluation.dependencies.result import DIRECTIONS, SCORED, DependencyAccuracy
-from pelocality.statistics import mcnemar
+from pelocality.evaluation.dependencies.result import DIRECTIONS, SCORED, DependencyAccuracy, by_sentence
+from pelocality.statistics import sign_flip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,9 +25,9 @@ class HeadTypes(DisplayMixin):
         table: one row for each relation and direction, the shortest relations first: ``relation``, ``direction``,
             ``distance`` (mean, in words), ``n`` (items scored); for the best ``positional`` and the best
             ``contextual`` head the accuracy, ``_low`` and ``_high``, ``_layer`` and ``_head``; their ``difference``
-            (positional minus contextual) with ``difference_low`` and ``difference_high``; ``q``, McNemar's
-            p-value of the two, adjusted over the table (Benjamini and Hochberg, 1995); the ``baseline`` of the
-            best fixed offset.
+            (positional minus contextual) with ``difference_low`` and ``difference_high``; ``q``, the p-value of the
+            two (`sign_flip` over sentences), adjusted over the table (Benjamini and Hochberg, 1995); the
+            ``baseline`` of the best fixed offset.
         correlation: by direction, Spearman's correlation over relations of the difference with the distance, and
             its p-value. Negative: the advantage of positional heads decreases with distance.
         positional: (layer, head), whether a head is positional.
@@ -115,7 +115,8 @@ def compare_head_types(
             row |= accuracy.proportion(hits[-1]).columns(name) | {f"{name}_layer": layer, f"{name}_head": number}
         first, second = hits
         row |= accuracy.bootstrap(first.astype(float) - second, items.sentence[scored]).columns("difference")
-        row |= {"p": mcnemar(int((second & ~first).sum()), int((first & ~second).sum()))}
+        changes = by_sentence(first.astype(int) - second, items.sentence[scored])
+        row |= {"p": float(sign_flip(changes[:, None], two_sided=True)[0])}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
         rows.append(row)
     table = pd.DataFrame(rows)

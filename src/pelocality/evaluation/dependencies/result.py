@@ -16,7 +16,7 @@ from scipy import stats
 from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies._sentences import ALL
-from pelocality.statistics import Estimate, mean_over_groups, proportion, wilson
+from pelocality.statistics import Estimate, mean_over_groups, proportion, sign_flip, wilson
 
 Direction = Literal["dependent to head", "head to dependent"]
 DIRECTIONS: tuple[Direction, Direction] = ("dependent to head", "head to dependent")
@@ -61,6 +61,12 @@ class Items:
         values, counts = np.unique(distance[self.half[item] == CHOSEN], return_counts=True)
         best = values[counts == counts.max()]
         return int(best[np.abs(best).argmin()])
+
+
+def by_sentence(values: NDArray[np.int64], sentences: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sums of (items, ...) values over the items of each sentence, which are consecutive."""
+    sums: NDArray[np.int64] = np.add.reduceat(values, np.unique(sentences, return_index=True)[1])
+    return sums
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,9 +161,8 @@ class DependencyAccuracy(DisplayMixin):
         """Return the best head of each relation and direction, compared with the best fixed offset.
 
         Both are chosen on one half of the sentences and scored on the other. Intervals of accuracies are Wilson's,
-        that of the difference is a bootstrap over sentences. ``q`` is the Benjamini-Hochberg adjusted p-value of
-        the one-sided McNemar test of the head against the offset; the family is every head, relation and direction
-        (`to_frame`).
+        that of the difference is over sentences. ``q`` is the Benjamini-Hochberg adjusted p-value of the head
+        against the offset; the family is every head, relation and direction (`to_frame`).
 
         Args:
             minimum: leave out relations with fewer items in either half.
@@ -197,8 +202,8 @@ class DependencyAccuracy(DisplayMixin):
         Returns:
             One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
             sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``, the p-value
-            of the head against the best fixed offset on the scored half, adjusted over all rows (Benjamini and
-            Hochberg, 1995).
+            of the head against the best fixed offset on the scored half (one-sided, exchanging whole sentences:
+            `sign_flip`), adjusted over all rows (Benjamini and Hochberg, 1995).
 
         Raises:
             ValueError: where no relation has enough items.
@@ -209,13 +214,11 @@ class DependencyAccuracy(DisplayMixin):
             correct, n = items.hits.sum(0), len(items.hits)
             scored = items.half == SCORED
             baseline = items.offset_hits(items.best_offset())[scored, None]
-            gained = (items.hits[scored] & ~baseline).sum(0)
-            lost = (~items.hits[scored] & baseline).sum(0)
+            difference = items.hits[scored].astype(int) - baseline
             frame = pd.DataFrame({"relation": relation, "direction": direction, "layer": layers, "head": heads, "n": n})
             frame["accuracy"] = correct / n
             frame["low"], frame["high"] = wilson(correct, n, self.confidence)
-            # exact and one-sided: by chance the head is correct on half of the items that differ
-            frame["p"] = stats.binom.sf(gained - 1, gained + lost, 0.5)
+            frame["p"] = sign_flip(by_sentence(difference, items.sentence[scored]))
             frames.append(frame)
         frame = pd.concat(frames, ignore_index=True)
         return frame.assign(q=stats.false_discovery_control(frame["p"]))

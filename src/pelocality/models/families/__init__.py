@@ -22,6 +22,7 @@ _RECORDS: dict[str, Architecture] = {
 
 
 _ANY = Architecture()
+_TO_ATTACH: dict[str, Architecture] = _RECORDS | {"roformer": rotary.RoFormer()}
 
 
 def known_families() -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def attachable(model: nn.Module) -> Architecture:
         >>> [type(module).__name__ for module in attachable(neox).attentions(neox)]
         ['GPTNeoXAttention', 'GPTNeoXAttention']
     """
-    return _RECORDS.get(pretrained(model).config.model_type, _ANY)
+    return _TO_ATTACH.get(pretrained(model).config.model_type, _ANY)
 
 
 def longest_input(model: nn.Module) -> int | None:

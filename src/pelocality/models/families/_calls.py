@@ -15,13 +15,12 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
 
 
 @functools.cache
-def _argument_names(module_class: type[nn.Module]) -> tuple[str, ...]:
+def _argument_names(module_class: Any) -> tuple[str, ...]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(module_class.forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind not in variable)[1:]
 
 
 def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call by name, in the order of ``forward``."""
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return {name: given[name] for name in names if name in given} | given
+    """Return all arguments of a call by name."""
+    return dict(zip(names, args, strict=False)) | kwargs

@@ -14,9 +14,9 @@ Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
 
 
-def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str) -> None:
+def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str, hidden_argument: str) -> None:
     """Replace the mask in a call by the bias plus the mask."""
-    hidden: Tensor = next(iter(call.values()))  # (batch, n, d)
+    hidden: Tensor = call[hidden_argument]  # (batch, n, d)
     mask: Tensor | None = call.get(mask_argument)
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)

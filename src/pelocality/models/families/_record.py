@@ -57,6 +57,9 @@ _NOT_ATTENTION = re.compile(f"cross|enc_?dec|encoder_att|{ATTACHED}")
 _TABLES = re.compile(r"(^|_)(position(_embeddings?|s_embed)?|positions|wpe)$|relative_attention_bias$")
 _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 
+# Classes of modules that are called with position ids: rotary ones, and those with a table inside.
+_READERS = re.compile("Rotary|Embeddings$")
+
 
 class Architecture:
     r"""Where a model keeps its attention modules, its queries and keys, and its positions.
@@ -166,7 +169,7 @@ class Architecture:
         return [
             module
             for name, module in base.named_modules()
-            if (isinstance(module, nn.Embedding) and _TABLES.search(name.rpartition(".")[2]))
+            if (hasattr(module, "weight") and _TABLES.search(name.rpartition(".")[2]))
             or _TABLE_CLASSES.search(type(module).__name__)
         ]
 
@@ -175,13 +178,35 @@ class Architecture:
         return [
             module
             for module in base.modules()
-            if "position_ids" in argument_names(module) and ("Embed" in type(module).__name__)
+            if "position_ids" in argument_names(module)
+            and _READERS.search(type(module).__name__)
+            and not _TABLE_CLASSES.search(type(module).__name__)
         ]
 
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that the bias is added to its logits."""
         names = getattr(attention, ATTACHED).arguments
-        add_to_mask(attention, bias, call, next(name for name in self.mask_arguments if name in names))
+        add_to_mask(attention, bias, call, next(name for name in self.mask_arguments if name in names), names[0])
+
+    def without_position(self, output: Any) -> Any:
+        """Return what a module of `position_tables` returns where positions are disabled, in the form of its output."""
+        if isinstance(output, tuple):  # I-BERT's, with the scale of its numbers
+            return (torch.zeros_like(output[0]), *output[1:])
+        return torch.zeros_like(output)  # not a product with 0: the table gets no gradient, and is not decayed
+
+    def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
+        """Change the arguments of a call of an attention module so that every query sees every key."""
+        names = getattr(attention, ATTACHED).arguments
+        hidden = call[names[0]]
+        mask = next(name for name in self.mask_arguments if name in names)
+        call[mask] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
+
+    def heads(self, base: Any, module: Any) -> int:
+        """Return the number of heads of an attention module."""
+        found = (getattr(module, name, None) for name in ("num_heads", "num_attention_heads", "n_heads", "n_head"))
+        return next((count for count in found if isinstance(count, int)), None) or getattr(
+            base.config, "num_attention_heads", 1
+        )
 
     def prepare(self, attention: nn.Module) -> None:
         """Change an attention module for which `add_bias` is not enough."""
@@ -191,6 +216,8 @@ class Architecture:
 
     def not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""
+        if getattr(base.config, "attention_type", None) == "block_sparse":
+            return "long inputs are attended in blocks; load it with attention_type='original_full'"
         return None
 
     def positions_remain(self, base: Any) -> str | None:

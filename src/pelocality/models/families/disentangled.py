@@ -35,6 +35,9 @@ class Deberta(Architecture):
             embeddings, before_norm=embeddings.embed_proj, epsilon_name=self.epsilon_name
         )
 
+    def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
+        """Change nothing: without padding, every query sees every key."""
+
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         # the mask is boolean and is not added to the logits: the score method adds the bias, given with the distances
         hidden: Tensor = call["hidden_states"]

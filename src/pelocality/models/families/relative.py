@@ -102,6 +102,9 @@ class XlNet(Architecture):
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
 
+    def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
+        call["attn_mask_h"] = None
+
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         # XLNet subtracts 1e30 times a mask of (query, key, batch, head)
         hidden: Tensor = call["h"]  # (query, batch, d)

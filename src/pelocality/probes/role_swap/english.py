@@ -14,7 +14,8 @@ from pelocality.corpora import Sentence
 Number = Literal["1sg", "3sg", "plural"]
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words of a list."""
     return frozenset(text.split())
 
 
@@ -26,76 +27,70 @@ PRONOUN_NUMBER: dict[str, Number] = {
     **dict.fromkeys(("we", "us", "you", "they", "them"), "plural"),
     **{quantity + kind: "3sg" for quantity in ("some", "any", "every", "no") for kind in ("one", "body", "thing")},
 }
-REFLEXIVES = _words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
+REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
 RECIPROCALS = frozenset({("each", "other"), ("one", "another")})
-WH_WORDS = _words("who whom whose which what whoever whomever whatever whichever")
+WH_WORDS = words("who whom whose which what whoever whomever whatever whichever")
 # must follow a negation or a question: "nobody saw anyone", not "anyone saw nobody"
-NEGATIVE_POLARITY = _words("any anyone anybody anything either neither ever")
-POSSESSIVES = _words("his her its their hers theirs")
-THIRD_PERSON = _words("he him she her it they them")
-COPULAS = _words(
+NEGATIVE_POLARITY = words("any anyone anybody anything either neither ever")
+OTHERS = words("another other others")
+POSSESSIVES = words("his her its their hers theirs")
+THIRD_PERSON = words("he him she her it they them")
+COPULAS = words(
     "be am is are was were been being 's 're 'm become becomes became becoming "
     "seem seems seemed seeming remain remains remained remaining appear appears appeared appearing "
     "stay stays stayed staying constitute constitutes constituted constituting"
 )
-SHAKE = _words("shake shakes shook shaken shaking")  # hands
-MAKE = _words("make makes made making")
-# "she makes a good doctor": a copula
-JUDGEMENTS = _words("good better great fine excellent perfect wonderful lovely nice poor bad terrible")
-# "it rains cats and dogs", "it takes courage": here it has no referent
-EXPLETIVE_VERBS = _words(
-    "rain rains rained raining snow snows snowed snowing hail hails hailed hailing drizzle drizzles drizzled "
-    "drizzling pour pours poured pouring take takes took taking taken"
+MAKE = words("make makes made making")
+AFTER_HEAD = words("IN TO WDT WP WRB MD VBZ VBP VBD")  # tags that cannot precede the head of a noun phrase
+MODALS = words("can could may might must shall should will would ca wo 'll 'd")
+INVARIABLE = MODALS | {"had", "did"}  # finite, and the same with any subject
+PASSIVE_AUXILIARIES = words("be am is are was were been being 's 're 'm get gets got getting")
+# with a noun without article the two are one predicate: "took place", "makes sense"
+LIGHT_VERBS = MAKE | words(
+    "shake shakes shook shaking take takes took taking taken have has had having give gives gave giving given do does "
+    "did doing done get gets got getting pay pays paid paying keep keeps kept keeping lose loses lost losing "
+    "catch catches caught catching"
 )
-AFTER_HEAD = _words("IN TO WDT WP WRB MD VBZ VBP VBD")  # tags that cannot precede the head of a noun phrase
-PASSIVE_AUXILIARIES = _words("be am is are was were been being 's 're 'm get gets got getting")
-CLAUSE_WORDS = _words("to that when if how whether")
+AUXILIARIES = INVARIABLE | words("am is are was were 's 're 'm has have does do")
 # verbs after which a clause has a bare infinitive: "she made him go"
-HELPING_VERBS = _words(
+HELPING_VERBS = words(
     "help helps helped helping let lets letting see sees saw seen seeing watch watches watched watching "
     "hear hears heard hearing"
 )
-HAVE = _words("have has had having")
+HAVE = words("have has had having")
 BARE_INFINITIVE_VERBS = HELPING_VERBS | MAKE | HAVE
 # verbs whose "object" is an amount or a time: "it costs a fortune", "the talk lasts an hour"
-MEASURE_VERBS = _words(
+MEASURE_VERBS = words(
     "cost costs costing weigh weighs weighed weighing last lasts lasted lasting total totals totaled "
     "measure measures measured measuring number numbers numbered spend spends spent spending"
 )
-MEASURES = _words(
+MEASURES = words(
     "second minute hour day night morning afternoon evening week weekend month year time today tomorrow "
     "tonight yesterday monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
-    "inch pound lb kilo percent block lap way distance dollar while bit lot"
+    "inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
 )
-IRREGULAR_PLURALS = _words("teeth feet men women children people mice geese")
+IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
 # "says hello": the object is quoted words, not a patient
-QUOTING_VERBS = _words("say says said saying spell spells spelled spelling")
-SENSE_VERBS = _words(
-    "look looks looked looking sound sounds sounded sounding smell smells smelled taste tastes feel feels felt"
-)
-# prepositions that a parser may have tagged as particles: "walks down the street"
-PREPOSITIONAL_PARTICLES = _words("up down along past through over across around by on in off out")
+QUOTING_VERBS = words("say says said saying spell spells spelled spelling")
 # singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
-VAGUE_NUMBER = _words(
+VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
     "fish sheep deer series species aircraft police staff crew data media"
 )
-# "a group of people holding hands": the people hold them; "a view of a woman holding a drink": the view does not
-GROUPS = VAGUE_NUMBER | _words("group crowd team bunch pair band line row class family crew gathering")
-PLURAL_DETERMINERS = _words("these those both many several few two three four five six seven eight nine ten")
-SINGULAR_DETERMINERS = _words("a an this that each every another one")
+PLURAL_DETERMINERS = words("these those both many several few two three four five six seven eight nine ten")
+SINGULAR_DETERMINERS = words("a an this that each every another one")
 # words that lose their capital when they leave the start of a sentence, also without tags
-LOWER_CASE = _words(
+LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
 # likeness, place and company that hold in both directions, or so nearly that no label changes.
-SYMMETRIC_VERBS = _words(
+SYMMETRIC_VERBS = words(
     "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
     "intersect overlap fight battle duel debate wrestle tie rhyme "
-    "hug embrace cuddle kiss touch contact face accompany join"
+    "hug embrace cuddle kiss touch face join rival mirror complement oppose"
 )
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",)}
 
@@ -126,7 +121,6 @@ _UPOS_TAGS = {
     "ADJ": "JJ", "ADP": "IN", "ADV": "RB", "CCONJ": "CC", "DET": "DT", "INTJ": "UH", "NUM": "CD",
     "PRON": "PRP", "SCONJ": "IN", "SYM": "SYM", "X": "FW", "PUNCT": ".", "PART": "RP",
 }  # fmt: skip
-_MODALS = _words("can could may might must shall should will would ca wo 'll 'd")
 
 
 def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
@@ -160,7 +154,7 @@ def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
 
 
 def _verb_tag(word: str, features: Mapping[str, str]) -> str:
-    if word.lower() in _MODALS and features.get("VerbForm", "Fin") == "Fin":
+    if word.lower() in MODALS and features.get("VerbForm", "Fin") == "Fin":
         return "MD"
     form, tense = features.get("VerbForm"), features.get("Tense")
     if form == "Fin":

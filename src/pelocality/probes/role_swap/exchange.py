@@ -27,6 +27,8 @@ def exchange(
         text = _moved(sentence, candidate, candidate.other(here), here)
         if isinstance(text, Skipped):
             return text
+        if text.endswith(".") and sentence.words[here.end : here.end + 1] == (".",):
+            return Skipped("an abbreviation would end the sentence")
         replacements.append((here.start, here.end, text, role))
     if agreement != "ignore":
         verb = reinflected_verb(sentence, candidate, agreement)
@@ -84,16 +86,19 @@ def _uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     if sentence.language == "en" and word.lower() in english.LOWER_CASE:
         # "THE dog": emphasis, or part of a heading
         return _UNKNOWN_CAPITAL if len(word) > 1 and word.isupper() else lowered
+    tag = _tag(sentence, start)
+    if "-" in text.split()[0] and (tag != "NNP" or sentence.automatic):  # "Al-Ahram", but "Twenty-one", "Pro-Western"
+        return _UNKNOWN_CAPITAL
     if any(letter.isupper() for letter in word[1:]):
         return text
-    tag = _tag(sentence, start)
     following = sentence.words[start + 1 : end][:1]
     in_name = bool(following) and following[0][0].isupper()
     named = tag in ("NNP", "NNPS")
     if named and (in_name or not sentence.automatic):  # taggers mistake a capital for a name: "Kids play"
         return text
     adjective = sentence.language == "en" and tag != "NNS" and word.endswith(_NAME_ENDINGS)
-    return _UNKNOWN_CAPITAL if tag is None or named or in_name or adjective else lowered
+    name = sentence.automatic and tag == "NN" and not following  # "Stone saw him"
+    return _UNKNOWN_CAPITAL if tag is None or named or in_name or adjective or name else lowered
 
 
 def _tag(sentence: Sentence, word: int) -> str | None:

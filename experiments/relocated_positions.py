@@ -1,0 +1,293 @@
+"""Can a trained model's positions be moved into an encoding, and what do they do when they are turned there?
+
+    python experiments/relocated_positions.py --smoke --output runs               # a tiny model, seconds
+    python experiments/relocated_positions.py --text books.txt.gz --output runs   # MiniLM, three seeds
+
+The positions of a model are measured on identical words and put into a signed `DistanceTable` per layer and head; its
+own are disabled, and a copy is trained to give the hidden states of the untouched model (`relocate`). Controls with the
+same training: no encoding, and an attenuated one (logits, w = 0.1, s = 1) in every head. Then the table is turned
+without further training: its antisymmetric part by 0.5, 0, -1 and 1.5, all of it by 0.5 and 1.5, a decay added.
+Measured against the untouched model, on held-out text: 1 - cosine of the last hidden states (tokens and their mean), at
+the length of training and at twice and four times that, beyond the table; and bigram shift (were two neighbouring words
+exchanged? logistic regression on the mean and the maximum of three layers), which a model without order cannot tell.
+A seed gives the order of the text and the sentences. Complete cells are not repeated, interrupted ones resume.
+
+Predictions, written before the first full run; 1 to 4 after a pilot of one seed with other code and other sentences:
+
+1. Untrained, the table costs half to two thirds of what no encoding does, the attenuated encoding more than twice as
+   much: what attention does on identical words is the positional signal, and a decay of 0.1 is far more local than it.
+2. After 250,000 tokens the table's token loss is below .04 and less than a third of that of both controls, which must
+   learn order in each layer anew.
+3. Bigram shift: table within .04 of own positions; no encoding at chance; attenuated below .56, since a symmetric bias
+   shows distances and not directions; the trained table at chance once symmetrised, though its loss is below that of
+   the controls.
+4. Mirrored costs more than symmetrised, and flatter more than more local: the untouched heads are weakly local, and a
+   softmax is steep where a bias is already large.
+5. At twice and four times the length the table loses more than at its own but less than no encoding: far distances
+   share one number, which is small beside the near ones that heads use.
+"""
+
+import argparse
+import copy
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from pretrain_mlm import train_tokenizer
+from runs import DATA, claim, fingerprint, markdown, packaged_model, write_atomically
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
+
+from pelocality import AttenuatedEncoding, DistanceTable, NoEncoding, attach, attached, positional_attention
+from pelocality.models import distillation_loss, relocate
+from pelocality.statistics import mean_over_runs
+
+CELLS = ("table", "none", "attenuated")
+TURNS: dict[str, dict[str, float]] = {
+    "antisymmetric x 0.5": {"antisymmetric": 0.5},
+    "symmetrised": {"antisymmetric": 0.0},
+    "mirrored": {"antisymmetric": -1.0},
+    "antisymmetric x 1.5": {"antisymmetric": 1.5},
+    "all x 0.5": {"symmetric": 0.5, "antisymmetric": 0.5},
+    "all x 1.5": {"symmetric": 1.5, "antisymmetric": 1.5},
+    "decay + 0.1": {"decay": 0.1},
+}
+SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": [6, 4], "words": 2, "batch": 8, "every": 4}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
+    parser.add_argument("--output", type=Path, default=Path("outputs/relocated"), help="folder for cells and table")
+    parser.add_argument("--model", type=Path, help="folder of an encoder that `attach` takes; default: MiniLM")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tokens", type=int, default=250_000, help="of training, in each cell")
+    parser.add_argument("--length", type=int, default=48, help="tokens of a piece, special tokens included")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")
+    parser.add_argument("--held-out", type=int, default=256, help="pieces that are not trained on")
+    parser.add_argument("--sentences", type=int, nargs=2, default=[3000, 1000], help="of bigram shift, train and test")
+    parser.add_argument("--words", type=int, default=32, help="identical words that the positions are measured on")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:2]})
+    return arguments
+
+
+def paragraphs(path: Path) -> list[str]:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        return [line.strip() for line in file if len(line.split()) >= 8]
+
+
+def load(arguments: argparse.Namespace, text: list[str]) -> tuple[Any, Any]:
+    """Return the model and its tokenizer; with --smoke a tiny BERT, stored, as a tokenizer trained again may differ."""
+    path = arguments.output / "model" if arguments.smoke else arguments.model or packaged_model()
+    if not arguments.smoke or path.exists():
+        return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+    tokenizer = train_tokenizer(text, 300)
+    set_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.3, **sizes)
+    model = BertModel(config).eval()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return model, tokenizer
+
+
+def bigram_shift(text: list[str], counts: list[int], seed: int) -> tuple[list[str], np.ndarray]:
+    """Return sentences of 5 to 25 words, and in which two neighbouring words were exchanged: half of them."""
+    found = [sentence.split() for line in text for sentence in re.findall(r"[A-Z][^.!?\"]+[.!?]", line)]
+    found = [words for words in found if 5 <= len(words) <= 25]
+    if len(found) < sum(counts):
+        raise ValueError(f"--text holds {len(found)} sentences of 5 to 25 words, --sentences asks for {sum(counts)}")
+    generator = np.random.default_rng(seed)
+    sentences, exchanged = [], np.arange(sum(counts)) % 2 == 1
+    for index, shifted in zip(generator.permutation(len(found)), exchanged, strict=False):
+        words = list(found[index])
+        place = generator.integers(1, len(words) - 2)  # neither the capital at the start nor the stop at the end
+        if shifted:
+            words[place], words[place + 1] = words[place + 1], words[place]
+        sentences.append(" ".join(words))
+    return sentences, exchanged
+
+
+@torch.no_grad()
+def features(model: nn.Module, tokenizer: Any, sentences: list[str]) -> Tensor:
+    """Return the mean and the maximum over tokens of three layers: a third, two thirds and all of the way up."""
+    rows = []
+    for start in range(0, len(sentences), 64):
+        batch = tokenizer(
+            sentences[start : start + 64], padding=True, truncation=True, max_length=64, return_tensors="pt"
+        )
+        states = model(**batch, output_hidden_states=True).hidden_states
+        seen = batch["attention_mask"][..., None].bool()
+        depth = len(states) - 1
+        for_layers = []
+        for layer in (depth // 3, 2 * depth // 3, depth):
+            for_layers.append((states[layer] * seen).sum(1) / seen.sum(1))
+            for_layers.append(states[layer].masked_fill(~seen, -torch.inf).amax(1))
+        rows.append(torch.cat(for_layers, -1))
+    return torch.cat(rows)
+
+
+def probe_accuracy(inputs: Tensor, labels: np.ndarray, train: int) -> float:
+    """Return the test accuracy of a logistic regression on standardised features, with a ridge penalty."""
+    x = (inputs - inputs[:train].mean(0)) / inputs[:train].std(0).clamp(min=1e-6)
+    y = torch.from_numpy(labels).float()
+    weight = torch.zeros(x.shape[1] + 1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        logits = x[:train] @ weight[:-1] + weight[-1]
+        value = (
+            nn.functional.binary_cross_entropy_with_logits(logits, y[:train]) + 5 / train * weight[:-1].square().sum()
+        )
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    predicted = x[train:] @ weight[:-1].detach() + weight[-1].detach() > 0
+    return float((predicted == y[train:].bool()).float().mean())
+
+
+class Cells:
+    """One seed of the experiment: its models, measured one after another, each stored when complete."""
+
+    def __init__(self, arguments: argparse.Namespace, seed: int, text: list[str], identity: dict[str, Any]):
+        self.arguments, self.seed, self.text = arguments, seed, text
+        self.folder = arguments.output / f"seed-{seed}"
+        claim(self.folder, identity | {"seed": seed})
+        self.model, self.tokenizer = load(arguments, text)
+        order = np.random.default_rng(seed).permutation(len(text))
+        tenth = max(1, len(text) // 10)
+        self.held_out = [text[i] for i in sorted(order[:tenth])]
+        self.train = [text[i] for i in order[tenth:]]
+        self.sentences, self.exchanged = bigram_shift(self.held_out, arguments.sentences, seed)
+
+    def encoding(self, cell: str) -> Any:
+        """Return what the positions of a cell are, as `attach` takes it."""
+        heads = self.model.config.num_attention_heads
+        if cell == "table":
+            options = {"length": self.arguments.length + 2, "words": self.arguments.words, "progress": False}
+            return DistanceTable.from_attention(positional_attention(self.model, self.tokenizer, **options))
+        return NoEncoding(heads) if cell == "none" else AttenuatedEncoding(heads, decay=0.1, form="logits")
+
+    def measured(self, name: str, model: nn.Module, tokens: int = 0) -> dict[str, Any]:
+        """Return the numbers of a model, read from its file if they are complete."""
+        file = self.folder / f"{name.replace(' ', '_')}.json"
+        if not file.exists():
+            row: dict[str, Any] = {"name": name, "seed": self.seed, "tokens": tokens}
+            pieces = self.arguments.held_out
+            for times in (1, 2, 4):
+                length = times * self.arguments.length
+                if length > self.model.config.max_position_embeddings:
+                    continue
+                text = self.sample(length, pieces // times)
+                losses = distillation_loss(model, self.model, self.tokenizer, text, length=length)
+                row |= dict(zip((f"token_loss_{times}", f"mean_loss_{times}"), losses, strict=True))
+            inputs = features(model, self.tokenizer, self.sentences)
+            row["bigram_shift"] = probe_accuracy(inputs, self.exchanged, self.arguments.sentences[0])
+            write_atomically(file, json.dumps(row, indent=1))
+        return json.loads(file.read_text())
+
+    def sample(self, length: int, pieces: int) -> list[str]:
+        """Return held-out text, joined and cut to words so that most pieces are full."""
+        words = " ".join(self.held_out).split()
+        per_piece = max(1, round(0.7 * (length - 2)))
+        return [" ".join(words[i * per_piece : (i + 1) * per_piece]) for i in range(pieces)]
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Yield the numbers of each model."""
+        options = {"length": self.arguments.length, "batch_size": self.arguments.batch, "every": self.arguments.every}
+        options |= {"tokens": self.arguments.tokens, "held_out": self.arguments.held_out, "progress": False}
+        trained = {}
+        yield self.measured("own", self.model)
+        for cell in CELLS:
+            start = copy.deepcopy(self.model)
+            attach(start, self.encoding(cell))
+            yield self.measured(f"{cell}, untrained", start)
+            folder = self.folder / f"cell-{cell}"
+            found = relocate(
+                self.model, self.encoding(cell), self.tokenizer, self.train, folder=folder, seed=self.seed, **options
+            )
+            found.curve.to_csv(self.folder / f"curve-{cell}.csv", index=False)
+            yield self.measured(f"{cell}, trained", found.model, int(found.curve["tokens"].iloc[-1]))
+            trained[cell] = found.model
+        for name, turn in TURNS.items():
+            yield self.measured(f"table, {name}", turned(trained["table"], turn))
+
+
+def turned(model: nn.Module, turn: dict[str, float]) -> nn.Module:
+    """Return a copy of a model whose tables are turned."""
+    copied = copy.deepcopy(model)
+    for table in attached(copied).encodings:
+        with torch.no_grad():
+            table.values.copy_(table.scaled(**turn).values)
+    return copied
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean of each number over seeds with its interval."""
+    columns = [column for column in rows if column not in ("name", "seed", "tokens")]
+    found = []
+    for name, of_name in rows.groupby("name", sort=False):
+        found.append({"positions": name} | {column: str(mean_over_runs(of_name[column])) for column in columns})
+    return pd.DataFrame(found)
+
+
+def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
+    """Plot the held-out loss over training, and what turning the table costs."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for (cell, curve), style in zip(curves.items(), ("o-", "s--", "^:"), strict=True):
+        by_tokens = curve.groupby("tokens")["token_loss"]
+        left.plot(by_tokens.mean().index / 1000, by_tokens.mean(), style, markersize=4, label=cell)
+        if curve["seed"].nunique() > 1:
+            left.fill_between(by_tokens.mean().index / 1000, by_tokens.min(), by_tokens.max(), alpha=0.2)
+    left.set(xlabel="tokens of training (thousands)", ylabel="1 - cosine to the untouched model", ylim=(0, None))
+    left.legend(frameon=False)
+    shown = rows[rows["name"].isin(["own", *(f"{cell}, trained" for cell in CELLS), *(f"table, {n}" for n in TURNS)])]
+    means = shown.groupby("name", sort=False)[["token_loss_1", "bigram_shift"]].mean()
+    right.plot(means["token_loss_1"], means["bigram_shift"], "o", color="0.3")
+    for name, (loss, accuracy) in means.iterrows():
+        right.annotate(name.removeprefix("table, "), (loss, accuracy), (4, 3), textcoords="offset points", fontsize=8)
+    right.axhline(0.5, color="0.7", lw=0.8)
+    right.set(xlabel="1 - cosine to the untouched model", ylabel="bigram shift, accuracy")
+    right.margins(x=0.2)
+    return fig
+
+
+def main() -> None:
+    plt.switch_backend("agg")
+    arguments = parse()
+    torch.set_num_threads(arguments.threads)
+    paths = ("text", "output", "model", "seeds", "threads")
+    identity = {key: value for key, value in vars(arguments).items() if key not in paths}
+    identity["text"] = fingerprint(arguments.text.read_bytes())
+    if arguments.model is not None:
+        identity["model"] = fingerprint((arguments.model / "config.json").read_bytes())
+    text = paragraphs(arguments.text)
+    rows, curves = [], {cell: [] for cell in CELLS}
+    for seed in arguments.seeds:  # an interrupted experiment has complete seeds
+        cells = Cells(arguments, seed, text, identity)
+        rows += list(cells.run())
+        for cell in CELLS:
+            curves[cell].append(pd.read_csv(cells.folder / f"curve-{cell}.csv").assign(seed=seed))
+    table = pd.DataFrame(rows)
+    table.to_csv(arguments.output / "relocated_positions.csv", index=False)
+    joined = {cell: pd.concat(found) for cell, found in curves.items()}
+    print(f"seeds {arguments.seeds}\n\n{markdown(summary(table))}")
+    figure(table, joined).savefig(arguments.output / "relocated_positions.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()

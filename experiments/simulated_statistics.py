@@ -1,0 +1,61 @@
+"""Do the intervals and tests of docs/evaluation.md hold what they promise? Simulated, with known truth.
+
+    python experiments/simulated_statistics.py
+
+Prints (1) the share of false discoveries among the heads that are found to be better than an offset, with items that
+depend on each other within sentences, by McNemar's test of the items and by exchanging whole sentences; (2) how often
+the interval of a mean over few groups contains it, by a percentile bootstrap and by `mean_over_groups`.
+"""
+
+import numpy as np
+from scipy import stats
+
+from pelocality.statistics import mean_over_groups, sign_flip, wilson
+
+RUNS, HEADS, TRUE, SENTENCES, ITEMS = 400, 144, 14, 150, 5
+
+
+def discoveries(rng, correlated):
+    """Return the false shares of both tests: TRUE heads win 70 % of the items or sentences, the others half."""
+    chance = np.where(np.arange(HEADS) < TRUE, 0.7, 0.5)
+    own = rng.random((SENTENCES, ITEMS, HEADS)) < chance
+    whole = (rng.random((SENTENCES, 1, HEADS)) < chance) & np.ones_like(own)
+    wins = np.where(rng.random((SENTENCES, 1, HEADS)) < correlated, whole, own)
+    gained = wins.sum((0, 1))
+    items = stats.binom.sf(gained - 1, SENTENCES * ITEMS, 0.5)
+    sentences = sign_flip((2 * wins.astype(int) - 1).sum(1))
+    found = [stats.false_discovery_control(p) < 0.05 for p in (items, sentences)]
+    return [each[TRUE:].sum() / max(each.sum(), 1) for each in found] + [each[:TRUE].mean() for each in found]
+
+
+def covered(rng, groups, effect=0.5):
+    """Return whether both intervals contain the mean 0 of rows in groups of 1 to 9, with an effect of each group."""
+    sizes = rng.integers(1, 10, groups)
+    numbers = np.repeat(np.arange(groups), sizes)
+    centre = rng.choice([-effect, effect], groups)[numbers]
+    values = np.where(rng.random(len(numbers)) < (1 + centre) / 2, 1.0, -1.0)
+    here = mean_over_groups(values, numbers, 0.95, 999, 0)
+    sums = np.bincount(numbers, weights=values)
+    drawn = rng.integers(0, groups, (999, groups))
+    low, high = np.percentile(sums[drawn].sum(1) / sizes[drawn].sum(1), [2.5, 97.5])
+    return low <= 0 <= high, here.low <= 0 <= here.high
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    print(f"{HEADS} heads, {TRUE} of them better; {SENTENCES} sentences of {ITEMS} items; {RUNS} runs")
+    print("correlated   false: items  sentences   found: items  sentences")
+    for correlated in (0, 0.5, 1):
+        means = np.mean([discoveries(rng, correlated) for _ in range(RUNS)], 0)
+        print(f"{correlated:10.0%}{means[0]:15.1%}{means[1]:11.1%}{means[2]:15.1%}{means[3]:11.1%}")
+    print("\n95 % intervals of a mean that contain it, with Wilson's interval")
+    for groups in (4, 8, 12, 19, 20, 50):
+        both = np.sum([covered(rng, groups) for _ in range(2000)], 0)
+        low, high = wilson(both, 2000)
+        names = ("bootstrap", "mean_over_groups")
+        cells = [f"{n} {k / 2000:.1%} [{a:.1%}, {b:.1%}]" for n, k, a, b in zip(names, both, low, high, strict=True)]
+        print(f"{groups:3} groups: {', '.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The proof, on a few tokens, that an encoding does in this very model what `attach` promises.
+
+`attach` calls `prove` before it returns. The model is run as it is, with a bias of zero, with a bias that differs at
+every head and distance, with its positions disabled and its masks opened, and as it is again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pelocality.encodings import DistanceTable, Encoding, NoEncoding
+from pelocality.encodings._scores import HIDDEN
+from pelocality.models._bias import PositionalBias
+from pelocality.models._restore import inference, restoring, unhook
+from pelocality.models._run import device_of
+from pelocality.models._weights import embedding_weight
+from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._record import ATTACHED, Architecture
+
+Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
+"""Attaches an encoding of so many heads with positions disabled or not, and removes it on leaving."""
+
+_TOKENS = 7
+_FEW = 1e-5  # a difference that is rounding: many families take the softmax in float32, of float64 too
+_ORDER = [3, 0, 6, 2, 5, 1, 4]
+
+
+class NotProvedError(ValueError):
+    """A promise of `attach` that does not hold for a model."""
+
+
+def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
+    """Run a model on a few tokens and check what `attach` promises; the model is left as it was.
+
+    Args:
+        record: The record of the model's family.
+        base: The bare transformer.
+        trial: Attaches an encoding for the time of a block.
+        disable: Whether positions are disabled.
+
+    Returns:
+        Whether the model is causal: later tokens have no effect on earlier ones.
+
+    Raises:
+        NotProvedError: A check failed; the message names it.
+    """
+    with inference(base):
+        try:
+            return _prove(record, base, trial, disable=disable)
+        except NotProvedError:
+            raise
+        except Exception as error:
+            raise NotProvedError(
+                f"it could not be run on {_TOKENS} tokens: {type(error).__name__}: {str(error)[:200]}"
+            ) from error
+
+
+def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
+    ids, inputs, before = _first_run(base)
+    few = max(_FEW, 8 * torch.finfo(before.dtype).eps)
+    effects = _effects(before)
+    with trial(NoEncoding, False):
+        _check_equal(_run(base, ids, inputs), before, "with a bias of zero its outputs differ from those without")
+    with trial(_distinct, disable), _compared_logits(record, base):
+        biased = _effects(_run(base, ids, inputs))
+    for what, effect in effects.items():
+        if effect <= _FEW and not biased[what] <= few:
+            raise NotProvedError(f"with a bias, {what} are not hidden any longer")
+    if disable:
+        _check_equivariance(record, base, trial, ids, inputs | {"attention_mask": None})
+    _check_equal(_run(base, ids, inputs), before, "after removal its outputs differ from those before")
+    later = effects["later tokens"]
+    return later <= _FEW or (record.causal(base) and later <= few)
+
+
+def _distinct(heads: int) -> Encoding:
+    """Return a bias that differs between all distances and between heads, by whole numbers, which every dtype holds."""
+    table = DistanceTable(heads, length=_TOKENS, signed=True)
+    numbers = torch.arange(table.values.numel()).view(table.values.shape)
+    with torch.no_grad():
+        table.values.copy_(5 * numbers % 17 - 8)
+    return table
+
+
+def _tokens(base: Any) -> Tensor:
+    """Return four rows of token ids: text, the same with another last token, and with other last two tokens, twice."""
+    vocabulary = len(embedding_weight(base))
+    padding = getattr(base.config, "pad_token_id", None)
+    tokens = [token for token in range(vocabulary // 2, vocabulary) if token != padding][: _TOKENS + 2]
+    text = torch.tensor((tokens * _TOKENS)[: _TOKENS + 2], device=device_of(base))
+    ids = text[:_TOKENS].repeat(4, 1)
+    ids[1, -1], ids[2, -2:] = text[-1], text[-2:]
+    return ids
+
+
+def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+    """Return token ids, the other inputs with which the model runs, and its output.
+
+    The last two tokens of the last two rows are padding where the model takes such a mask. A decoder that does not run
+    alone is given an encoder's output.
+    """
+    ids = _tokens(base)
+    mask = torch.ones_like(ids)
+    mask[2:, -2:] = 0
+    width = embedding_weight(base).shape[-1]
+    states = torch.linspace(-1, 1, 3 * width, device=ids.device, dtype=base.dtype).view(1, 3, width)
+    *others, last = ({"attention_mask": mask}, {}, {"attention_mask": mask, "encoder_hidden_states": states})
+    for inputs in others:
+        try:
+            return ids, inputs, _run(base, ids, inputs)
+        except Exception:
+            continue
+    return ids, last, _run(base, ids, last)
+
+
+def _run(base: Any, ids: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
+    """Return the last hidden states, (batch, n, d)."""
+    accepted = inspect.signature(base.forward).parameters
+    given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
+    if "encoder_hidden_states" in given:
+        given["encoder_hidden_states"] = given["encoder_hidden_states"].expand(len(ids), -1, -1)
+    given |= {name: False for name in ("use_cache", "use_mems") if name in accepted}
+    output: Tensor = base(input_ids=ids, **given)[0]
+    if output.ndim != 3 or output.shape[:2] != ids.shape:
+        raise NotProvedError(f"its output has the shape {tuple(output.shape)}, wanted (batch, tokens, width)")
+    return output
+
+
+def _effects(states: Tensor) -> dict[str, float]:
+    """Return by how much some tokens change the outputs of others: those after a token, and padding."""
+    return {
+        "later tokens": _difference(states[0, :-1], states[1, :-1]),
+        "tokens of padding": _difference(states[2, :-2], states[3, :-2]),
+    }
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two outputs, relative to the largest number in them."""
+    return float((one.double() - other.double()).abs().max() / other.double().abs().max())
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two outputs are equal but for rounding."""
+    return _difference(one, other) <= max(_FEW, 8 * torch.finfo(other.dtype).eps)  # not >, so that NaN is not equal
+
+
+def _check_equal(one: Tensor, other: Tensor, problem: str) -> None:
+    seen = torch.ones(other.shape[:2], dtype=torch.bool, device=other.device)
+    seen[2:, -2:] = False  # the output at padding is undefined
+    if not _same(one[seen], other[seen]):
+        raise NotProvedError(f"{problem}, by up to {float((one[seen] - other[seen]).abs().max()):.3g}")
+
+
+# ---- the logits
+
+
+class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the arguments of softmaxes over the keys of each of the queries."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.collected: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        softmax = func in (torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default)
+        if softmax and args[0].ndim > 2 and args[0].shape[-2] == _TOKENS <= args[0].shape[-1]:
+            self.collected.append(args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
+    """Check at every call of an attention module that the bias, and nothing else, was added to its logits."""
+    calls: dict[nn.Module, tuple[Any, Any]] = {}
+
+    def remember(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[attention] = args, kwargs
+
+    def compare(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        attached = getattr(attention, ATTACHED)
+        plain = by_name(attached.arguments, *calls[attention])
+        for name in record.position_arguments if attached.positions_disabled else ():
+            if plain.get(name) is not None:
+                plain[name] = torch.zeros_like(plain[name])
+        zero = PositionalBias(NoEncoding(), record, attention, positions_disabled=False, implementation=None)
+        record.add_bias(attention, zero.to(_states(output)[0].device).bias, plain)
+        with _eager(attention):
+            with _Logits() as without:
+                attention.forward(**plain)
+            with _Logits() as biased:
+                again = attention.forward(*args, **kwargs)
+        ways = zip(_states(output), _states(again), strict=True)
+        if not all(_same(one, other) for one, other in ways):
+            raise NotProvedError("its attention implementation gives another output with a bias than 'eager'")
+        weights = [each for name, each in attention.named_parameters() if ATTACHED not in name]
+        if _constant(without.collected) and any(bool(weight.any()) for weight in weights):
+            raise NotProvedError("without positions its logits do not depend on the tokens either")
+        _check_logits(biased.collected, without.collected, attached, _states(output)[0].dtype)
+
+    modules = record.attention_modules(base)
+
+    def undo() -> None:
+        for module in modules:
+            unhook(module, remember, compare)
+
+    with restoring(undo):
+        for module in modules:
+            module.register_forward_pre_hook(remember, with_kwargs=True, prepend=True)
+            module.register_forward_hook(compare, with_kwargs=True)
+        yield
+    if len(calls) < len(modules):
+        raise NotProvedError(f"{len(modules) - len(calls)} of its {len(modules)} attention modules did not run")
+
+
+def _check_logits(biased: list[Tensor], without: list[Tensor], attached: Any, dtype: torch.dtype) -> None:
+    """Check that two lists of logits (..., query, key or sink) differ by the bias, but for a constant per row."""
+    if not biased or len(biased) != len(without):
+        raise NotProvedError("its attention takes no softmax over all keys")
+    bias = attached.encoding(_TOKENS)  # (head, query, key)
+    for one, other in zip(biased, without, strict=True):
+        one, other = (logits.reshape(4, -1, *logits.shape[-2:]).double() for logits in (one, other))
+        expected = nn.functional.pad(bias.double(), (0, one.shape[-1] - _TOKENS))  # sinks get no bias
+        if one.shape != other.shape or one.shape[1] % len(expected):
+            raise NotProvedError(f"its logits have {one.shape[1]} heads, the encoding has {len(expected)}")
+        if one.shape[-1] > _TOKENS + 1:
+            raise NotProvedError("it attends to more keys than its tokens and a sink")
+        visible = other > HIDDEN
+        if not torch.equal(visible, one > HIDDEN):
+            raise NotProvedError("a bias changes which keys are hidden")
+        difference = (one - other - expected).masked_fill(~visible, 0)
+        constant = difference.diagonal(dim1=-2, dim2=-1)[..., None]  # a token always sees itself
+        off = (difference - constant).masked_fill(~visible, 0)[:2].abs().max()  # two rows have padding
+        scale = max(16.0, float(other[visible].abs().max()))
+        if not off <= 8 * max(torch.finfo(torch.float32).eps, torch.finfo(dtype).eps) * scale:
+            raise NotProvedError(f"the bias does not enter its logits exactly, it is off by {float(off):.3g}")
+
+
+def _constant(logits: list[Tensor]) -> bool:
+    """Return whether all logits of visible keys are the same."""
+    visible = [each[each > HIDDEN] for each in logits]
+    return all(bool((each == each[0]).all()) for each in visible)
+
+
+@contextmanager
+def _eager(attention: Any) -> Iterator[None]:
+    """Have an attention module write its softmax out."""
+    config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
+    before = getattr(config, "_attn_implementation", None)
+    if before in (None, "eager"):
+        yield
+        return
+    with restoring(lambda: setattr(config, "_attn_implementation", before)):
+        config._attn_implementation = "eager"
+        yield
+
+
+def _states(output: Any) -> list[Tensor]:
+    """Return the hidden states in the output of an attention module."""
+    first = output[0] if isinstance(output, tuple) else output
+    return [first] if isinstance(first, Tensor) else list(first)
+
+
+# ---- the order of tokens
+
+
+def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tensor, inputs: Any) -> None:
+    """Check that tokens in another order give the same outputs in that order, once positions and masks are disabled.
+
+    In a model with other layers between those of attention, each attention module is checked on its own.
+    """
+    rows = torch.stack([ids[0], ids[0, _ORDER]])
+    problems: list[nn.Module] = []
+
+    def open_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        call = by_name(argument_names(attention), args, kwargs)
+        record.open_mask(attention, call)
+        return (), call
+
+    def permute(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = argument_names(attention)[0]
+        hidden = kwargs[name]
+        again = attention.forward(**kwargs | {name: hidden[:, _ORDER]})
+        pairs = zip(_states(output), _states(again), strict=True)
+        if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
+            problems.append(attention)
+
+    modules = record.attention_modules(base)
+
+    def undo() -> None:
+        for module in modules:
+            unhook(module, open_mask, permute)
+
+    with trial(NoEncoding, True), restoring(undo):
+        hybrid = len(record.attentions(base)) < base.config.num_hidden_layers
+        for module in modules:
+            module.register_forward_pre_hook(open_mask, with_kwargs=True, prepend=True)
+            if hybrid:
+                module.register_forward_hook(permute, with_kwargs=True)
+        one, other = _run(base, rows, inputs)
+    if not _same(one[_ORDER], other) and (problems or not hybrid):
+        raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")

@@ -1,0 +1,316 @@
+"""Moving a trained model's positions into an encoding: distillation of the model from its untouched self."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load_model
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
+
+from pelocality._checks import check_tokenizer, count
+from pelocality.encodings import Encoding
+from pelocality.models._restore import inference
+from pelocality.models._run import check_length, device_of, find_base
+from pelocality.models._words import special_tokens_around
+from pelocality.models.attachment import Positions, attach
+
+Row = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """A model whose positions were moved into an encoding.
+
+    Attributes:
+        model: A trained copy of the model, with the encodings attached.
+        curve: A row per evaluation: ``tokens`` seen in training, and the held-out losses ``token_loss`` and
+            ``mean_loss`` of `distillation_loss`; the first row is before training.
+    """
+
+    model: nn.Module
+    curve: pd.DataFrame
+
+
+def distillation_loss(
+    model: nn.Module, reference: nn.Module, tokenizer: Any, texts: Iterable[str], *, length: int, batch_size: int = 64
+) -> tuple[float, float]:
+    """Return how far the last hidden states of a model are from those of another on the same texts.
+
+        token_loss = mean_t (1 - cos(h_t, r_t)),  mean_loss = 1 - cos(mean_t h_t, mean_t r_t)
+
+    averaged over pieces of text, with h the model's hidden states and r the reference's; padding does not count.
+
+    Args:
+        model: A transformers model, such as the one of a `Relocation`.
+        reference: The untouched model.
+        tokenizer: Their tokenizer.
+        texts: Cut into pieces of at most ``length`` tokens, special tokens included.
+        length: Tokens of a piece.
+        batch_size: Pieces at a time.
+
+    Returns:
+        Both losses, between 0 and 2.
+
+    Raises:
+        TypeError: Something that is not a transformers model, a tokenizer or texts.
+        ValueError: No text, or a length beyond the positions of either model.
+
+    """
+    (student, _), (teacher, _) = find_base(model), find_base(reference)
+    for base in (student, teacher):
+        check_length(base, length)
+    rows = _pieces(tokenizer, texts, length)
+    losses = []
+    with inference(student):
+        for start in range(0, len(rows), count("batch_size", batch_size)):
+            losses.append(_losses(student, teacher, _collate(tokenizer, rows[start : start + batch_size])))
+    token_loss, mean_loss = torch.cat(losses).mean(0).tolist()
+    return token_loss, mean_loss
+
+
+def relocate(
+    model: nn.Module,
+    encoding: Encoding | Sequence[Encoding],
+    tokenizer: Any,
+    texts: Iterable[str],
+    *,
+    tokens: int = 250_000,
+    length: int = 48,
+    batch_size: int = 64,
+    learning_rate: float = 3e-4,
+    held_out: int = 256,
+    every: int = 50,
+    position_embeddings: Positions = "disable",
+    folder: str | Path | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Relocation:
+    """Train a copy of a model with an encoding in place of its positions to give the hidden states it gave before.
+
+        loss = mean_t (1 - cos(h_t, r_t)) + 1 - cos(mean_t h_t, mean_t r_t)
+
+    with h the last hidden states of the copy, r those of the untouched model. All weights are trained, by AdamW in
+    transformers' Trainer, with a warm-up and a linear decay, without dropout. The model itself is not changed.
+
+    Args:
+        model: A model that `attach` takes, with or without a head; the head is copied and not trained.
+        encoding: As for `attach`: one, or one per layer. ``DistanceTable.from_attention(positional_attention(...))``
+            starts nearest to the model's own positions.
+        tokenizer: Its tokenizer.
+        texts: Texts like those the model will read, cut into pieces of at most ``length`` tokens, special tokens
+            included. They are read again if they hold fewer tokens than asked for.
+        tokens: Tokens to train on, special tokens included, padding not; rounded up to whole batches.
+        length: Tokens of a piece.
+        batch_size: Pieces per step.
+        learning_rate: Its largest value.
+        held_out: How many pieces, the last ones, are kept for the curve.
+        every: Steps between evaluations, and between checkpoints.
+        position_embeddings: As for `attach`.
+        folder: Folder for checkpoints, from the last of which the same call goes on; None: no checkpoints.
+        seed: Seed of the order of the pieces.
+        progress: Show the Trainer's progress bar.
+
+    Returns:
+        The trained copy, on the device and in the mode of the model, and the held-out loss as it fell.
+
+    Raises:
+        TypeError: Something that is not a transformers model, a tokenizer, an encoding or texts.
+        ValueError: As for `attach`; a length beyond the model's positions, too few texts, a rate of 0 or less, or a
+            folder that holds another relocation.
+        ImportError: accelerate is missing (the ``train`` extra).
+
+    Note:
+        The Trainer seeds the random generators of this process.
+
+    Examples:
+        >>> from pelocality import DistanceTable, positional_attention
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"?": 0, "the": 1, "old": 2, "mill": 3}, unk_token="?"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> bert = BertModel(BertConfig(vocab_size=4, **sizes))
+        >>> tables = DistanceTable.from_attention(positional_attention(bert, length=8, words=[1, 2]))
+        >>> options = {"tokens": 48, "length": 8, "batch_size": 8, "held_out": 8, "progress": False}
+        >>> found = relocate(bert, tables, tokenizer, ["the old mill"] * 32, **options)
+        >>> found.curve["tokens"].tolist()
+        [0, 48]
+        >>> distillation_loss(bert, bert, tokenizer, ["the old mill"], length=8)[0] < 1e-6
+        True
+    """
+    counts = {"tokens": tokens, "batch_size": batch_size, "held_out": held_out, "every": every}
+    for name, number in counts.items():
+        count(name, number)
+    if not learning_rate > 0:
+        raise ValueError(f"learning_rate must be above 0, got {learning_rate}")
+    teacher, _ = find_base(model)
+    check_length(teacher, length)
+    rows = _pieces(tokenizer, texts, length)
+    if len(rows) <= held_out:
+        raise ValueError(f"texts hold {len(rows)} pieces of {length} tokens, and held_out={held_out}; give more texts")
+    trained = copy.deepcopy(model)
+    attach(trained, encoding, position_embeddings=position_embeddings)
+    student, _ = find_base(trained)
+    per_step = batch_size * sum(len(row["input_ids"]) for row in rows[:-held_out]) / (len(rows) - held_out)
+    steps = math.ceil(tokens / per_step)
+    settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
+    settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
+    with TemporaryDirectory() as temporary:
+        checkpoint = None if folder is None else _claim(Path(folder), settings)
+        arguments = TrainingArguments(
+            output_dir=temporary if folder is None else str(folder),
+            max_steps=steps,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_steps=steps // 10,
+            seed=seed,
+            eval_strategy="steps",
+            eval_steps=every,
+            eval_on_start=True,
+            logging_strategy="no",
+            save_strategy="no" if folder is None else "steps",
+            save_steps=every,
+            save_total_limit=2,
+            report_to="none",
+            disable_tqdm=not progress,
+            use_cpu=device_of(teacher).type == "cpu",
+            remove_unused_columns=False,
+            dataloader_pin_memory=False,
+        )
+        trainer = _Distillation(
+            teacher,
+            model=student,
+            args=arguments,
+            train_dataset=rows[:-held_out],
+            eval_dataset=rows[-held_out:],
+            data_collator=lambda batch: _collate(tokenizer, batch),
+            compute_metrics=lambda found: dict(zip(_LOSSES, found.predictions.mean(0).tolist(), strict=True)),
+        )
+        trainer.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
+        _train(trainer, checkpoint)
+    trained.to(device_of(teacher)).train(model.training)
+    return Relocation(trained, _curve(trainer.state.log_history, per_step))
+
+
+_LOSSES = ("token_loss", "mean_loss")
+
+
+class _Distillation(Trainer):
+    """A Trainer whose target is the hidden states of another model."""
+
+    def __init__(self, teacher: nn.Module, **options: Any) -> None:
+        super().__init__(**options)
+        self.teacher = teacher
+
+    def _losses(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        model.eval()  # without dropout
+        return _losses(model, self.teacher, inputs)
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
+        """Return the mean loss of a batch."""
+        return self._losses(model, inputs).sum(-1).mean()
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
+        """Return the mean loss and both losses of each piece."""
+        with torch.no_grad():
+            losses = self._losses(model, self._prepare_inputs(inputs))
+        return losses.sum(-1).mean(), losses, losses  # as labels too, without which the Trainer computes no metrics
+
+
+def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return 1 - cosine of the tokens, averaged, and of their means, for each piece: (batch, 2)."""
+    with inference(teacher):
+        there = {name: value.to(device_of(teacher)) for name, value in inputs.items()}
+        wanted = teacher(**there).last_hidden_state
+    here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
+    found = student(**here).last_hidden_state
+    wanted, counts = wanted.to(found), here["attention_mask"][..., None].to(found)
+    of_tokens = (1 - cosine_similarity(found, wanted, dim=-1)) * counts[..., 0]
+    of_means = cosine_similarity((found * counts).sum(1), (wanted * counts).sum(1), dim=-1)
+    return torch.stack([of_tokens.sum(1) / counts.sum((1, 2)), 1 - of_means], -1)
+
+
+def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
+    """Return the texts in pieces of at most ``length`` tokens, each between the tokenizer's special tokens."""
+    check_tokenizer(tokenizer)
+    before, after = special_tokens_around(tokenizer)
+    room = length - len(before) - len(after)
+    given = [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
+        raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
+    if room < 1 or not given:
+        raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
+    ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"]
+    return [
+        {"input_ids": [*before, *text[start : start + room], *after]}
+        for text in ids
+        for start in range(0, len(text), room)
+    ]
+
+
+def _collate(tokenizer: Any, rows: list[Row]) -> dict[str, Tensor]:
+    """Return pieces padded at the end to one length, with their mask."""
+    pad = tokenizer.pad_token_id or 0  # GPT-2 has none, and does not see it
+    ids = [torch.tensor(row["input_ids"]) for row in rows]
+    mask = [torch.ones_like(row) for row in ids]
+    padded = {"input_ids": (ids, pad), "attention_mask": (mask, 0)}
+    sequence = nn.utils.rnn.pad_sequence
+    return {name: sequence(each, batch_first=True, padding_value=value) for name, (each, value) in padded.items()}
+
+
+def _digest(content: Any) -> str:
+    """Return a short hash of the pieces, or of all numbers of a model."""
+    if isinstance(content, nn.Module):
+        digest = hashlib.sha256()
+        for name, tensor in sorted(content.state_dict().items()):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
+    """Record the settings in the folder, or check them; return its last complete checkpoint."""
+    record = folder / "relocation.json"
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(settings, indent=1))
+    found = json.loads(record.read_text())
+    differing = [name for name in settings if found.get(name) != settings[name]]
+    if differing:
+        raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
+    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]  # written last
+    return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
+
+
+def _train(trainer: Any, checkpoint: Path | None) -> None:
+    """Train from a checkpoint to the end; one of the last step is only loaded."""
+    state = None if checkpoint is None else TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if checkpoint is None or state is None or state.global_step < state.max_steps:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    else:
+        load_model(trainer.model, checkpoint / "model.safetensors")
+        trainer.state = state
+
+
+def _curve(log_history: list[dict[str, Any]], per_step: float) -> pd.DataFrame:
+    """Return the held-out losses of a history, of a resumed run once."""
+    rows = {
+        entry["step"]: {"tokens": round(entry["step"] * per_step)} | {name: entry[f"eval_{name}"] for name in _LOSSES}
+        for entry in log_history
+        if "eval_token_loss" in entry
+    }
+    return pd.DataFrame([rows[step] for step in sorted(rows)])

@@ -1,0 +1,272 @@
+"""Encodings attached to families without a record of their own, and the proof that comes before."""
+
+import functools
+import types
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from benchmarks.attaching import attaching, off_by, random_table
+from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
+from pelocality.models import _proof, attach, attached, load
+from pelocality.models.families import attachable
+from tests.families import ANY, assert_same_outputs, same, same_weights, spread, state, tiny, tiny_any, tokens
+from tests.test_models_attachment import hooks, set_implementation
+from tests.test_models_restore import lines_of
+
+N = 11
+EAGER_ONLY = ("gptj", "roformer", "rembert", "megatron-bert", "gpt_oss", "gemma2", "t5gemma", "t5gemma decoder")
+CAUSAL_MODELS = {
+    "qwen3": hf.Qwen3ForCausalLM,
+    "gemma3": hf.Gemma3ForCausalLM,
+    "gpt_neox": hf.GPTNeoXForCausalLM,
+    "phi3": hf.Phi3ForCausalLM,
+    "gpt_oss": hf.GptOssForCausalLM,
+    "jamba": hf.JambaForCausalLM,
+    "opt": hf.OPTForCausalLM,
+}
+
+
+def output(model, ids, **more):
+    with torch.no_grad():
+        return model(ids, use_cache=False, **more)[0]
+
+
+def language_model(name):
+    torch.manual_seed(1)
+    model = spread(CAUSAL_MODELS[name](tiny_any(name).config))
+    model.generation_config = hf.GenerationConfig(pad_token_id=0, eos_token_id=None)
+    return model
+
+
+@pytest.mark.parametrize("disable", [True, False])
+@pytest.mark.parametrize("name", ANY)
+def test_outputs_are_those_of_a_witness_that_adds_the_bias_to_the_logits_itself(name, disable):
+    assert off_by(tiny_any(name), disable=disable) < 1e-6
+    if name not in EAGER_ONLY:
+        assert off_by(tiny_any(name), disable=disable, implementation="sdpa") < 1e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_no_encoding_on_a_rotary_model_is_the_model_with_cosines_of_1_and_sines_of_0(name):
+    model, ids = tiny(name) if name == "llama" else tiny_any(name), tokens(2, N)
+
+    def identity(module, args, output):
+        return torch.ones_like(output[0]), torch.zeros_like(output[1])
+
+    handle = model.rotary_emb.register_forward_hook(identity)
+    expected = output(model, ids)
+    handle.remove()
+    with attach(model, NoEncoding()):
+        assert torch.equal(output(model, ids), expected)
+    assert not torch.allclose(output(model, ids), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", CAUSAL_MODELS)
+def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
+    if name == "jamba" and cache == "static":
+        pytest.skip("transformers has no static cache for it")
+    model, ids = language_model(name), tokens(2, 6)
+    mask = (torch.arange(6) >= torch.tensor([[0], [2]])).long()  # padding on the left
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "disable_compile": True}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    with attach(model, random_table(2), position_embeddings="keep"):
+        slow = model.generate(ids, use_cache=False, **options)
+        fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
+    assert torch.equal(fast.sequences, slow.sequences)
+    torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
+
+
+def test_beam_search_and_assisted_generation_give_what_they_give_without_a_cache():
+    model, ids = language_model("qwen3"), tokens(1, 6)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    with attach(model, random_table(2)):
+        greedy = model.generate(ids, use_cache=False, **options)
+        assisted = model.generate(ids, assistant_model=language_model("qwen3"), **options)
+        assert torch.equal(assisted, greedy)
+        beams = [model.generate(ids, num_beams=3, use_cache=cache, **options) for cache in (True, False)]
+    assert torch.equal(*beams)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "eurobert", "mixtral"])
+def test_gradient_checkpointing_changes_no_gradient(name):
+    model, ids = tiny_any(name), tokens(2, N)
+    attachment = attach(model, AttenuatedEncoding(decay=0.2, scale=3.0, learnable=["decay"]))
+    gradients = []
+    for _ in range(2):
+        model.zero_grad()
+        model.train()(ids, use_cache=False)[0].square().sum().backward()
+        gradients.append([each.log_decay.grad.clone() for each in attachment.encodings])
+        model.gradient_checkpointing_enable()
+    assert all(gradient.abs() > 0 for gradient in gradients[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_compiled_model_of_any_family_follows_attaching_and_removal():
+    model, ids = tiny_any("qwen3"), tokens(2, N)
+    compiled = torch.compile(model, backend="aot_eager")
+    before = output(compiled, ids)
+    with attach(compiled, random_table(2)):
+        torch.testing.assert_close(output(compiled, ids), output(model, ids), rtol=0, atol=2e-6)
+        assert not torch.allclose(output(compiled, ids), before, rtol=0, atol=1e-3)
+    assert_same_outputs(output(compiled, ids), before)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "jamba", "opt", "roformer"])
+def test_a_saved_model_loads_with_its_encodings(name, tmp_path):
+    model, ids = tiny_any(name).float(), tokens(2, N)
+    attach(model, random_table(2).float())
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(output(loaded, ids), output(model, ids))
+    with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+        type(model).from_pretrained(tmp_path)
+    assert len(attached(loaded).encodings) == len(attachable(model).attention_modules(model))
+
+
+def test_an_adapter_trains_and_saves_the_encoding_of_any_family(tmp_path):
+    peft = pytest.importorskip("peft")
+    model, ids = tiny_any("qwen3").float(), tokens(1, N)
+    again = tiny_any("qwen3").float()
+    for each in (model, again):
+        attach(each, AttenuatedEncoding(learnable=["decay"]))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["pelocality"])
+    ).eval()
+    trained = [weight for name, weight in adapted.named_parameters() if weight.requires_grad and "log_decay" in name]
+    assert len(trained) == 2
+    for weight in trained:
+        nn.init.constant_(weight, 0.7)
+    adapted.save_pretrained(tmp_path)
+    assert_same_outputs(output(peft.PeftModel.from_pretrained(again, tmp_path).eval(), ids), output(adapted, ids))
+
+
+# ---- the proof
+
+
+def replace_forward(module, forward):
+    """Give one module another forward pass, with the same arguments."""
+    module.forward = types.MethodType(functools.wraps(type(module).forward)(forward), module)
+
+
+def twice_the_mask(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+    mask = None if attention_mask is None else 2 * attention_mask.clamp(min=-1e30)
+    return type(self).forward(self, hidden_states, position_embeddings, mask, **kwargs)
+
+
+def only_the_mask_of_hidden_keys(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+    mask = None if attention_mask is None else attention_mask.masked_fill(attention_mask > -1e3, 0)
+    return type(self).forward(self, hidden_states, position_embeddings, mask, **kwargs)
+
+
+def no_future_unless_given(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+    biased = attention_mask is not None and bool((attention_mask[0, :, -1] != 0).any())
+    mask = attention_mask.clamp(min=-20) if biased else attention_mask
+    return type(self).forward(self, hidden_states, position_embeddings, mask, **kwargs)
+
+
+def first_token_doubled(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+    states = torch.cat([2 * hidden_states[:, :1], hidden_states[:, 1:]], 1)
+    return type(self).forward(self, states, position_embeddings, attention_mask, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (twice_the_mask, "the bias does not enter its logits exactly, it is off by"),
+        (only_the_mask_of_hidden_keys, "the bias does not enter its logits exactly, it is off by"),
+        (no_future_unless_given, "a bias changes which keys are hidden|later tokens are not hidden any longer"),
+        (first_token_doubled, "all masks opened, its outputs depend on the order of tokens"),
+    ],
+)
+def test_a_model_that_breaks_a_promise_is_refused_by_the_check_that_failed_and_left_as_it_was(forward, message):
+    model, ids = set_implementation(tiny_any("qwen3"), "eager"), tokens(2, N)
+    replace_forward(model.layers[1].self_attn, forward)
+    before, registered, expected = state(model), hooks(model), output(model, ids)
+    with pytest.raises(ValueError, match=rf"cannot be attached to Qwen3Model \(model type 'qwen3'\): .*({message})"):
+        attach(model, ALiBi(2))
+    assert same(before, state(model))
+    assert hooks(model) == registered
+    assert torch.equal(output(model, ids), expected)
+    with attach(model, ALiBi(2), prove=False):
+        assert attached(model) is not None
+
+
+REFUSED = {
+    "codegen": (
+        lambda: hf.CodeGenModel(hf.CodeGenConfig(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+                                                 rotary_dim=4)),
+        "the bias does not enter its logits exactly",
+    ),
+    "convbert": (
+        lambda: hf.ConvBertModel(hf.ConvBertConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2,
+                                                   num_attention_heads=4, intermediate_size=16, embedding_size=16)),
+        "its outputs depend on the order of tokens",
+    ),
+    "big_bird": (
+        lambda: hf.BigBirdModel(hf.BigBirdConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2,
+                                                 num_attention_heads=2, intermediate_size=16)),
+        "attention_type='original_full'",
+    ),
+    "fnet": (
+        lambda: hf.FNetModel(hf.FNetConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1)),
+        "no attention module that takes a mask",
+    ),
+    "mpt": (
+        lambda: hf.MptModel(hf.MptConfig(vocab_size=99, d_model=16, n_heads=2, n_layers=2)),
+        "could not be run on 7 tokens: RuntimeError: masked_fill_",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_families_that_cannot_be_proved_are_refused_by_name_with_the_check_that_failed(name):
+    make, reason = REFUSED[name]
+    model = make().eval()
+    before = state(model)
+    with pytest.raises(ValueError, match=rf"model type '{name}'\)(.|\n)*{reason}"):
+        attach(model, NoEncoding())
+    assert same(before, state(model))
+
+
+def test_the_sweep_tells_attached_models_from_others():
+    assert attaching(lambda: tiny_any("qwen3")) == "attached"
+    assert attaching(REFUSED["convbert"][0]).startswith("attached with its positions (with positions disabled")
+    assert attaching(REFUSED["mpt"][0]).startswith("refused: ")
+
+
+def test_a_symmetry_is_refused_where_the_model_was_seen_to_be_causal():
+    clip = hf.CLIPTextModel(
+        hf.CLIPTextConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                          intermediate_size=16, eos_token_id=2)
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="symmetry of AttenuatedEncoding acts on future keys only"):
+        attach(clip, AttenuatedEncoding(symmetry=0.5))
+
+
+def test_the_proof_runs_the_model_five_times_in_evaluation_mode_and_can_be_turned_off():
+    model, runs = tiny_any("qwen3").train(), []
+    model.register_forward_hook(lambda module, args, output: runs.append(module.training))
+    attach(model, NoEncoding(), prove=False).remove()
+    assert not runs
+    attach(model, NoEncoding()).remove()
+    assert runs == [False] * 5
+    assert model.training
+    with pytest.raises(TypeError, match="prove"):
+        attach(model, NoEncoding(), prove="yes")
+
+
+def test_an_interrupt_during_the_proof_restores_the_model():
+    model = set_implementation(tiny_any("qwen3"), "sdpa")
+    before, registered = state(model), hooks(model)
+    lines = len(lines_of(lambda: attach(model, NoEncoding()).remove(), [_proof.__file__], 10**6))
+    for at in range(0, lines, 47):
+        reached = len(lines_of(lambda: attach(model, NoEncoding()), [_proof.__file__], at))
+        assert reached == at + 1
+        assert same(before, state(model)), at
+        assert hooks(model) == registered, at

@@ -1,0 +1,221 @@
+"""Positions are moved into an encoding by distillation: the loss, the training, resuming, and what is refused."""
+
+import copy
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+)
+
+from pelocality.encodings import AttenuatedEncoding, DistanceTable, NoEncoding
+from pelocality.models import attach, attached, distillation_loss, positional_attention, relocate
+
+WORDS = ["the", "a", "old", "wet", "man", "dog", "mill", "saw", "found", "took", "by", "near", "it", "and", "red"]
+VOCABULARY = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+DRAW = random.Random(0)
+TEXTS = [" ".join(DRAW.choices(WORDS, k=DRAW.randint(3, 14))) for _ in range(120)]
+OPTIONS = {"length": 12, "tokens": 900, "batch_size": 8, "held_out": 16, "every": 4, "learning_rate": 3e-3}
+OPTIONS |= {"progress": False}
+
+
+def make_tokenizer(special):
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if special:
+        ids = [(token, VOCABULARY[token]) for token in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"} if special else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", **names)
+
+
+def bert():
+    torch.manual_seed(0)
+    return BertForMaskedLM(
+        BertConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, initializer_range=0.5,
+            vocab_size=len(VOCABULARY), max_position_embeddings=32,
+        )
+    )  # fmt: skip
+
+
+def gpt2():
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 2, "eos_token_id": 3}
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=len(VOCABULARY), initializer_range=0.3, **ends
+        )
+    )  # fmt: skip
+
+
+FAMILIES = {"bert": (bert, make_tokenizer(True)), "gpt2": (gpt2, make_tokenizer(False))}
+
+
+def own_table(model):
+    return DistanceTable.from_attention(positional_attention(model, length=12, words=4, progress=False))
+
+
+def same_weights(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_relocated_model_comes_near_the_untouched_one_which_does_not_change(name):
+    make, tokenizer = FAMILIES[name]
+    model = make().train()
+    before = copy.deepcopy(model)
+    found = relocate(model, own_table(model), tokenizer, TEXTS, **OPTIONS)
+    assert same_weights(model, before)
+    assert attached(model) is None
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert found.model.training
+    assert found.curve["tokens"].iloc[0] == 0
+    assert found.curve["tokens"].iloc[-1] >= OPTIONS["tokens"]
+    assert found.curve["tokens"].is_monotonic_increasing
+    losses = found.curve[["token_loss", "mean_loss"]].sum(axis=1)
+    assert losses.iloc[-1] < losses.iloc[0]
+    handle = attached(found.model)
+    assert handle.position_embeddings == "disable"
+    assert all(isinstance(encoding, DistanceTable) for encoding in handle.encodings)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    changed = torch.tensor([[5, 6, 7, 8, 10]])
+    found.model.eval()
+    with torch.no_grad():
+        outputs = [found.model(each).logits[0, :4] for each in (ids, changed)]
+    assert torch.allclose(*outputs, atol=1e-5) == (name == "gpt2")  # a causal model stays causal
+
+
+def test_the_curve_holds_the_losses_of_the_held_out_texts():
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    texts = [text for text in TEXTS if len(text.split()) <= 10]  # one piece each
+    found = relocate(model, NoEncoding(2), tokenizer, texts, **OPTIONS)
+    last = distillation_loss(found.model, model, tokenizer, texts[-OPTIONS["held_out"] :], length=12)
+    assert found.curve[["token_loss", "mean_loss"]].iloc[-1].tolist() == pytest.approx(last, abs=1e-5)
+    start = copy.deepcopy(model)
+    attach(start, NoEncoding(2))
+    first = distillation_loss(start, model, tokenizer, texts[-OPTIONS["held_out"] :], length=12)
+    assert found.curve[["token_loss", "mean_loss"]].iloc[0].tolist() == pytest.approx(first, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_loss_is_that_of_texts_one_by_one_without_padding(name):
+    make, tokenizer = FAMILIES[name]
+    model = make()
+    other = copy.deepcopy(model)
+    attach(other, AttenuatedEncoding(2, 0.3, form="logits"))
+    texts = [text for text in TEXTS if len(text.split()) <= 10][:9]
+    of_tokens, of_means = [], []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.no_grad():
+            h, r = (each.eval().base_model(ids).last_hidden_state[0].double() for each in (other, model))
+        of_tokens.append(sum(1 - float(a @ b / a.norm() / b.norm()) for a, b in zip(h, r, strict=True)) / len(h))
+        a, b = h.mean(0), r.mean(0)
+        of_means.append(1 - float(a @ b / a.norm() / b.norm()))
+    wanted = (sum(of_tokens) / 9, sum(of_means) / 9)
+    for batch_size in (1, 4):
+        found = distillation_loss(other, model, tokenizer, texts, length=12, batch_size=batch_size)
+        assert found == pytest.approx(wanted, abs=1e-5)
+    assert distillation_loss(model, model, tokenizer, texts, length=12) == pytest.approx((0, 0), abs=1e-6)
+
+
+def test_long_texts_are_cut_into_pieces():
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    other = copy.deepcopy(model)
+    attach(other, NoEncoding(2))
+    words = " ".join(WORDS).split()
+    whole = distillation_loss(other, model, tokenizer, [" ".join(words[:12])], length=8)
+    parts = distillation_loss(other, model, tokenizer, [" ".join(words[:6]), " ".join(words[6:12])], length=8)
+    assert whole == pytest.approx(parts, abs=1e-6)
+
+
+def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypatch):
+    make, tokenizer = FAMILIES["bert"]
+    model = make().train()
+    before = copy.deepcopy(model)
+    table = own_table(model)
+    whole = relocate(model, table, tokenizer, TEXTS, folder=tmp_path / "whole", **OPTIONS)
+    saved = Trainer._save_checkpoint
+
+    def interrupted(self, *arguments, **options):
+        saved(self, *arguments, **options)
+        if self.state.global_step == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_save_checkpoint", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        relocate(model, table, tokenizer, TEXTS, folder=tmp_path / "cut", **OPTIONS)
+    assert same_weights(model, before)
+    assert attached(model) is None
+    assert all(module.training for module in model.modules())
+    assert torch.is_grad_enabled()
+    monkeypatch.setattr(Trainer, "_save_checkpoint", saved)
+    (tmp_path / "cut" / "checkpoint-12").mkdir()  # a checkpoint cut off before its state was written
+    for _ in range(2):  # the second time nothing is trained
+        again = relocate(model, table, tokenizer, TEXTS, folder=tmp_path / "cut", **OPTIONS)
+        assert again.curve["tokens"].tolist() == whole.curve["tokens"].tolist()
+        torch.testing.assert_close(again.curve.to_numpy(), whole.curve.to_numpy(), rtol=1e-3, atol=1e-4)
+        for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    relocate(model, NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+    for change in ({"tokens": 400}, {"seed": 1}, {"position_embeddings": "keep"}):
+        with pytest.raises(ValueError, match=rf"other {next(iter(change))}.*choose another folder"):
+            relocate(model, NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **(OPTIONS | change))
+    with pytest.raises(ValueError, match="other texts"):
+        relocate(model, NoEncoding(2), tokenizer, TEXTS[:-1], folder=tmp_path, **OPTIONS)
+    with pytest.raises(ValueError, match="other start"):
+        relocate(model, AttenuatedEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"texts": "a text"}, TypeError, "texts must be strings"),
+        ({"texts": [1, 2]}, TypeError, "texts must be strings"),
+        ({"texts": []}, ValueError, "texts must hold some text"),
+        ({"texts": TEXTS[:3]}, ValueError, "held_out=16; give more texts"),
+        ({"tokenizer": None}, TypeError, "tokenizer"),
+        ({"encoding": 3}, TypeError, "encoding must be"),
+        ({"encoding": NoEncoding(3)}, ValueError, "1 head or"),
+        ({"length": 2}, ValueError, "length=2"),
+        ({"length": 64}, ValueError, "beyond the 32 positions"),
+        ({"tokens": 0}, ValueError, "tokens must be"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate must be above 0"),
+        ({"position_embeddings": "maybe"}, ValueError, "position_embeddings"),
+    ],
+)
+def test_input_that_cannot_be_relocated_is_refused_and_the_model_stays(change, error, words):
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    before = copy.deepcopy(model)
+    arguments = OPTIONS | {"encoding": NoEncoding(2), "tokenizer": tokenizer, "texts": TEXTS} | change
+    with pytest.raises(error, match=words):
+        relocate(model, **arguments)
+    assert same_weights(model, before)
+    assert attached(model) is None
+    assert not model._forward_pre_hooks
+
+
+def test_a_model_with_an_encoding_attached_is_refused():
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    with attach(model, NoEncoding(2)), pytest.raises(ValueError, match="remove it first"):
+        relocate(model, NoEncoding(2), tokenizer, TEXTS, **OPTIONS)

