@@ -1,5 +1,7 @@
 """What do the heads of real models do with position: on identical words, on text, and before training?
 
+Prints first which positions the model runs, declared by its configuration against measured.
+
     python experiments/real_models.py --smoke                               # MiniLM on examples/data
     python experiments/real_models.py smollm2 --text wikitext2_valid.txt    # or mpnet, or minilm
 
@@ -17,9 +19,10 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 import torch
 from runs import DATA, markdown, packaged_model
+from scipy.stats import spearmanr
 from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
 
-from pelocality import past_locality, positional_attention, text_average
+from pelocality import audit, past_locality, positional_attention, text_average
 
 PACKAGES = {
     "minilm": [],  # found by `runs`
@@ -91,6 +94,7 @@ def main():
     rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
     ids = torch.tensor([row for row in rows if len(row) == arguments.length][: arguments.paragraphs])
     batches = [{"input_ids": part} for part in ids.split(8)]
+    print(f"{audit(trained)}\n")
     print(f"{len(ids)} texts of {arguments.length} tokens, {arguments.words} words")
     for name, model in (("trained", trained), ("untrained", untrained)):
         decoder = arguments.model == "smollm2"
@@ -102,8 +106,12 @@ def main():
             table = decoder_table(words, text, text_average(model, batches, tokenizer=tokenizer, without_first=1))
         else:
             table = encoder_table(words, text)
+        by_layer = table
         table = pd.concat([table.round(3).astype(object), table.mean().round(3).to_frame().T.assign(layer="mean")])
         print(f"\n{name}\n\n{markdown(table.rename(columns=lambda column: column.replace('_', ' ')))}")
+        if decoder:
+            rank = spearmanr(by_layer["past_locality without first"], by_layer["past_locality, words"]).statistic
+            print(f"\nrank correlation over layers of past locality on text and on identical words: {rank:.2f}")
 
 
 if __name__ == "__main__":

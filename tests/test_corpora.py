@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import unicodedata
+from pathlib import Path
 
 import pandas
 import pytest
@@ -333,3 +334,17 @@ def test_every_sentence_of_a_treebank_comes_back_as_written(path):
     sentences = list(read_conllu(path))
     assert [sentence.text for sentence in sentences] == [line[9:].strip() for line in lines if line[:8] == "# text ="]
     assert {sentence.language for sentence in sentences} == {path.name[:2]}
+
+
+def test_the_sets_of_other_papers_are_made_from_own_spans():
+    page = (Path(__file__).parents[1] / "docs" / "corpora.md").read_text(encoding="utf-8")
+    code = page.partition("from your own spans")[2].partition("```python\n")[2].partition("```")[0]
+    made = {}
+    exec(code, made)
+    assert made["hans"]["hypothesis"] == ["The criminal arrested the cop.", "The judge was advised by the lawyer."]
+    assert made["events"][0]["sentence_bad"] == "The criminal arrested the cop."
+    assert made["role"]["hypothesis"] == ["The owner forgot which waitress the customer had served."]
+    words = made["scrambled"][0]["sentence"].split()
+    assert [sorted(words[i : i + 3]) for i in (0, 3, 6)] == [
+        ["old", "sailor", "the"], ["his", "told", "young"], ["a", "niece", "story"],
+    ]  # fmt: skip

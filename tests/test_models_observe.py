@@ -212,6 +212,7 @@ def test_layers_of_hybrids_have_the_models_numbers():
     torch.testing.assert_close(one.attention[0], result.attention[1])
     found = position_share(model, [{"input_ids": tokens(4, N)}], special_tokens=True)
     assert found.layers == (1, 3)
+    assert "layers without attention: 0 linear_attention, 2 linear_attention" in repr(found)
     assert found.to_frame()["layer"].unique().tolist() == [1, 3]
     assert same(before, state(model))
 

@@ -1,5 +1,6 @@
 """Shuffles: which words they permute, which they keep, and that they are reproducible."""
 
+import hashlib
 import itertools
 import json
 import logging
@@ -34,6 +35,7 @@ from pelocality.probes import (
     semantic_role_swap,
     window_shuffling,
 )
+from pelocality.probes._build import generator_for
 from pelocality.probes._spans import _constituents
 from tests.data import corpora
 
@@ -419,3 +421,10 @@ def test_constituents_in_surface_tokens_are_those_that_touch_them():
             expected[key] = (*expected.get(key, ()), *phrase.labels)
     assert _constituents(sentence) == expected
     assert len(expected) > 20
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**32, 2**63 - 1])
+def test_generators_are_those_of_seed_and_digest(seed):
+    digest = int.from_bytes(hashlib.blake2b(b"a\0b", digest_size=16).digest())
+    expected = np.random.default_rng([seed, digest]).random(3)
+    assert generator_for(seed, "a", "b").random(3).tolist() == expected.tolist()

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _REFUSED = {
         *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
     ),
     "its attention is the difference of two maps, which may be negative": ("diffllama",),
+    "its attention to itself and to the encoder's output share one softmax": ("t5gemma2_decoder",),
 }
 
 
@@ -118,7 +119,7 @@ def described(base: Any) -> str:
     return f"{type(base).__name__} (model type '{base.config.model_type}')"
 
 
-def run(base: Any, output_attentions: bool = True, **inputs: Any) -> Any:
+def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
     """Run a base model on a batch without generation caches.
 
     A decoder with cross-attention reads an encoder output of one vector of zeros, so that cross-attention adds the same
@@ -257,6 +258,12 @@ def refuse_attached(base: nn.Module) -> None:
 def label(model: str, encoding: str | None) -> str:
     """Return the name of a model with the class of its attached encoding."""
     return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
+
+
+def other_layers_note(others: Mapping[int, str]) -> tuple[str, ...]:
+    """Return a note that says what the layers without attention are, if there are any."""
+    kinds = ", ".join(f"{layer} {kind}" for layer, kind in others.items())
+    return (f"layers without attention: {kinds}",) if others else ()
 
 
 def name_with_encoding(model: nn.Module) -> str:

@@ -97,7 +97,7 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
     Raises:
         ValueError: if there is none, or a word is not one token.
     """
-    given = prefix
+    given: Any = prefix
     if prefix is True:
         given = getattr(tokenizer, "bos_token_id", None)
         given = getattr(base.config, "bos_token_id", None) if given is None else given
@@ -111,8 +111,9 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
 
 def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
     """Return the token id of a word that was given as text or as an id."""
-    pieces = [word]
-    if isinstance(word, str):
+    if isinstance(word, int):
+        pieces = [word]
+    else:
         if tokenizer is None:
             raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
         pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]

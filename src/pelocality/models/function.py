@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from pelocality._checks import count
 
 
-class AttentionFunction(PreTrainedModel):
+class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     """A function from token ids to attention, as a model that can be measured.
 
     ``positional_attention``, ``text_average`` and ``position_share`` take it where they take a transformers model. A
@@ -46,7 +46,8 @@ class AttentionFunction(PreTrainedModel):
         if not callable(function):
             raise TypeError(f"function must take token ids and return attention, got {type(function).__name__}")
         count("vocabulary_size", vocabulary_size)
-        super().__init__(PretrainedConfig(name_or_path=name or getattr(function, "__name__", type(function).__name__)))
+        super().__init__(PretrainedConfig())
+        self.config._name_or_path = name or getattr(function, "__name__", type(function).__name__)
         self.function = function
         self.embeddings = nn.Embedding(vocabulary_size, 1)  # for its size alone
 

@@ -139,13 +139,12 @@ def positional_attention(
         prefix=tuple(fed),
         equal_states=equal_states,
     )
-    visible = None if bool(sums.visible.all()) else sums.visible
     return PositionalAttention(
         attention=mean,
         per_sample=stacked(sums.per_word),
         layers=sums.layers,
         source=source,
-        visible=visible,
+        visible=None if bool(sums.visible.all()) else sums.visible,
         other_layers=sums.other_layers,
     )
 

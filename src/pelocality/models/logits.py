@@ -199,7 +199,7 @@ def _constant_content(
             )
         with loaded(base, [module]):
             queries, keys = queries_and_keys(record, base, module, states[:, :1])
-            total: Tensor | int = 0
+            total = states.new_zeros(())
             for query, key in zip(queries, keys, strict=True):  # (head, 1, d_head) each
                 content = (query.expand(1, -1, length, -1), key.expand(1, -1, length, -1))
                 total = total + logit_terms(record, base, module, content).logits[0]

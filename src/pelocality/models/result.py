@@ -20,7 +20,7 @@ import pelocality
 from pelocality import metrics as _metrics
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._run import attached_encoding, label, model_name
+from pelocality.models._run import attached_encoding, label, model_name, other_layers_note
 from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
 from pelocality.statistics import t_interval
 
@@ -138,10 +138,7 @@ class MeanAttention(DisplayMixin):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
-        notes = []
-        if self.other_layers:
-            kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
-            notes.append(f"layers without attention: {kinds}")
+        notes = list(other_layers_note(self.other_layers))
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if "learned_sink" in self.per_sample:
@@ -282,7 +279,9 @@ class MeanAttention(DisplayMixin):
                 raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         header = json.loads(text)
-        source = {name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()}
+        source: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()
+        }
         return cls(
             per_sample={
                 name.removeprefix("per_sample."): tensors.pop(name) for name in list(tensors) if "per_sample" in name

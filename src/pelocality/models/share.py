@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
-from pelocality.models._run import attached_encoding, find_base, label, model_name
+from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
 from pelocality.models._text import TextSums, included_pairs, observe_text
 
 
@@ -29,6 +29,7 @@ class PositionShare(DisplayMixin):
         model: name of the model.
         special_tokens: whether special tokens are included.
         encoding: the encoding that was attached to the model while it ran, None where there was none.
+        other_layers: what the model's layers without attention are, by number.
     """
 
     share: Tensor
@@ -39,6 +40,7 @@ class PositionShare(DisplayMixin):
     model: str
     special_tokens: bool
     encoding: str | None
+    other_layers: Mapping[int, str] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per layer and head: ``layer``, ``head``, ``share``."""
@@ -50,6 +52,9 @@ class PositionShare(DisplayMixin):
         special = "special tokens counted" if self.special_tokens else "special tokens left out"
         model = label(self.model, self.encoding)
         return f"{model}: {layers} layers x {heads} heads, {self.sentences} sentences, {special}"
+
+    def _notes(self) -> tuple[str, ...]:
+        return other_layers_note(self.other_layers)
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame().groupby("layer")["share"].agg(["mean", "min", "max"]).reset_index()
@@ -118,7 +123,7 @@ def position_share(
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
     options |= {"without_first": without_first, "progress": progress}
     for observed, included in observe_text(model, base, batches, **options):
-        layers = observed.layers
+        layers, others = observed.layers, observed.others
         sums = sums or TextSums(len(layers), observed.maps[0].shape[1])
         for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
             sums.add(layer, weights, included_pairs(included, visible))
@@ -135,4 +140,5 @@ def position_share(
         model=model_name(model),
         special_tokens=special_tokens,
         encoding=attached_encoding(base),
+        other_layers=others,
     )

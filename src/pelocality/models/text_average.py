@@ -94,7 +94,9 @@ def text_average(
     base = find_base(model)
     sums: TextSums | None = None
     per_text: list[list[dict[str, Tensor]]] = []  # by layer and batch
-    texts, numbers, others = 0, (), {}
+    texts = 0
+    numbers: tuple[int, ...] = ()
+    others: dict[int, str] = {}
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
     options |= {"without_first": without_first, "progress": progress}
     for observed, included in observe_text(model, base, batches, **options):
