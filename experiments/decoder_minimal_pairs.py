@@ -204,7 +204,8 @@ def main() -> None:
     table = summary(found)
     figure(table).savefig(arguments.output / "decoder_minimal_pairs.png", dpi=150)
     for column in [name for name in table.columns if name.endswith(("%", "nats"))]:
-        table[column] = [f"{e.value:.1f} [{e.low:.1f}, {e.high:.1f}]" for e in table[column]]
+        least = 0 if column.endswith("%") else -math.inf
+        table[column] = [f"{e.value:.1f} [{max(e.low, least):.1f}, {e.high:.1f}]" for e in table[column]]
     table.to_csv(arguments.output / "decoder_minimal_pairs.csv", index=False)
     print(f"{markdown(table)}\n\n{markdown(constituents_beyond_windows(found))}")
 

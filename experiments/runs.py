@@ -108,7 +108,7 @@ def train(trainer: Trainer, checkpoint: Path | None) -> None:
 
 
 def over_groups(values: pd.Series, groups: pd.Series) -> Estimate:
-    """Return the mean of numbers of any size, with the interval over groups of `mean_over_groups`, which takes shares."""
+    """Return the mean of numbers of any size and its interval by `mean_over_groups`, which takes shares."""
     largest = max(values.abs().max(), 1.0)
     share = mean_over_groups(values / largest, groups, 0.95, 9999, 0)
     return Estimate(*(largest * number for number in (share.value, share.low, share.high)))
