@@ -173,8 +173,9 @@ class Sentence:
     spacing: str = "corpus"
 
     def __post_init__(self) -> None:
-        if isinstance(self.words, str):
-            raise TypeError(f"words must be a list of words, got the text {self.words!r}; plain_sentence splits it")
+        given: object = self.words
+        if isinstance(given, str):
+            raise TypeError(f"words must be a list of words, got the text {given!r}; plain_sentence splits it")
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "language", language_code(self.language))
         if not all(self.words):
