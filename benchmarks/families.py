@@ -271,6 +271,7 @@ def attached_off_by(model: Any, heads: int) -> float:
         own, other = (each.double().reshape(-1, *each.shape[-2:]) for each in (again.taken[-1][1], biased[module]))
         seen = own > -1e3
         difference = (other - own)[..., :LENGTH] - bias
+        difference = difference - difference.diagonal(dim1=-2, dim2=-1)[..., None]  # a softmax knows no constant
         worst = max(worst, float(difference[seen[..., :LENGTH]].abs().max()))
     return worst
 
