@@ -73,8 +73,10 @@ def summed(tensor: Tensor | None) -> Tensor | None:
 
 def alone(model: nn.Module) -> nn.Module:
     """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes."""
-    wrapped = dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)
-    return model.module if wrapped else model
+    if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
 
 
 @functools.lru_cache(maxsize=1)
