@@ -297,8 +297,9 @@ def page(table: pd.DataFrame) -> str:
         f"transformers {transformers.__version__}, torch {torch.__version__}: {summary(table)}.",
         "",
         "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
-        "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its bias "
-        "added to the arguments of the softmaxes, in float64. An encoder-decoder model is two: the first is its encoder.",
+        "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
+        "bias added to the arguments of the softmaxes, in float64. An encoder-decoder model is two: the first is its "
+        "encoder.",
         "",
         "| type | measured | attached | audited: positions | refused, or differs |",
         "|---|---|---|---|---|",
