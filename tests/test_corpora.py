@@ -348,3 +348,18 @@ def test_the_sets_of_other_papers_are_made_from_own_spans():
     assert [sorted(words[i : i + 3]) for i in (0, 3, 6)] == [
         ["old", "sailor", "the"], ["his", "told", "young"], ["a", "niece", "story"],
     ]  # fmt: skip
+
+
+def test_pairs_that_share_a_premise_keep_names_and_places_of_their_own(tmp_path):
+    rows = [snli_row(pairID=f"p{k}") for k in range(3)]
+    corpus = read_snli(write(tmp_path / "a.jsonl", *rows))
+    for _ in range(2):
+        pairs = []
+        for pair in corpus:
+            assert pair.premise.surface_tokens == ((0, 1), (1, 2), (2, 3))
+            pairs.append(pair)
+        assert [pair.premise.uid for pair in pairs] == ["p0/premise", "p1/premise", "p2/premise"]
+        for line, pair in enumerate(pairs, 1):
+            assert pair.premise.source.endswith(f"a.jsonl:{line}")
+            assert pair.premise.constituents.source.endswith(f"a.jsonl:{line}")
+        assert pairs[0].premise.surface_tokens is pairs[2].premise.surface_tokens

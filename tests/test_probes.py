@@ -36,7 +36,6 @@ from pelocality.probes import (
     window_shuffling,
 )
 from pelocality.probes._build import generator_for
-from pelocality.probes._spans import _constituents
 from tests.data import corpora
 
 TREE = (
@@ -419,7 +418,7 @@ def test_constituents_in_surface_tokens_are_those_that_touch_them():
             edges = sentence.surface_tokens[touched[0]][0], sentence.surface_tokens[touched[-1]][1]
             key = (touched[0], touched[-1] + 1, phrase.start <= edges[0] and edges[1] <= phrase.end)
             expected[key] = (*expected.get(key, ()), *phrase.labels)
-    assert _constituents(sentence) == expected
+    assert sentence.phrases_in_tokens == expected
     assert len(expected) > 20
 
 
