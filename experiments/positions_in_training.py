@@ -65,6 +65,17 @@ def rises(trajectories: pd.DataFrame) -> dict[str, str]:
     return row
 
 
+def comparison(trajectories: pd.DataFrame, losses: dict[str, list[float]]) -> pd.DataFrame:
+    """Return the rises of each family, mean over layers, with their dates seed by seed and the loss at the end."""
+    rows = []
+    for family, of_family in trajectories.groupby("family", sort=False):
+        runs = [run for _, run in of_family.groupby("seed")]
+        row = {"family": family, "seeds": len(runs)} | rises(of_family)
+        row["half of the rise of locality at step"] = ", ".join(str(half_way(run, "locality")) for run in runs)
+        rows.append(row | {"held-out loss": str(mean_over_runs(losses[family]))})
+    return pd.DataFrame(rows).drop(columns="direction balance")
+
+
 def most_local_heads(folder: Path, length: int, number: int = 4) -> pd.DataFrame:
     """Return the metrics of the heads with the highest locality in a trained model."""
     last = last_complete_checkpoint(folder)
@@ -150,15 +161,14 @@ def main() -> None:
         print(f"\n{family}\n\n{markdown(summary(rows))}")
         rows.to_csv(arguments.output / f"positions_in_training_{family}.csv", index=False)
         figure(rows).savefig(arguments.output / f"positions_in_training_{family}.png", dpi=150)
+    losses: dict[str, list[float]] = {family: [] for family in of_family}
     for (family, seed), folder in runs.items():
         result = json.loads((folder / "result.json").read_text())
-        half = half_way(of_family[family].query("seed == @seed"), "locality")
-        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}")
-        print(f"half of the rise of locality at step: {half}")
-        print("most local heads\n")
+        losses[family].append(result["held_out_loss"])
+        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}; most local heads\n")
         print(markdown(most_local_heads(folder, result["length"])))
     if len(of_family) > 1:
-        print(f"\n{markdown(pd.DataFrame([{'family': name} | rises(rows) for name, rows in of_family.items()]))}")
+        print(f"\n{markdown(comparison(trajectories, losses))}")
         figure_of_families(trajectories).savefig(arguments.output / "positions_in_training_families.png", dpi=150)
 
 
