@@ -172,7 +172,8 @@ class Softmaxes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in (nn.functional.softmax, torch.softmax, Tensor.softmax) and result.shape[-2:-1] == (LENGTH,):
+        softmax = func in (nn.functional.softmax, torch.softmax, Tensor.softmax)
+        if softmax and result.ndim > 2 and result.shape[-2] == LENGTH <= result.shape[-1]:
             logits = args[0] if args else kwargs["input"]
             self.taken.append((self.module, logits.detach(), result.detach()))
         return result
@@ -191,6 +192,7 @@ def eager(model: Any) -> Iterator[None]:
     ]
     for config, _ in before:
         config._attn_implementation = "eager"
+        config._experts_implementation = "eager"  # the products of others have no float64
     try:
         with torch.no_grad():
             yield
