@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality import metrics
+from pelocality._distributed import gathered
 from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics.published import pooled
 
@@ -51,10 +52,19 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def stacked(layers: list[list[dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Return values that were measured layer by layer and batch by batch, (batch, head) each: (sample, layer, head)."""
-    device = next(iter(layers[0][0].values())).device
-    return {
-        name: torch.stack([torch.cat([batch[name].to(device) for batch in batches]) for batches in layers], 1)
-        for name in layers[0][0]
+def stacked(layers: list[list[dict[str, Tensor]]], numbers: list[int], device: torch.device) -> dict[str, Tensor]:
+    """Return the values of all samples, of all processes, by name: (sample, layer, head).
+
+    Args:
+        layers: what this process measured, layer by layer and batch by batch, (batch, head) each.
+        numbers: the places of its batches among those of all processes.
+        device: where the result shall lie.
+    """
+    batches = zip(numbers, zip(*layers, strict=True), strict=True)
+    mine = {
+        number: {name: torch.stack([values[name].cpu() for values in batch], 1) for name in batch[0]}
+        for number, batch in batches
     }
+    whole = dict(sorted(pair for part in gathered([mine]) for pair in part.items()))
+    names = next(iter(whole.values()), {})
+    return {name: torch.cat([values[name] for values in whole.values()]).to(device) for name in names}

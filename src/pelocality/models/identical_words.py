@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
+from pelocality._distributed import alone, my_part, rank_and_size, summed, together
 from pelocality.models._observe import Observed, observe, observe_by_layer
 from pelocality.models._run import (
     check_length,
@@ -52,6 +54,8 @@ def positional_attention(
     ``pelocality.models.families`` are tested, others are checked as they run. The mode, attention implementation and
     weights of the model are restored, also after an interrupt.
 
+    Where ``torch.distributed`` is initialised, each process measures a part of the words, and all return the result.
+
     Args:
         model: a transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
             ``model.get_decoder()`` for the other half.
@@ -83,6 +87,7 @@ def positional_attention(
         TypeError: for something that is not a transformers model, or arguments of the wrong type.
         ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
+        RuntimeError: another process failed.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -94,7 +99,7 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base = find_base(model)
+    base = find_base(alone(model))
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     fed: list[str] = []
     if prefix is not False:
@@ -109,15 +114,15 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     sums = _Sums(layers, slice(len(before), len(before) + length))
-    with (
-        eager_attention(model),
-        tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
-    ):
+    with together() as same, eager_attention(model):
+        same += (ids, rows.shape, layers)
         first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
         dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
+        size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums.start(first)
         first = replace(first, maps=(), visible=())
-        for start in range(0, len(ids), size):
+        starts = my_part(range(0, len(ids), size))
+        for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
                 observe_by_layer(base, first, sums.add, dtype, input_ids=batch)
@@ -125,13 +130,12 @@ def positional_attention(
                 observed = observe(base, input_ids=batch)
                 for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
                     sums.add(place, weights, visible)
-            bar.update(len(batch))
         equal_states = _equal_states(base, rows[:1], sums.positions)
-    mean = sums.attention / len(ids)
+    mean, seen = summed(sums.attention) / len(ids), summed(sums.visible.int()) > 0
     source = provenance(
         model,
         base,
-        sums.visible,
+        seen,
         special_tokens=special_tokens,
         words=names,
         word_ids=ids,
@@ -141,10 +145,10 @@ def positional_attention(
     )
     return PositionalAttention(
         attention=mean,
-        per_sample=stacked(sums.per_word),
+        per_sample=stacked(sums.per_word, [*starts], mean.device),
         layers=sums.layers,
         source=source,
-        visible=None if bool(sums.visible.all()) else sums.visible,
+        visible=None if bool(seen.all()) else seen,
         other_layers=sums.other_layers,
     )
 
@@ -156,7 +160,7 @@ class _Sums:
         self.requested, self.positions = requested, positions
         self.layers: tuple[int, ...] = ()
         self.other_layers: dict[int, str] = {}
-        self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
+        self.attention = torch.zeros(0)  # (layer, head, n, n) after ``start``
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
         self.per_word: list[list[dict[str, Tensor]]] = []  # by layer and batch
         self.places: dict[int, int] = {}  # from the model's layers with attention to the requested ones
@@ -168,6 +172,11 @@ class _Sums:
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
         self.sinks = any(first.sinks)
         self.per_word = [[] for _ in self.layers]
+        weights = first.maps[next(iter(self.places))][0, :, self.positions, self.positions]
+        self.attention = weights.new_zeros(
+            len(self.layers), *weights.shape, dtype=torch.promote_types(weights.dtype, torch.float32)
+        )
+        self.visible = weights.new_zeros(len(self.layers), *weights.shape[1:], dtype=torch.bool)
 
     def add(self, index: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words of a batch in one layer, (word, head, n, n) and (word, n, n)."""
@@ -176,9 +185,6 @@ class _Sums:
         place, part = self.places[index], self.positions
         given = weights[..., part, :].to(torch.promote_types(weights.dtype, torch.float32))
         weights, visible = given[..., part], visible[:, part, part]
-        if not self.attention.numel():
-            self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
-            self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
         attention = weights / mass
         values = sample_metrics(attention, visible)
