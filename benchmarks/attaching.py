@@ -88,7 +88,7 @@ def attaching(make: Callable[[], Any]) -> str:
     for disable in (True, False):
         try:
             off = off_by(make(), disable=disable)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, NotImplementedError) as error:
             refused = refused or str(error).partition("): ")[2] or str(error)
             continue
         if not off < 1e-5:
@@ -145,6 +145,7 @@ def _without_positions(model: Any, disable: bool) -> Iterator[None]:
 
 _METHODS = ("disentangled_att_bias", "disentangled_attention_bias")
 _TABLES = ("position_embeddings", "position_embedding", "wpe", "relative_attention_bias", "positions_embed")
+_TABLES += ("embed_positions", "box_position_embeddings")
 
 
 def _zeros(module: nn.Module, args: Any, output: Any) -> Any:

@@ -26,6 +26,8 @@ for path in treebanks:
     shuffled = constituency_shuffling(corpus, size=range(3, 7))
     windows = window_shuffling(corpus, size=range(3, 7))
     swapped = probe_info(semantic_role_swap(corpus, source="dependencies", label_policy="contradiction"))
-    reasons = "; ".join(f"{reason} ({count})" for reason, count in Counter(swapped.skipped).most_common(3))
+    reasons = "; ".join(
+        f"{reason} ({count})" for reason, count in Counter(swapped.skipped or swapped.dropped).most_common(3)
+    )
     language = path.name.split("_")[0]
     print(f"| {language} | {swapped.items} | {len(shuffled)} | {len(windows)} | {swapped.rows} | {reasons} |")

@@ -25,6 +25,7 @@ STUDIES = {
     "real_minilm": ("real_models.py minilm --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "real_mpnet": ("real_models.py mpnet --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "real_smollm2": ("real_models.py smollm2 --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
+    "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (
         "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",
@@ -49,7 +50,7 @@ STUDIES = {
         "shuffle_swap_snli.py --smoke",
     ),
 }
-WITHOUT_FILES = ("vit_grid",)  # print, and write nothing
+WITHOUT_FILES = ("simulated_statistics", "vit_grid")  # print, and write nothing
 
 
 def commands(names: list[str], data: Path | None, output: Path, smoke: bool) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from past_locality import read
 from pretrain import pretrain
-from runs import markdown, parse_runs, runs_parser, signed
+from runs import half_way, markdown, parse_runs, runs_parser, signed
 from torch import ones
 
 from pelocality import past_locality, plots
@@ -39,13 +39,6 @@ COLUMNS = {
     "position_share": "position share",
     "first_token": "share of the first token",
 }
-
-
-def half_way(rows: pd.DataFrame, column: str) -> int | str:
-    """Return the first measured step at which the mean over layers has made half of its rise."""
-    values = rows.groupby("step")[column].mean()
-    rise = values.max() - values.iloc[0]
-    return int((values >= values.iloc[0] + rise / 2).idxmax()) if rise >= 0.01 else "no rise"
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:

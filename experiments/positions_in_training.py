@@ -29,7 +29,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from runs import half_way, last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
 from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
@@ -102,14 +102,18 @@ def figure(trajectories: pd.DataFrame) -> plt.Figure:
 
 
 def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
-    """Plot one row per metric, one column per family, one line per layer."""
+    """Plot one row per metric, one column per family, one line per layer: the mean, and thin each seed."""
     families = trajectories["family"].unique()
     shape = {"nrows": len(RISING), "ncols": len(families), "squeeze": False}
     size = (2.3 * len(families) + 0.5, 6.4)
     fig, axes = plt.subplots(**shape, figsize=size, layout="constrained", sharex=True, sharey="row")
     for metric, of_metric in zip(RISING, axes, strict=True):
         for family, ax in zip(families, of_metric, strict=True):
-            plots.trajectory(trajectories[trajectories["family"] == family], metric, ax=ax)
+            rows = trajectories[trajectories["family"] == family]
+            plots.trajectory(rows.groupby(["step", "layer"], as_index=False)[metric].mean(), metric, ax=ax)
+            for line, (_, of_layer) in zip(list(ax.lines), rows.groupby("layer"), strict=True):
+                for _, run in of_layer.groupby("seed"):
+                    ax.plot(run["step"], run[metric], color=line.get_color(), linewidth=0.7, alpha=0.6)
             top = 1.2 * trajectories[metric].max() if metric == "locality" else 1
             ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, top))
             ax.set_title(family if metric == RISING[0] else "")
@@ -148,7 +152,10 @@ def main() -> None:
         figure(rows).savefig(arguments.output / f"positions_in_training_{family}.png", dpi=150)
     for (family, seed), folder in runs.items():
         result = json.loads((folder / "result.json").read_text())
-        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}; most local heads\n")
+        half = half_way(of_family[family].query("seed == @seed"), "locality")
+        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}")
+        print(f"half of the rise of locality at step: {half}")
+        print("most local heads\n")
         print(markdown(most_local_heads(folder, result["length"])))
     if len(of_family) > 1:
         print(f"\n{markdown(pd.DataFrame([{'family': name} | rises(rows) for name, rows in of_family.items()]))}")

@@ -1,5 +1,7 @@
 """What do the heads of real models do with position: on identical words, on text, and before training?
 
+Prints first which positions the model runs, declared by its configuration against measured.
+
     python experiments/real_models.py --smoke                               # MiniLM on examples/data
     python experiments/real_models.py smollm2 --text wikitext2_valid.txt    # or mpnet, or minilm
 
@@ -20,7 +22,7 @@ from runs import DATA, markdown, packaged_model
 from scipy.stats import spearmanr
 from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
 
-from pelocality import past_locality, positional_attention, text_average
+from pelocality import audit, past_locality, positional_attention, text_average
 
 PACKAGES = {
     "minilm": [],  # found by `runs`
@@ -92,6 +94,7 @@ def main():
     rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
     ids = torch.tensor([row for row in rows if len(row) == arguments.length][: arguments.paragraphs])
     batches = [{"input_ids": part} for part in ids.split(8)]
+    print(f"{audit(trained)}\n")
     print(f"{len(ids)} texts of {arguments.length} tokens, {arguments.words} words")
     for name, model in (("trained", trained), ("untrained", untrained)):
         decoder = arguments.model == "smollm2"

@@ -7,12 +7,14 @@ depend on each other within sentences, by McNemar's test of the items and by exc
 the interval of a mean over few groups contains it, by a percentile bootstrap and by `mean_over_groups`.
 """
 
+import argparse
+
 import numpy as np
 from scipy import stats
 
 from pelocality.statistics import mean_over_groups, sign_flip, wilson
 
-RUNS, HEADS, TRUE, SENTENCES, ITEMS = 400, 144, 14, 150, 5
+RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS = 400, 144, 14, 150, 5, 2000
 
 
 def discoveries(rng, correlated):
@@ -42,18 +44,23 @@ def covered(rng, groups, effect=0.5):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="few runs: to see it run")
+    runs, means_of = (2, 10) if parser.parse_args().smoke else (RUNS, MEANS)
     rng = np.random.default_rng(0)
-    print(f"{HEADS} heads, {TRUE} of them better; {SENTENCES} sentences of {ITEMS} items; {RUNS} runs")
+    print(f"{HEADS} heads, {TRUE} of them better; {SENTENCES} sentences of {ITEMS} items; {runs} runs")
     print("correlated   false: items  sentences   found: items  sentences")
     for correlated in (0, 0.5, 1):
-        means = np.mean([discoveries(rng, correlated) for _ in range(RUNS)], 0)
+        means = np.mean([discoveries(rng, correlated) for _ in range(runs)], 0)
         print(f"{correlated:10.0%}{means[0]:15.1%}{means[1]:11.1%}{means[2]:15.1%}{means[3]:11.1%}")
     print("\n95 % intervals of a mean that contain it, with Wilson's interval")
     for groups in (4, 8, 12, 19, 20, 50):
-        both = np.sum([covered(rng, groups) for _ in range(2000)], 0)
-        low, high = wilson(both, 2000)
+        both = np.sum([covered(rng, groups) for _ in range(means_of)], 0)
+        low, high = wilson(both, means_of)
         names = ("bootstrap", "mean_over_groups")
-        cells = [f"{n} {k / 2000:.1%} [{a:.1%}, {b:.1%}]" for n, k, a, b in zip(names, both, low, high, strict=True)]
+        cells = [
+            f"{n} {k / means_of:.1%} [{a:.1%}, {b:.1%}]" for n, k, a, b in zip(names, both, low, high, strict=True)
+        ]
         print(f"{groups:3} groups: {', '.join(cells)}")
 
 

@@ -186,7 +186,7 @@ def _bart() -> Any:
 _HALF = {"layers": 2, "ffn_dim": 16, "attention_heads": 2}
 
 # Families that are attached by the record of all families, and what is special about each.
-ANY: dict[str, Callable[[], Any]] = {
+ANY: dict[str, Callable[[], Any]] = UNKNOWN | {
     # windows in some layers
     "qwen3": lambda: hf.Qwen3Model(
         small(hf.Qwen3Config, head_dim=8, sliding_window=5, use_sliding_window=True, layer_types=_ALTERNATING,
@@ -223,7 +223,6 @@ ANY: dict[str, Callable[[], Any]] = {
     "bart decoder": lambda: _bart().get_decoder(),
     "t5gemma": lambda: _t5gemma().get_encoder(),
     "t5gemma decoder": lambda: _t5gemma().get_decoder(),
-    **UNKNOWN,
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import unicodedata
+from pathlib import Path
 
 import pandas
 import pytest
@@ -333,3 +334,32 @@ def test_every_sentence_of_a_treebank_comes_back_as_written(path):
     sentences = list(read_conllu(path))
     assert [sentence.text for sentence in sentences] == [line[9:].strip() for line in lines if line[:8] == "# text ="]
     assert {sentence.language for sentence in sentences} == {path.name[:2]}
+
+
+def test_the_sets_of_other_papers_are_made_from_own_spans():
+    page = (Path(__file__).parents[1] / "docs" / "corpora.md").read_text(encoding="utf-8")
+    code = page.partition("from your own spans")[2].partition("```python\n")[2].partition("```")[0]
+    made = {}
+    exec(code, made)
+    assert made["hans"]["hypothesis"] == ["The criminal arrested the cop.", "The judge was advised by the lawyer."]
+    assert made["events"][0]["sentence_bad"] == "The criminal arrested the cop."
+    assert made["role"]["hypothesis"] == ["The owner forgot which waitress the customer had served."]
+    words = made["scrambled"][0]["sentence"].split()
+    assert [sorted(words[i : i + 3]) for i in (0, 3, 6)] == [
+        ["old", "sailor", "the"], ["his", "told", "young"], ["a", "niece", "story"],
+    ]  # fmt: skip
+
+
+def test_pairs_that_share_a_premise_keep_names_and_places_of_their_own(tmp_path):
+    rows = [snli_row(pairID=f"p{k}") for k in range(3)]
+    corpus = read_snli(write(tmp_path / "a.jsonl", *rows))
+    for _ in range(2):
+        pairs = []
+        for pair in corpus:
+            assert pair.premise.surface_tokens == ((0, 1), (1, 2), (2, 3))
+            pairs.append(pair)
+        assert [pair.premise.uid for pair in pairs] == ["p0/premise", "p1/premise", "p2/premise"]
+        for line, pair in enumerate(pairs, 1):
+            assert pair.premise.source.endswith(f"a.jsonl:{line}")
+            assert pair.premise.constituents.source.endswith(f"a.jsonl:{line}")
+        assert pairs[0].premise.surface_tokens is pairs[2].premise.surface_tokens

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.attaching import attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
 from pelocality.models import _proof, attach, attached, load
-from pelocality.models.families import attachable
+from pelocality.models.families import attachable, longest_input
 from tests.families import ANY, assert_same_outputs, same, same_weights, spread, state, tiny, tiny_any, tokens
 from tests.test_models_attachment import hooks, set_implementation
 from tests.test_models_restore import lines_of
@@ -26,7 +26,7 @@ CAUSAL_MODELS = {
     "gpt_oss": hf.GptOssForCausalLM,
     "jamba": hf.JambaForCausalLM,
     "opt": hf.OPTForCausalLM,
-}
+}  # fmt: skip
 
 
 def output(model, ids, **more):
@@ -78,6 +78,18 @@ def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
         fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
     assert torch.equal(fast.sequences, slow.sequences)
     torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
+
+
+def test_the_decoder_of_an_encoder_decoder_model_generates_the_same_with_and_without_a_key_cache():
+    torch.manual_seed(1)
+    model, ids = spread(hf.BartForConditionalGeneration(tiny_any("bart").config)), tokens(2, 6)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "forced_eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    plain = model.generate(ids, **options).logits
+    with attach(model.get_decoder(), random_table(2), position_embeddings="keep"):
+        cached, slow = (model.generate(ids, use_cache=cache, **options).logits for cache in (True, False))
+    torch.testing.assert_close(cached, slow, rtol=0, atol=1e-6)
+    assert not torch.allclose(cached[1], plain[1], rtol=0, atol=1e-3)
 
 
 def test_beam_search_and_assisted_generation_give_what_they_give_without_a_cache():
@@ -144,6 +156,14 @@ def test_an_adapter_trains_and_saves_the_encoding_of_any_family(tmp_path):
         nn.init.constant_(weight, 0.7)
     adapted.save_pretrained(tmp_path)
     assert_same_outputs(output(peft.PeftModel.from_pretrained(again, tmp_path).eval(), ids), output(adapted, ids))
+
+
+def test_the_longest_input_is_known_for_tables_of_a_class_of_their_own():
+    for name, longest in (("opt", 64), ("gpt_neox", None)):
+        model = tiny_any(name)
+        assert longest_input(model) == 64
+        with attach(model, NoEncoding()):
+            assert longest_input(model) == longest
 
 
 # ---- the proof

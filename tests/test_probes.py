@@ -1,5 +1,6 @@
 """Shuffles: which words they permute, which they keep, and that they are reproducible."""
 
+import hashlib
 import itertools
 import json
 import logging
@@ -34,7 +35,7 @@ from pelocality.probes import (
     semantic_role_swap,
     window_shuffling,
 )
-from pelocality.probes._spans import _constituents
+from pelocality.probes._build import generator_for
 from tests.data import corpora
 
 TREE = (
@@ -417,5 +418,12 @@ def test_constituents_in_surface_tokens_are_those_that_touch_them():
             edges = sentence.surface_tokens[touched[0]][0], sentence.surface_tokens[touched[-1]][1]
             key = (touched[0], touched[-1] + 1, phrase.start <= edges[0] and edges[1] <= phrase.end)
             expected[key] = (*expected.get(key, ()), *phrase.labels)
-    assert _constituents(sentence) == expected
+    assert sentence.phrases_in_tokens == expected
     assert len(expected) > 20
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**32 - 1, 2**32, 2**63 - 1])
+def test_generators_are_those_of_seed_and_digest(seed):
+    digest = int.from_bytes(hashlib.blake2b(b"a\0b", digest_size=16).digest())
+    expected = np.random.default_rng([seed, digest]).random(3)
+    assert generator_for(seed, "a", "b").random(3).tolist() == expected.tolist()

@@ -240,6 +240,19 @@ def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     assert semantic_role_swap([item], source="dependencies", languages=("fi",))["hypothesis"] == ["koira näki kissa"]
 
 
+def test_in_other_languages_the_form_marked_as_finite_agrees_and_light_verbs_are_skipped():
+    singular, plural = {"Number": "Sing"}, {"Number": "Plur"}
+    parts = {"heads": (3, 3, 0, 3), "relations": ("nsubj", "aux", "root", "obj"), "language": "xx"}
+    parts |= {"upos": ("NOUN", "AUX", "VERB", "NOUN"), "automatic": False}
+    # the auxiliary has no VerbForm, and no number either: the verb is what must agree
+    item = chain("a", "b", "c", "d", features=(singular, {}, {"VerbForm": "Fin", **singular}, plural), **parts)
+    probe = semantic_role_swap([item], source="dependencies", languages=("xx",))
+    assert probe_info(probe).skipped == {"the verb would not agree with its new subject": 1}
+    parts |= {"relations": ("nsubj", "compound:lvc", "root", "obj"), "upos": ("NOUN", "NOUN", "VERB", "NOUN")}
+    probe = semantic_role_swap([chain("a", "b", "c", "d", **parts)], source="dependencies", languages=("xx",))
+    assert probe_info(probe).skipped == {"a light verb with a noun": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "agent", "patient", "verb", "made"),
     [

@@ -103,8 +103,10 @@ def alone(model: nn.Module) -> nn.Module:
                 f"{type(model).__name__} is sharded over processes, so that none can run it alone; load all its "
                 "weights in each process, or spread it over the devices of one process with device_map"
             )
-    wrapped = dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)
-    return model.module if wrapped else model
+    if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
 
 
 @functools.lru_cache(maxsize=1)

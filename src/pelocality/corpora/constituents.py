@@ -70,7 +70,11 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
-        if other == ")" and unclosed:
+        if closes and word and label and unclosed:
+            if label != "-NONE-":
+                words.append(word if word.isalnum() else unescape(word))
+                tags.append(label)
+        elif other == ")" and unclosed:
             unclosed.pop()[1] = len(words)
         elif other == ")" or (not unclosed and (words or found)):
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
@@ -78,10 +82,10 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             raise SeveralWordsError(_BINARY.format(what=bracketed.strip()[:60]))
         elif other or (not label and (words or any(phrase[2] for phrase in found))):
             raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
-        elif word and label != "-NONE-":
+        elif word:  # a tree of one word
             words.append(unescape(word))
             tags.append(label)
-        elif not (word or closes):
+        elif not closes:
             unclosed.append([len(words), 0, label])
             found.append(unclosed[-1])
     if unclosed or not (words or found):

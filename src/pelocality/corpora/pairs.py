@@ -71,8 +71,6 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
         if sentence is None:  # a text made from the parse would not be that of the corpus
             return Dropped("text and parse disagree")
-        if side == "premise":
-            _ = sentence.surface_tokens  # computed once for the pairs that share it
         sides.append(_named(sentence, f"{uid}/{side}", where, f"{name}_parse of {where}"))
     return Pair(sides[0], sides[1], label, uid, where)
 
@@ -88,8 +86,8 @@ def _parsed(bracketed: str, text: str) -> Sentence | None:
 
 
 def _named(sentence: Sentence, uid: str, source: str, parse: str) -> Sentence:
-    """Return a sentence with names, and with what was computed from its words."""
-    named = copy.copy(sentence)
+    """Return a sentence with names: at first itself, then copies with what was computed from its words."""
+    named = copy.copy(sentence) if sentence.uid else sentence
     assert sentence.constituents is not None
     vars(named).update(uid=uid, source=source, constituents=replace(sentence.constituents, source=parse))
     return named

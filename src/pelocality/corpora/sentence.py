@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import re
@@ -172,8 +173,9 @@ class Sentence:
     spacing: str = "corpus"
 
     def __post_init__(self) -> None:
-        if isinstance(self.words, str):
-            raise TypeError(f"words must be a list of words, got the text {self.words!r}; plain_sentence splits it")
+        given: object = self.words
+        if isinstance(given, str):
+            raise TypeError(f"words must be a list of words, got the text {given!r}; plain_sentence splits it")
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "language", language_code(self.language))
         if not all(self.words):
@@ -227,6 +229,22 @@ class Sentence:
             if start < end:
                 found.append((start, end))
         return tuple(found)
+
+    @functools.cached_property
+    def phrases_in_tokens(self) -> dict[tuple[int, int, bool], tuple[str, ...]]:
+        """Labels of phrases by surface tokens: first, last (exclusive), and whether the edges split no token."""
+        from pelocality.corpora.constituents import phrases
+
+        found = phrases(self)
+        labels: dict[tuple[int, int, bool], tuple[str, ...]] = {}
+        tokens = self.surface_tokens
+        starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
+        for phrase in found.spans if found else ():
+            first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
+            if first < last:
+                whole = phrase.start <= starts[first] and ends[last - 1] <= phrase.end
+                labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
+        return labels
 
     @functools.cached_property
     def _places(self) -> list[int]:

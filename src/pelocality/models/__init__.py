@@ -7,6 +7,7 @@ Measured:
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``position_share``: how much of each head's attention on real text position explains.
 - ``reflection_gap``: whether a model can tell a sequence from its mirror image.
+- ``audit``: which positions a model really runs, declared by its configuration against measured.
 - ``LocalityCallback``: all of it while a model trains.
 
 Changed: ``attach(model, encoding)`` adds the encoding's bias to the attention logits of every layer until it is

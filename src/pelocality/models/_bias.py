@@ -94,6 +94,15 @@ class PositionalBias(nn.Module):
         unhook(attention, _add_bias)
         delattr(attention, ATTACHED)
 
+    def added(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call of the attention module, the bias added as its record defines."""
+        call = by_name(self.arguments, args, kwargs)
+        self.record.add_bias(attention, self.bias, call)
+        for name in self.record.position_arguments if self.positions_disabled else ():
+            if call.get(name) is not None:
+                call[name] = torch.zeros_like(call[name])
+        return call
+
     def bias(
         self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
     ) -> Tensor:
@@ -104,11 +113,4 @@ class PositionalBias(nn.Module):
 
 
 def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Add the bias to a call of an attention module, as the family's record defines."""
-    attached: PositionalBias = getattr(attention, ATTACHED)
-    record, call = attached.record, by_name(attached.arguments, args, kwargs)
-    record.add_bias(attention, attached.bias, call)
-    for name in record.position_arguments if attached.positions_disabled else ():
-        if call.get(name) is not None:
-            call[name] = torch.zeros_like(call[name])
-    return (), call
+    return (), getattr(attention, ATTACHED).added(attention, args, kwargs)

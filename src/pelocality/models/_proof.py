@@ -100,7 +100,7 @@ def _tokens(base: Any) -> Tensor:
     return ids
 
 
-def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
+def _first_run(base: Any) -> tuple[Tensor, dict[str, Any], Tensor]:
     """Return token ids, the other inputs with which the model runs, and its output.
 
     The last two tokens of the last two rows are padding where the model takes such a mask. A decoder that does not run
@@ -120,7 +120,7 @@ def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor | None], Tensor]:
     return ids, last, _run(base, ids, last)
 
 
-def _run(base: Any, ids: Tensor, inputs: dict[str, Tensor | None]) -> Tensor:
+def _run(base: Any, ids: Tensor, inputs: dict[str, Any]) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
     accepted = inspect.signature(base.forward).parameters
     given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
@@ -185,12 +185,9 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
 
     def compare(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         attached = getattr(attention, ATTACHED)
-        plain = by_name(attached.arguments, *calls[attention])
-        for name in record.position_arguments if attached.positions_disabled else ():
-            if plain.get(name) is not None:
-                plain[name] = torch.zeros_like(plain[name])
-        zero = PositionalBias(NoEncoding(), record, attention, positions_disabled=False, implementation=None)
-        record.add_bias(attention, zero.to(_states(output)[0].device).bias, plain)
+        disabled = attached.positions_disabled
+        zero = PositionalBias(NoEncoding(), record, attention, positions_disabled=disabled, implementation=None)
+        plain = zero.to(_states(output)[0].device).added(attention, *calls[attention])
         with _eager(attention):
             with _Logits() as without:
                 attention.forward(**plain)
@@ -205,18 +202,25 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
         _check_logits(biased.collected, without.collected, attached, _states(output)[0].dtype)
 
     modules = record.attention_modules(base)
-
-    def undo() -> None:
-        for module in modules:
-            unhook(module, remember, compare)
-
-    with restoring(undo):
-        for module in modules:
-            module.register_forward_pre_hook(remember, with_kwargs=True, prepend=True)
-            module.register_forward_hook(compare, with_kwargs=True)
+    with _around(modules, remember, compare):
         yield
     if len(calls) < len(modules):
         raise NotProvedError(f"{len(modules) - len(calls)} of its {len(modules)} attention modules did not run")
+
+
+@contextmanager
+def _around(modules: list[nn.Module], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
+    """Have each call of these modules preceded, even before the bias is added, and followed by a function."""
+
+    def undo() -> None:
+        for module in modules:
+            unhook(module, before, after)
+
+    with restoring(undo):
+        for module in modules:
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            module.register_forward_hook(after, with_kwargs=True)
+        yield
 
 
 def _check_logits(biased: list[Tensor], without: list[Tensor], attached: Any, dtype: torch.dtype) -> None:
@@ -251,7 +255,7 @@ def _constant(logits: list[Tensor]) -> bool:
 @contextmanager
 def _eager(attention: Any) -> Iterator[None]:
     """Have an attention module write its softmax out."""
-    config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
+    config: Any = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
     before = getattr(config, "_attn_implementation", None)
     if before in (None, "eager"):
         yield
@@ -284,25 +288,16 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
         return (), call
 
     def permute(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not hybrid:
+            return
         name = argument_names(attention)[0]
-        hidden = kwargs[name]
-        again = attention.forward(**kwargs | {name: hidden[:, _ORDER]})
+        again = attention.forward(**kwargs | {name: kwargs[name][:, _ORDER]})
         pairs = zip(_states(output), _states(again), strict=True)
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
-    modules = record.attention_modules(base)
-
-    def undo() -> None:
-        for module in modules:
-            unhook(module, open_mask, permute)
-
-    with trial(NoEncoding, True), restoring(undo):
-        hybrid = len(record.attentions(base)) < base.config.num_hidden_layers
-        for module in modules:
-            module.register_forward_pre_hook(open_mask, with_kwargs=True, prepend=True)
-            if hybrid:
-                module.register_forward_hook(permute, with_kwargs=True)
+    hybrid = len(record.attentions(base)) < base.config.num_hidden_layers
+    with trial(NoEncoding, True), _around(record.attention_modules(base), open_mask, permute):
         one, other = _run(base, rows, inputs)
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")

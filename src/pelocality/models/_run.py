@@ -135,7 +135,9 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
         width = getattr(config, "cross_attention_hidden_size", None) or config.hidden_size
         first = next(iter(inputs.values()))
         inputs["encoder_hidden_states"] = torch.zeros(len(first), 1, width, dtype=base.dtype, device=first.device)
-    return base(**inputs, output_attentions=output_attentions, return_dict=True)
+    if output_attentions or "output_attentions" in accepted:
+        inputs["output_attentions"] = output_attentions
+    return base(**inputs, return_dict=True)
 
 
 def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:

@@ -183,12 +183,14 @@ class _Sums:
         if index not in self.places:
             return
         place, part = self.places[index], self.positions
-        given = weights[..., part, :].to(torch.promote_types(weights.dtype, torch.float32))
+        half = weights.dtype not in (torch.float32, torch.float64)
+        given = (weights.float() if half else weights)[..., part, :]
         weights, visible = given[..., part], visible[:, part, part]
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
-        attention = weights / mass
+        whole = given.shape == weights.shape
+        attention = weights if whole and not half and not self.sinks else weights / mass
         values = sample_metrics(attention, visible)
-        if given.shape != weights.shape:
+        if not whole:
             values["cut_share"] = (total - mass).mean((-2, -1))
         if self.sinks:
             values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}

@@ -68,7 +68,7 @@ def distillation_loss(
         ValueError: No text, or a length beyond the positions of either model.
 
     """
-    (student, _), (teacher, _) = find_base(model), find_base(reference)
+    student, teacher = find_base(model), find_base(reference)
     for base in (student, teacher):
         check_length(base, length)
     rows = _pieces(tokenizer, texts, length)
@@ -156,14 +156,14 @@ def relocate(
         count(name, number)
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}")
-    teacher, _ = find_base(model)
+    teacher = find_base(model)
     check_length(teacher, length)
     rows = _pieces(tokenizer, texts, length)
     if len(rows) <= held_out:
         raise ValueError(f"texts hold {len(rows)} pieces of {length} tokens, and held_out={held_out}; give more texts")
     trained = copy.deepcopy(model)
     attach(trained, encoding, position_embeddings=position_embeddings)
-    student, _ = find_base(trained)
+    student = find_base(trained)
     per_step = batch_size * sum(len(row["input_ids"]) for row in rows[:-held_out]) / (len(rows) - held_out)
     steps = math.ceil(tokens / per_step)
     settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from pelocality.corpora import Dropped, Sentence, phrases
+from pelocality.corpora import Dropped, Sentence
 from pelocality.probes._build import Skipped
 from pelocality.probes._rows import Spans
 
@@ -51,7 +50,7 @@ def choose_constituents(
         yield Dropped("no tree")
         return
     candidates = []
-    for (first, last, whole), labels in _constituents(sentence).items():
+    for (first, last, whole), labels in sentence.phrases_in_tokens.items():
         if last - first not in sizes or (categories is not None and not set(labels) & set(categories)):
             continue
         if not whole:
@@ -89,7 +88,7 @@ def choose_windows(
             sizes_needed.append(choice.size)
         else:
             yield choice
-    constituents = {(first, last) for first, last, _ in _constituents(sentence)}
+    constituents = {(first, last) for first, last, _ in sentence.phrases_in_tokens}
     taken: set[int] = set()
     windows = []
     for size in sizes_needed:
@@ -107,20 +106,6 @@ def choose_windows(
         taken.update(range(window.first, window.last))
         windows.append(window)
     yield from windows
-
-
-def _constituents(sentence: Sentence) -> dict[tuple[int, int, bool], tuple[str, ...]]:
-    """Map constituents in surface tokens, (first, last (exclusive), whether the edges split no token), to labels."""
-    found = phrases(sentence)
-    labels: dict[tuple[int, int, bool], tuple[str, ...]] = {}
-    tokens = sentence.surface_tokens
-    starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
-    for phrase in found.spans if found else ():
-        first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
-        if first < last:
-            whole = phrase.start <= tokens[first][0] and tokens[last - 1][1] <= phrase.end
-            labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
-    return labels
 
 
 def _same_in_any_order(sentence: Sentence, first: int, last: int) -> bool:

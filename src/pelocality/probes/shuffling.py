@@ -216,9 +216,10 @@ class _Shuffle:
         spans: list[WordSpan] = []
         entries: list[dict[str, Any]] = []
         dropped = Dropped("no candidate")
+        texts = texts_of(item)
         for name, sentence in self._sides(item).items():
             chosen: list[WordSpan] = []
-            rng = functools.partial(generator_for, self.seed, *texts_of(item), name)
+            rng = functools.partial(generator_for, self.seed, *texts, name)
             for choice in self.choose(sentence, functools.partial(rng, "choose")):
                 if isinstance(choice, WordSpan):
                     chosen.append(choice)
@@ -263,6 +264,6 @@ def _permuted(
             order = [texts[k] for k in rng.permutation(len(texts))]
             here = [(*place, text) for place, text in zip(places, order, strict=True)]
             changed = sentence.replaced(here, start, end)
-        replacements += here
+        replacements.append((start, end, changed))
         entries.append(span_entry(sentence, side, span.category, start, end, changed))
     return sentence.replaced(replacements), entries

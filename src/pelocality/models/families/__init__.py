@@ -93,8 +93,9 @@ def longest_input(model: nn.Module) -> int | None:
         model: a transformers model, or a wrapper around one.
 
     Returns:
-        The number of tokens; None without a limit: positions that are computed for any distance, or a table that an
-        attached encoding has disabled. For a family without a record, ``config.max_position_embeddings``.
+        The number of tokens; None without a limit: positions that are computed for any distance, or a table of torch's
+        own class that an attached encoding has disabled. For a family without a record,
+        ``config.max_position_embeddings``.
 
     Raises:
         TypeError: if ``model`` is not and does not hold a transformers model.
@@ -105,12 +106,13 @@ def longest_input(model: nn.Module) -> int | None:
         >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
         40
     """
-    if positions_disabled(model):
+    inner, record = pretrained(model), attachable(model)
+    tables = (table for table in record.position_tables(record.base(inner)) if isinstance(table, nn.Embedding))
+    # a table of a class of its own looks its rows up before they are replaced
+    if positions_disabled(model) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    inner = pretrained(model)
     if inner.config.model_type not in _RECORDS:
         return getattr(inner.config, "max_position_embeddings", None) or None
-    record = architecture(inner)
     return record.max_length(record.base(inner))
 
 

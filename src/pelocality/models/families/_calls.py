@@ -11,7 +11,8 @@ from torch import nn
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a module's ``forward``, in their order."""
-    return _argument_names(type(module))
+    module_class: Any = type(module)
+    return _argument_names(module_class)
 
 
 @functools.cache

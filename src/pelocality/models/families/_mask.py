@@ -37,8 +37,9 @@ def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | Non
     cache = next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
     if cache is None:
         return queries, queries if mask is None else mask.shape[-1]
-    past = int(cache.get_seq_length(attention.layer_idx))  # a tensor in a static cache
-    slots, first = cache.get_mask_sizes(queries, attention.layer_idx)
+    layer = attention.layer_idx if hasattr(attention, "layer_idx") else attention.layer_id  # GPT-Neo's
+    past = int(cache.get_seq_length(layer))  # a tensor in a static cache
+    slots, first = cache.get_mask_sizes(queries, layer)
     return past + queries - int(first), slots if mask is None else mask.shape[-1]
 
 

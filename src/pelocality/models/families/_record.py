@@ -53,8 +53,9 @@ class AbsoluteInput:
 # Names of modules that attend to another sequence, and of attached encodings.
 _NOT_ATTENTION = re.compile(f"cross|enc_?dec|encoder_att|{ATTACHED}")
 
-# Names and classes of modules that are looked up by position or distance, and then added to something.
-_TABLES = re.compile(r"(^|_)(position(_embeddings?|s_embed)?|positions|wpe)$|relative_attention_bias$")
+# Names and classes of modules that are looked up by position or distance, and then added to something; tables of other
+# positions, such as those of boxes on a page, have other names.
+_TABLES = re.compile(r"^((box_)?position_embeddings?|positions_embed|embed_positions|wpe|relative_attention_bias)$")
 _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
@@ -203,10 +204,9 @@ class Architecture:
 
     def heads(self, base: Any, module: Any) -> int:
         """Return the number of heads of an attention module."""
-        found = (getattr(module, name, None) for name in ("num_heads", "num_attention_heads", "n_heads", "n_head"))
-        return next((count for count in found if isinstance(count, int)), None) or getattr(
-            base.config, "num_attention_heads", 1
-        )
+        names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+        found = [*(getattr(module, name, None) for name in names), getattr(base.config, "num_attention_heads", 1)]
+        return next(int(count) for count in found if isinstance(count, int))
 
     def prepare(self, attention: nn.Module) -> None:
         """Change an attention module for which `add_bias` is not enough."""

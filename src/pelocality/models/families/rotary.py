@@ -2,7 +2,7 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from pelocality.models.families._record import Architecture
 class Llama(Architecture):
     """Llama (Touvron et al., 2023) and models built like it: causal, keys shared by groups of heads."""
 
-    model_types = ("llama", "mistral", "qwen2")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2")
     projections = ("q_proj", "k_proj")
     head_size = "head_dim"
 

@@ -250,9 +250,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return "an argument is not headed by a noun"
     for k in range(len(words)):
         if words[k] == "," and tags[k + 1] != "JJ" and "CC" not in tags[k + 1 :]:
-            return (
-                "punctuation belongs to an argument in part"  # "a meal, which he liked": a comma would have to follow
-            )
+            return "punctuation belongs to an argument in part"  # "a meal, which he liked": a comma must follow
     if any(tags[k].startswith("NN") and tags[k + 1 : k + 3] == ("TO", "VB") for k in range(len(tags))):
         return "an argument contains an infinitive"  # "a role to play": its subject is the other argument
     if words[head] in english.MEASURES or words[head].removesuffix("s") in english.MEASURES:
