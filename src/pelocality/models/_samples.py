@@ -52,19 +52,15 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def stacked(layers: list[list[dict[str, Tensor]]], numbers: list[int], device: torch.device) -> dict[str, Tensor]:
-    """Return the values of all samples, of all processes, by name: (sample, layer, head).
+def stacked(batches: dict[int, list[dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Return the values of all samples of all processes by name, each (sample, layer, head).
 
     Args:
-        layers: what this process measured, layer by layer and batch by batch, (batch, head) each.
-        numbers: the places of its batches among those of all processes.
-        device: where the result shall lie.
+        batches: what this process measured, by the number of the batch and by layer, (batch, head) each.
     """
-    batches = zip(numbers, zip(*layers, strict=True), strict=True)
-    mine = {
-        number: {name: torch.stack([values[name].cpu() for values in batch], 1) for name in batch[0]}
-        for number, batch in batches
+    whole = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
+    names = next(iter(whole.values()), [{}])[0]
+    return {
+        name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in whole.values()])
+        for name in names
     }
-    whole = dict(sorted(pair for part in gathered([mine]) for pair in part.items()))
-    names = next(iter(whole.values()), {})
-    return {name: torch.cat([values[name] for values in whole.values()]).to(device) for name in names}

@@ -86,7 +86,8 @@ def attach(
 
     Args:
         model: A transformers model, with or without a task head. Of an encoder-decoder model the encoder is changed;
-            pass ``model.get_decoder()`` to change the decoder. In a hybrid the attention layers are changed.
+            pass ``model.get_decoder()`` to change the decoder. In a hybrid the attention layers are changed, in a model
+            of images and text the language model.
         encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
             (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
             heads.

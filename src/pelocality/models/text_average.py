@@ -97,8 +97,7 @@ def text_average(
     """
     base = find_base(alone(model))
     sums: TextSums | None = None
-    per_text: list[list[dict[str, Tensor]]] = []  # by layer and batch
-    order: list[int] = []  # the numbers of those batches
+    per_text: dict[int, list[dict[str, Tensor]]] = {}  # by number of the batch and by layer
     texts = 0
     numbers: tuple[int, ...] = ()
     others: dict[int, str] = {}
@@ -111,7 +110,6 @@ def text_average(
                 others = observed.others
                 numbers = observed.requested(layers)
                 sums = TextSums(len(numbers), observed.maps[0].shape[1])
-                per_text = [[] for _ in numbers]
             measured = included.sum(1) >= _FEWEST
             for place, layer in enumerate(numbers):
                 index = observed.layers.index(layer)
@@ -120,13 +118,11 @@ def text_average(
                 if bool(measured.any()):
                     values = sample_metrics(attention[measured], pairs[measured], included[measured])
                     values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
-                    per_text[place].append(values)
-            if bool(measured.any()):
-                order.append(number)
+                    per_text.setdefault(number, []).append(values)
             texts += int(included.any(1).sum())
     assert sums is not None  # observe_text raises where there is no text
     sums.add_processes()
-    per_sample = stacked(per_text, order, sums.total.device)
+    per_sample = stacked(per_text)
     if not per_sample:
         raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself

@@ -102,10 +102,10 @@ class Architecture:
     """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``; of an encoder-decoder model the encoder."""
+        """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
         base = pretrained(model).base_model
-        encoder = getattr(base, "encoder", None)
-        return encoder if isinstance(encoder, PreTrainedModel) else base
+        parts = (getattr(base, name, None) for name in ("encoder", "language_model", "text_model"))
+        return next((part for part in parts if isinstance(part, PreTrainedModel)), base)
 
     def attentions(self, base: Any) -> list[nn.Module]:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
