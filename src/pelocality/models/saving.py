@@ -16,7 +16,7 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
 from pelocality.models._restore import restoring
-from pelocality.models._state_dict import CONFIGURATION, BLOCKING_KEY, read_configuration, mark_saved_folders
+from pelocality.models._state_dict import BLOCKING_KEY, CONFIGURATION, mark_saved_folders, read_configuration
 from pelocality.models.attachment import attach
 from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED
