@@ -122,8 +122,8 @@ def positional_attention(
         size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums.start(first)
         first = replace(first, maps=(), visible=())
-        starts = my_part(range(0, len(ids), size))
-        for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
+        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
+        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
                 observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
@@ -132,7 +132,7 @@ def positional_attention(
                 for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
                     sums.add(start, place, weights, visible)
         equal_states = _equal_states(base, rows[:1], sums.positions)
-    sums.add_processes()
+    sums.add_processes(counts=bool(starts))
     mean = sums.attention / len(ids)
     source = provenance(
         model,
@@ -173,13 +173,12 @@ class _Sums:
         self.layers, self.other_layers = first.requested(self.requested), first.others
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
         self.sinks = any(first.sinks)
-        for index, (weights, visible) in enumerate(zip(first.maps, first.visible, strict=True)):
-            self.add(0, index, weights, visible)  # to know the shapes, also where a process has no word
-        for sums in (self.attention, self.visible, *self.per_word.values()):
-            sums.zero_()
 
-    def add_processes(self) -> None:
-        """Add the words of all other processes."""
+    def add_processes(self, counts: bool) -> None:
+        """Add the words of all other processes, to those of this one if they count."""
+        for sums in (self.attention, self.visible, *self.per_word.values()):
+            if not counts:
+                sums.zero_()
         self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
         self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 

@@ -115,6 +115,7 @@ def position_share(
         RuntimeError: another process failed.
 
     Examples:
+        >>> import torch
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> _ = torch.manual_seed(0)
         >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=99))
