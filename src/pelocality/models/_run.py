@@ -286,7 +286,7 @@ def requested_layers(
 
     Raises:
         TypeError: if it is not a list.
-        ValueError: if there is none, an index out of range, or a layer that is not available.
+        ValueError: if there is none, an index out of range, a layer that is not available, or one named twice.
     """
     if layers is not None and not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
@@ -299,6 +299,8 @@ def requested_layers(
     missing = sorted(set(numbers) - set(available))
     if missing or not numbers:
         raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers must name each layer once, got {list(wanted)}")
     return numbers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
+from pelocality._distributed import alone, my_part, rank_and_size, summed, together
 from pelocality.models._observe import Observed, observe, observe_by_layer
 from pelocality.models._run import (
     check_length,
@@ -53,6 +55,8 @@ def positional_attention(
     ``pelocality.models.families`` are tested, others are checked as they run. The mode, attention implementation and
     weights of the model are restored, also after an interrupt.
 
+    Where ``torch.distributed`` is initialised, each process measures a part of the words, and all return the result.
+
     Args:
         model: a transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
             ``model.get_decoder()`` for the other half.
@@ -84,6 +88,7 @@ def positional_attention(
         TypeError: for something that is not a transformers model, or arguments of the wrong type.
         ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
+        RuntimeError: another process failed.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -95,7 +100,7 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base = find_base(model)
+    base = find_base(alone(model))
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     fed: list[str] = []
     if prefix is not False:
@@ -110,15 +115,15 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     sums = _Sums(layers, slice(len(before), len(before) + length), len(ids))
-    with (
-        eager_attention(model),
-        tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
-    ):
+    with together() as same, eager_attention(model):
+        same += (ids, rows.shape, layers)
         first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
         dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
+        size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums.start(first)
         first = replace(first, maps=(), visible=())
-        for start in range(0, len(ids), size):
+        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
+        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
                 observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
@@ -126,8 +131,8 @@ def positional_attention(
                 observed = observe(base, input_ids=batch)
                 for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
                     sums.add(start, place, weights, visible)
-            bar.update(len(batch))
         equal_states = _equal_states(base, rows[:1], sums.positions)
+    sums.add_processes(counts=bool(starts))
     mean = sums.attention / len(ids)
     source = provenance(
         model,
@@ -169,6 +174,14 @@ class _Sums:
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
         self.sinks = any(first.sinks)
 
+    def add_processes(self, counts: bool) -> None:
+        """Add the words of all other processes, to those of this one if they count."""
+        for sums in (self.attention, self.visible, *self.per_word.values()):
+            if not counts:
+                sums.zero_()
+        self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
+        self.per_word = {name: summed(values) for name, values in self.per_word.items()}
+
     def add(self, start: int, index: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
         if index not in self.places:
@@ -191,7 +204,7 @@ class _Sums:
         for name, value in values.items():
             if name not in self.per_word:
                 shape = (self.words, len(self.layers), value.shape[1])
-                self.per_word[name] = value.new_empty(shape, device=self.attention.device)
+                self.per_word[name] = value.new_zeros(shape, device=self.attention.device)
             self.per_word[name][start : start + len(value), place] = value.to(self.attention.device)
         for matrix in attention:
             self.attention[place] += matrix.to(self.attention.device)

@@ -214,13 +214,13 @@ class Architecture:
     def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
 
-    def not_additive(self, base: Any) -> str | None:
+    def why_not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""
         if getattr(base.config, "attention_type", None) == "block_sparse":
             return "long inputs are attended in blocks; load it with attention_type='original_full'"
         return None
 
-    def positions_remain(self, base: Any) -> str | None:
+    def why_positions_remain(self, base: Any) -> str | None:
         """Return the reason why the model still depends on positions once they are disabled, or None."""
         return None
 

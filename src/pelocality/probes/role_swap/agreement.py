@@ -127,6 +127,7 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     if lower[head] in english.PRONOUN_NUMBER:
         return english.PRONOUN_NUMBER[lower[head]]
     is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
+    is_vague = is_vague or (tags[head] == "NNP" and lower[head].endswith("s"))  # "Swedish Troops", or "James"
     if is_vague or has_determiner_mismatch(words, tags):
         return None
     return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
@@ -236,7 +237,10 @@ def inflect(finite: str, tag: str | None, number: Number) -> str | None:
             raise ImportError(
                 'agreement="reinflect" needs lemminflect: pip install lemminflect, or use agreement="skip"'
             ) from error
-        lemmas = lemminflect.getLemma(word, upos="VERB") if tag == "VBZ" else (word,)
+        lemmas = lemminflect.getLemma(word, upos="VERB")
+        if tag == "VBP" and word not in lemmas:  # "they knew", tagged as present
+            return None
+        lemmas = lemmas if tag == "VBZ" else (word,)
         forms = lemminflect.getInflection(lemmas[0], tag="VBZ") if number == "3sg" else lemmas
         if not forms:
             return None

@@ -14,6 +14,9 @@ RoleSpans = Mapping[str, tuple[int, int]]
 Source = Literal["frames", "dependencies", "constituents"] | Callable[[Sentence], Iterable[RoleSpans]]
 
 
+_AGENTS = frozenset({"obl:agent", "agent"})
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Two arguments that may change places, their roles, their clause, and the lemma of its verb where known."""
@@ -110,10 +113,15 @@ def _by_rule(sentence: Sentence, clause: Clause) -> Candidate | Skipped:
 
 def _is_agent(sentence: Sentence, slot: Slot) -> bool:
     start, end = slot.outer or (slot.start, slot.end)
-    relations = sentence.dependencies.relations[start:end] if sentence.dependencies is not None else ()
-    return not {"obl:agent", "agent"}.isdisjoint(relations) or (
-        sentence.language == "en" and sentence.words[start].lower() == "by"
-    )
+    layer = sentence.dependencies
+    if layer is not None:
+        span = range(start, end)
+        heads = [i for i in span if not start < layer.heads[i] <= end]
+        if any(layer.relations[i] in _AGENTS for i in heads):
+            return True
+        if not _AGENTS.isdisjoint(layer.relations):
+            return False  # the treebank marks its agents: "is known by several names"
+    return sentence.language == "en" and sentence.words[start].lower() == "by"
 
 
 def _in_clause(

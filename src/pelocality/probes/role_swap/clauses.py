@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pelocality.corpora import Dependencies, Sentence, is_punctuation
-from pelocality.probes.role_swap.english import PASSIVE_AUXILIARIES, tags_of
+from pelocality.probes.role_swap.english import LEADING_VERBS, PASSIVE_AUXILIARIES, tags_of
 
 Function = Literal["subject", "object", "indirect object", "oblique"]
 
@@ -226,10 +226,14 @@ def _phrase_clause(sentence: Sentence, tags: Sequence[str], node: _Node) -> Clau
             break
         if len(below) > 1 or below[0].labels != ("VP",):
             return None
+        if verbs and sentence.words[verbs[-1]].lower() not in LEADING_VERBS:
+            return None  # "will be sent next week covering the costs": whose is the second verb phrase?
         phrase = below[0]
     if not verbs or verbs[-1] < phrase.start or (fragment and tags[verbs[0]] != "VBG"):
         return None
     verb = verbs[-1]
+    if tags[verb] == "VBN" and len(verbs) == 1:
+        return None
     auxiliaries = {sentence.words[word].lower() for word in verbs[:-1]}
     return Clause(
         verb,

@@ -31,7 +31,9 @@ REFLEXIVES = words("myself yourself himself herself itself oneself ourselves you
 RECIPROCALS = frozenset({("each", "other"), ("one", "another")})
 WH_WORDS = words("who whom whose which what whoever whomever whatever whichever")
 # must follow a negation or a question: "nobody saw anyone", not "anyone saw nobody"
-NEGATIVE_POLARITY = words("any anyone anybody anything either neither ever")
+NEGATIVE_POLARITY = words("any anyone anybody anything either neither ever much yet")
+ANY = words("any anyone anybody anything")
+NEGATIVE_QUANTIFIERS = words("no nobody nothing none neither few little only")  # license the words above
 OTHERS = words("another other others")
 POSSESSIVES = words("his her its their hers theirs")
 THIRD_PERSON = words("he him she her it they them")
@@ -41,6 +43,12 @@ COPULAS = words(
     "stay stays stayed staying constitute constitutes constituted constituting"
 )
 MAKE = words("make makes made making")
+# may belong to the noun before them as well as to its verb
+NOUN_PREPOSITIONS = words("in at on with without before for from about by near under between to as of")
+PREPOSITIONS = NOUN_PREPOSITIONS | words(
+    "past outside inside near down up off over across along through into onto around against behind above below beside "
+    "beneath beyond during after until like opposite round toward towards upon via within despite per"
+)
 AFTER_HEAD = words("IN TO WDT WP WRB MD VBZ VBP VBD")  # tags that cannot precede the head of a noun phrase
 MODALS = words("can could may might must shall should will would ca wo 'll 'd")
 INVARIABLE = MODALS | {"had", "did"}  # finite, and the same with any subject
@@ -52,6 +60,8 @@ LIGHT_VERBS = MAKE | words(
     "catch catches caught catching"
 )
 AUXILIARIES = INVARIABLE | words("am is are was were 's 're 'm has have does do")
+# verbs that lead down to the verb phrase of the main verb
+LEADING_VERBS = AUXILIARIES | PASSIVE_AUXILIARIES | words("having doing done to ought better used going dare need")
 # verbs after which a clause has a bare infinitive: "she made him go"
 HELPING_VERBS = words(
     "help helps helped helping let lets letting see sees saw seen seeing watch watches watched watching "
@@ -64,10 +74,20 @@ MEASURE_VERBS = words(
     "cost costs costing weigh weighs weighed weighing last lasts lasted lasting total totals totaled "
     "measure measures measured measuring number numbers numbered spend spends spent spending"
 )
-MEASURES = words(
-    "second minute hour day night morning afternoon evening week weekend month year time today tomorrow "
-    "tonight yesterday monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
-    "inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
+DAYS = words("today tomorrow tonight yesterday")
+DEGREES = words("than enough so such too same as more less fewer")  # with a second part: "enough men to start"
+MONTHS = words(
+    "january february march april may june july august september october november december "
+    "jan. feb. mar. apr. jun. jul. aug. sept. sep. oct. nov. dec."
+)
+MEASURES = (
+    MONTHS
+    | DAYS
+    | words(
+        "second minute hour day night morning afternoon evening week weekend month year decade century time "
+        "monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
+        "inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
+    )
 )
 IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
 # "says hello": the object is quoted words, not a patient
@@ -139,7 +159,7 @@ def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
 
 def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
     if upos in ("NOUN", "PROPN"):
-        return ("NNP" if upos == "PROPN" else "NN") + ("S" if known.get("Number") == "Plur" else "")
+        return ("NNP" if upos == "PROPN" else "NN") + ("S" if known.get("Number") in ("Plur", "Ptan") else "")
     if upos in ("VERB", "AUX"):
         return _verb_tag(word, known)
     if upos == "PART":

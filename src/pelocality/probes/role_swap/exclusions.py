@@ -14,6 +14,7 @@ from pelocality.probes.role_swap.agreement import head_in_tree, head_of
 from pelocality.probes.role_swap.candidates import Candidate
 from pelocality.probes.role_swap.clauses import Slot
 from pelocality.probes.role_swap.mood import is_negative, mood_of
+from pelocality.probes.role_swap.remainder import CLAUSE_TAGS, check_remainder
 
 
 def exclusion(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
@@ -38,7 +39,7 @@ def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
     for start, end in (first, second):
         if start not in starts or end not in ends:
             return "an argument cuts a surface token"
-        if not _keeps_marks_paired(sentence.words, start, end):
+        if " - " in sentence.surface(start, end) or not _keeps_marks_paired(sentence.words, start, end):
             return "punctuation belongs to an argument in part"
     if _comparable(sentence, *first) == _comparable(sentence, *second):
         return "the arguments are the same"
@@ -144,11 +145,14 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
         phrase_tags = tags[argument.start : argument.end] if tags is not None else None
         following = argument.end if argument.end < len(lower) else -1
         if lower[following] == "of" or (tags is not None and tags[following] in ("WDT", "WP", "WP$")):
-            return "an argument goes on after its end"  # "I know a man, lately, who ..."
+            return "an argument goes on after its end"
         reason = _check_noun_phrase(lower[argument.start : argument.end], phrase_tags, is_light)
         if reason:
             return reason
-    return _check_reference(sentence, candidate, lower)
+        if candidate.clause.voice == "active" and argument.function == "oblique":
+            return "an argument is not subject or object"  # "works as a coach", "serves in the army"
+    reason = check_remainder(candidate, lower, tags) if tags is not None else None
+    return reason or _check_reference(sentence, candidate, lower)
 
 
 def _check_reference(sentence: Sentence, candidate: Candidate, lower: Sequence[str]) -> str | None:
@@ -168,6 +172,12 @@ def _check_reference(sentence: Sentence, candidate: Candidate, lower: Sequence[s
         is_negative(sentence) or mood_of(sentence) != "declarative"
     ):
         return "an argument is a negative polarity item"
+    inner = {*phrases[0], *phrases[1]}
+    if not inner.isdisjoint(english.ANY) and outside.isdisjoint(english.MODALS):
+        return "an argument is a negative polarity item"  # "refused any hat"; but "may take any hat"
+    negative = any(not english.NEGATIVE_QUANTIFIERS.isdisjoint(phrase) for phrase in phrases)
+    if negative and not english.NEGATIVE_POLARITY.isdisjoint(outside):
+        return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
     clause = candidate.clause
     before_verb = range(clause.extent[0], min(clause.extent[1], clause.verb or 0))
     if any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
@@ -217,6 +227,12 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     last = max(argument.end for argument in candidate.arguments)
     if lower[position] in english.HAVE and lower[last : last + 1] == ["on"]:
         return "the verb is 'have on'"
+    for argument in candidate.arguments if tags is not None else ():
+        if argument.function == "object" and not {"RP", "IN"}.issuperset(tags[position + 1 : argument.start]):
+            return "words between the verb and an argument"  # "announced on Wednesday a new tool"
+    subject = candidate.subject
+    if candidate.clause.finite is None and subject is not None and lower[subject.start - 1 : subject.start] == ["and"]:
+        return "the arguments are parts of a longer phrase"  # "limits for nuns and judges returning to town"
     if tags is not None and _may_be_finite(candidate, position, lower, tags):
         return "whether the verb is finite is in doubt"
     return None
@@ -246,15 +262,31 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     if tags[0] in ("IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
-    if head is None:
+    if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"
         return "an argument is not headed by a noun"
     for k in range(len(words)):
-        if words[k] == "," and tags[k + 1] != "JJ" and "CC" not in tags[k + 1 :]:
-            return "punctuation belongs to an argument in part"  # "a meal, which he liked": a comma must follow
+        # "a meal, which he liked": a comma must follow
+        if words[k] == "," and k > head and not _is_list(words[k + 1 :], tags[k + 1 :]):
+            return "punctuation belongs to an argument in part"
+        if k and tags[k] in ("DT", "PRP$", "PDT") and _follows_noun(tags[:k]):
+            return "an argument is not a plain noun phrase"  # "meat just the juice in the can"
     if any(tags[k].startswith("NN") and tags[k + 1 : k + 3] == ("TO", "VB") for k in range(len(tags))):
         return "an argument contains an infinitive"  # "a role to play": its subject is the other argument
-    if words[head] in english.MEASURES or words[head].removesuffix("s") in english.MEASURES:
+    unit = words[head] in english.MEASURES or words[head].removesuffix("s") in english.MEASURES
+    if words[head][0].isdigit() or (unit and not (head and tags[head - 1].startswith("NN"))):  # but "road blocks"
         return "an argument is a measure"
     if is_light and head == 0 and tags[head] in ("NN", "NNS") and words[head] not in english.PRONOUN_NUMBER:
         return "a light verb with a noun"  # "took place", "makes sense", "shook hands"
     return None
+
+
+def _is_list(words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether the words after a comma are further parts of a list: coordinated, and without a clause."""
+    joined = {word for word, tag in zip(words, tags, strict=True) if tag == "CC"}
+    return bool(joined) and joined <= {"and", "or", "&"} and CLAUSE_TAGS.isdisjoint(tags)
+
+
+def _follows_noun(tags: Sequence[str]) -> bool:
+    """Return whether a noun, with or without an adverb after it, ends a phrase."""
+    before = [tag for tag in tags[-2:] if tag != "RB"]
+    return bool(before) and before[-1].startswith("NN")

@@ -55,6 +55,8 @@ def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) 
             return "a determiner does not agree with its noun"
         if any(a == "NNS" and b.startswith("NN") for a, b in pairwise(phrase_tags)):  # "gave boards independence"
             return "the parser may be wrong"
+    if tags is not None and not _is_certain_object(sentence.words[last.start : last.end], tags[last.start : last.end]):
+        return "the parser may be wrong"
     # "helping a child dig": two nouns, or a noun and a verb?
     if sentence.words[verb].lower() in english.HELPING_VERBS and kinds[last.end - 2 : last.end] == ["noun", "noun"]:
         return "the parser may be wrong"
@@ -95,10 +97,14 @@ def _is_plain(sentence: Sentence, first: Slot, last: Slot, kinds: Sequence[str],
     """Return whether a sentence is one clause, its arguments are plain noun phrases, and one phrase at most follows."""
     after = kinds[last.end :]
     return (
-        set(kinds[: first.start]) <= {"adverb", "mark"}
+        _is_setting(kinds[: first.start])
         and set(kinds[first.end : verb]) <= {"verb", "adverb"}
         and {"verb", "link"}.isdisjoint(after)
         and after.count("adposition") <= 1
+        and (
+            last.end - last.start == 1
+            or english.NOUN_PREPOSITIONS.isdisjoint(w.lower() for w in sentence.words[last.end : last.end + 1])
+        )
         and all(_is_noun_phrase(sentence.words[s.start : s.end], kinds[s.start : s.end]) for s in (first, last))
         and kinds[first.start : first.end].count("adposition") <= 1
         and all(sentence.words[i] == "of" for i in range(last.start, last.end) if kinds[i] == "adposition")
@@ -114,3 +120,19 @@ def _is_noun_phrase(words: Sequence[str], kinds: Sequence[str]) -> bool:
         return False
     participles = all(after in ("noun", "other", "determiner") for kind, after in pairwise(kinds) if kind == "verb")
     return participles and {"link", "mark", "particle"}.isdisjoint(kinds)
+
+
+def _is_setting(kinds: Sequence[str]) -> bool:
+    """Return whether nothing but adverbs stands before the clause, or a phrase that a mark ends."""
+    return set(kinds) <= {"adverb", "mark"} or (kinds[-1] == "mark" and {"verb", "link"}.isdisjoint(kinds))
+
+
+def _is_certain_object(words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether a phrase is no adverbial, and has no phrase but *of* that may belong to the verb."""
+    lower = [word.lower() for word in words]
+    if len(words) == 1 and tags[0] == "NN" and lower[0] not in english.PRONOUN_NUMBER:
+        return False  # "travel light", "go bowling"
+    return not any(
+        word in english.PREPOSITIONS and not (word == "of" and k and tags[k - 1].startswith("NN"))
+        for k, word in enumerate(lower)
+    )
