@@ -122,6 +122,21 @@ def test_another_share_of_rotated_dimensions_is_found():
     assert "declared 4 rotated dimensions of 8, measured 8" in audit(model).mismatches[0]
 
 
+def test_angles_that_differ_at_far_positions_alone_are_found():
+    model = llama(max_position_embeddings=4096)
+    rotary = model.rotary_emb
+    rotary.inv_freq[-1] *= 1.05
+    (line,) = audit(model).mismatches
+    assert "measured other angles from position " in line
+    rotary.inv_freq[-1] /= 1.05
+    rotary.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"position_ids": kwargs["position_ids"].clamp(max=1000)}),
+        with_kwargs=True,
+    )
+    (line,) = audit(model).mismatches
+    assert 1000 < int(line.split()[-2]) < 1400
+
+
 def test_frequencies_cast_to_half_precision_are_found():
     model = llama(rope_parameters={"rope_theta": 5e5}, head_dim=32)
     assert audit(hf.AutoModel.from_config(model.config, dtype=torch.bfloat16)).mismatches == ()

@@ -112,7 +112,9 @@ def compare_rotations(wanted: Rotary | str | None, angles: Angles | None) -> tup
         differences.append(f"declared {wanted.dims} rotated dimensions of {turn.head}, measured {turn.dims}")
     base, scaling = _found(angles, wanted if turn.dims == wanted.dims else own)
     departure = angles.departure(wanted)
-    if base is None and turn.dims == wanted.dims:
+    declared = (number(wanted.base), wanted.scaling)
+    nearby = base is not None and (number(base), scaling.split(" ")[0]) == declared  # as declared, but not far off
+    if turn.dims == wanted.dims and (base is None or nearby):
         text = rotary_text(wanted.base, scaling_text(wanted), turn.factor, turn.dims, turn.head)
         return text, [*differences, f"declared {text}, measured other angles from position {departure} on"]
     if base is None or number(base) != number(wanted.base):
