@@ -6,8 +6,8 @@
 Each is held against a witness that shares no code with the library:
 
 - measured: every matrix of `positional_attention` against the softmaxes of the model's own run, intercepted in torch;
-- attached: in float64, the logits of every attention module with an attached encoding against those of the same module
-  with the same arguments without it, plus the encoding's bias;
+- attached: in float64, the outputs with an encoding beside the model's positions against those of the model without it,
+  the same bias added to the argument of every softmax;
 - audited: whether `audit` finds what the configuration declares. The models are as transformers builds them.
 
 Writes a CSV with a row per type, and a page with the same as a table.
@@ -33,9 +33,9 @@ from tqdm import tqdm
 from transformers import CONFIG_MAPPING, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from pelocality import DistanceTable, attach, audit, positional_attention
+from benchmarks.attaching import off_by
+from pelocality import audit, positional_attention
 from pelocality.models._run import find_base, run
-from pelocality.models.families._record import ATTACHED
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
 _LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names
@@ -172,7 +172,8 @@ class Softmaxes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in (nn.functional.softmax, torch.softmax, Tensor.softmax) and result.shape[-2:-1] == (LENGTH,):
+        softmax = func in (nn.functional.softmax, torch.softmax, Tensor.softmax)
+        if softmax and result.ndim > 2 and result.shape[-2] == LENGTH <= result.shape[-1]:
             logits = args[0] if args else kwargs["input"]
             self.taken.append((self.module, logits.detach(), result.detach()))
         return result
@@ -191,6 +192,7 @@ def eager(model: Any) -> Iterator[None]:
     ]
     for config, _ in before:
         config._attn_implementation = "eager"
+        config._experts_implementation = "eager"  # the products of others have no float64
     try:
         with torch.no_grad():
             yield
@@ -224,43 +226,8 @@ def measured_off(model: Any) -> float:
 
 
 def attached_off(model: Any) -> float:
-    """Attach an encoding in float64, and return by how much logits differ from the model's own plus its bias."""
-    model = model.double()
-    base = find_base(model)
-    calls: dict[nn.Module, tuple[Any, Any]] = {}
-
-    def arguments(module: nn.Module, args: Any, kwargs: Any) -> None:
-        softmaxes.module, calls[module] = module, (args, dict(kwargs))
-
-    heads = getattr(base.config.get_text_config(), "num_attention_heads", 1)
-    encoding = DistanceTable(heads, LENGTH, signed=True).double()
-    nn.init.normal_(encoding.values, generator=torch.Generator().manual_seed(0))
-    position = torch.arange(LENGTH)
-    bias = encoding.values.detach()[:, position - position[:, None] + LENGTH - 1]  # [head, i, j]: value at j - i
-    ids = torch.randint(5, VOCABULARY, (1, LENGTH), generator=torch.Generator().manual_seed(1))
-    softmaxes = Softmaxes()
-    with eager(model), attach(model, encoding, position_embeddings="keep"):
-        modules = [module for module in base.modules() if hasattr(module, ATTACHED)]
-        handles = [m.register_forward_pre_hook(arguments, with_kwargs=True, prepend=True) for m in modules]
-        with softmaxes:
-            base(
-                input_ids=ids,
-                **({"use_cache": False} if "use_cache" in inspect.signature(base.forward).parameters else {}),
-            )
-        for handle in handles:
-            handle.remove()
-        biased = {module: logits for module, logits, _ in softmaxes.taken}
-    assert len(biased) == len(modules), f"{len(biased)} of {len(modules)} modules took a softmax"
-    worst = 0.0
-    for module in modules:
-        args, kwargs = calls[module]
-        with eager(model), Softmaxes() as again:
-            module(*args, **kwargs)
-        own, other = (each.double().reshape(-1, *each.shape[-2:]) for each in (again.taken[-1][1], biased[module]))
-        seen = own > -1e3
-        difference = (other - own)[..., :LENGTH] - bias
-        worst = max(worst, float(difference[seen[..., :LENGTH]].abs().max()))
-    return worst
+    """Return by how much outputs with an encoding differ from those of the witness of `benchmarks.attaching`."""
+    return off_by(model, disable=False)
 
 
 def outcome(function: Any, model: Any) -> tuple[str, Any]:
@@ -332,8 +299,9 @@ def page(table: pd.DataFrame) -> str:
         f"transformers {transformers.__version__}, torch {torch.__version__}: {summary(table)}.",
         "",
         "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
-        "against the softmaxes of the model's own run, and logits with an attached encoding against the model's own "
-        "plus the bias, in float64. An encoder-decoder model is two: the first is its encoder.",
+        "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
+        "bias added to the arguments of the softmaxes, in float64. An encoder-decoder model is two: the first is its "
+        "encoder.",
         "",
         "| type | measured | attached | audited: positions | refused, or differs |",
         "|---|---|---|---|---|",

@@ -44,15 +44,10 @@ STUDIES = {
         "decoders_in_training.py --text {data}/books.txt.gz --batch 16",
         "decoders_in_training.py --smoke",
     ),
-    "relocated_positions": ("relocated_positions.py --text {data}/books.txt.gz", "relocated_positions.py --smoke"),
     "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),
     "shuffle_swap_snli": (
         "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl",
         "shuffle_swap_snli.py --smoke",
-    ),
-    "relocated_positions": (
-        "relocated_positions.py --text {data}/books.txt.gz --tokens 100000 --held-out 128 --sentences 1000 500",
-        "relocated_positions.py --smoke",
     ),
 }
 WITHOUT_FILES = ("simulated_statistics", "vit_grid")  # print, and write nothing

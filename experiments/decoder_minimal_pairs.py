@@ -37,7 +37,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from nltk.tokenize import wordpunct_tokenize
-from runs import DATA, claim, fingerprint, markdown, packaged_model, signed
+from runs import DATA, claim, fingerprint, markdown, over_groups, packaged_model, signed
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from pelocality import read_frames, read_snli
@@ -49,7 +49,6 @@ from pelocality.probes import (
     semantic_role_swap,
     window_shuffling,
 )
-from pelocality.statistics import mean_over_groups
 
 SIZES = (3, 4, 5, 6)
 
@@ -131,10 +130,6 @@ def bigrams(path):
     ]
 
 
-def estimate(values, groups):
-    return mean_over_groups(values, groups, 0.95, 9999, 0)
-
-
 def summary(found):
     """Return each cell's share of preferred originals and differences, with intervals clustered by sentence."""
     rows = []
@@ -145,11 +140,11 @@ def summary(found):
                 "corpus": corpus,
                 "probe": probe,
                 "pairs": len(decoder),
-                "original preferred, %": estimate(correct, sentences),
-                "difference, nats": estimate(decoder["difference"], sentences),
-                "bigrams, %": estimate(100 * neighbours["correct"].astype(float), sentences),
+                "original preferred, %": over_groups(correct, sentences),
+                "difference, nats": over_groups(decoder["difference"], sentences),
+                "bigrams, %": over_groups(100 * neighbours["correct"].astype(float), sentences),
                 "misled bigrams": misled.sum(),
-                "preferred there, %": estimate(correct[misled], sentences[misled]),
+                "preferred there, %": over_groups(correct[misled], sentences[misled]),
             }
         )
     return pd.DataFrame(rows)
@@ -162,7 +157,7 @@ def constituents_beyond_windows(found):
         inside, window = (found["EWT", f"{name}-{size}"][0].set_index("uid") for name in ("Shuffle", "Windows"))
         change = [100.0 * (inside["correct"].astype(float) - window["correct"].astype(float))]
         change.append(inside["difference"] - window["difference"])
-        rows.append([size, len(inside), *(signed(estimate(each, each.index), "+.1f") for each in change)])
+        rows.append([size, len(inside), *(signed(over_groups(each, each.index), "+.1f") for each in change)])
     return pd.DataFrame(rows, columns=["size", "pairs", "shuffle minus windows, points", "nats"])
 
 
@@ -209,7 +204,8 @@ def main() -> None:
     table = summary(found)
     figure(table).savefig(arguments.output / "decoder_minimal_pairs.png", dpi=150)
     for column in [name for name in table.columns if name.endswith(("%", "nats"))]:
-        table[column] = [f"{e.value:.1f} [{e.low:.1f}, {e.high:.1f}]" for e in table[column]]
+        least = 0 if column.endswith("%") else -math.inf
+        table[column] = [f"{e.value:.1f} [{max(e.low, least):.1f}, {e.high:.1f}]" for e in table[column]]
     table.to_csv(arguments.output / "decoder_minimal_pairs.csv", index=False)
     print(f"{markdown(table)}\n\n{markdown(constituents_beyond_windows(found))}")
 

@@ -65,6 +65,17 @@ def rises(trajectories: pd.DataFrame) -> dict[str, str]:
     return row
 
 
+def comparison(trajectories: pd.DataFrame, losses: dict[str, list[float]]) -> pd.DataFrame:
+    """Return the rises of each family, mean over layers, with their dates seed by seed and the loss at the end."""
+    rows = []
+    for family, of_family in trajectories.groupby("family", sort=False):
+        runs = [run for _, run in of_family.groupby("seed")]
+        row = {"family": family, "seeds": len(runs)} | rises(of_family)
+        row["half of the rise of locality at step"] = ", ".join(str(half_way(run, "locality")) for run in runs)
+        rows.append(row | {"held-out loss": str(mean_over_runs(losses[family]))})
+    return pd.DataFrame(rows).drop(columns="direction balance")
+
+
 def most_local_heads(folder: Path, length: int, number: int = 4) -> pd.DataFrame:
     """Return the metrics of the heads with the highest locality in a trained model."""
     last = last_complete_checkpoint(folder)
@@ -102,14 +113,18 @@ def figure(trajectories: pd.DataFrame) -> plt.Figure:
 
 
 def figure_of_families(trajectories: pd.DataFrame) -> plt.Figure:
-    """Plot one row per metric, one column per family, one line per layer."""
+    """Plot one row per metric, one column per family, one line per layer: the mean, and thin each seed."""
     families = trajectories["family"].unique()
     shape = {"nrows": len(RISING), "ncols": len(families), "squeeze": False}
     size = (2.3 * len(families) + 0.5, 6.4)
     fig, axes = plt.subplots(**shape, figsize=size, layout="constrained", sharex=True, sharey="row")
     for metric, of_metric in zip(RISING, axes, strict=True):
         for family, ax in zip(families, of_metric, strict=True):
-            plots.trajectory(trajectories[trajectories["family"] == family], metric, ax=ax)
+            rows = trajectories[trajectories["family"] == family]
+            plots.trajectory(rows.groupby(["step", "layer"], as_index=False)[metric].mean(), metric, ax=ax)
+            for line, (_, of_layer) in zip(list(ax.lines), rows.groupby("layer"), strict=True):
+                for _, run in of_layer.groupby("seed"):
+                    ax.plot(run["step"], run[metric], color=line.get_color(), linewidth=0.7, alpha=0.6)
             top = 1.2 * trajectories[metric].max() if metric == "locality" else 1
             ax.set(xlabel="training step" if metric == RISING[-1] else "", ylim=(0, top))
             ax.set_title(family if metric == RISING[0] else "")
@@ -146,15 +161,14 @@ def main() -> None:
         print(f"\n{family}\n\n{markdown(summary(rows))}")
         rows.to_csv(arguments.output / f"positions_in_training_{family}.csv", index=False)
         figure(rows).savefig(arguments.output / f"positions_in_training_{family}.png", dpi=150)
+    losses: dict[str, list[float]] = {family: [] for family in of_family}
     for (family, seed), folder in runs.items():
         result = json.loads((folder / "result.json").read_text())
-        half = half_way(of_family[family].query("seed == @seed"), "locality")
-        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}")
-        print(f"half of the rise of locality at step: {half}")
-        print("most local heads\n")
+        losses[family].append(result["held_out_loss"])
+        print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}; most local heads\n")
         print(markdown(most_local_heads(folder, result["length"])))
     if len(of_family) > 1:
-        print(f"\n{markdown(pd.DataFrame([{'family': name} | rises(rows) for name, rows in of_family.items()]))}")
+        print(f"\n{markdown(comparison(trajectories, losses))}")
         figure_of_families(trajectories).savefig(arguments.output / "positions_in_training_families.png", dpi=150)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from safetensors.torch import load_model
 from transformers import Trainer, TrainerState
 
-from pelocality.statistics import Estimate
+from pelocality.statistics import Estimate, mean_over_groups
 
 DATA = Path(__file__).parents[1] / "examples" / "data"  # the small corpus, read where no other is named
 # flags of pretrain.py for a model that trains in a second
@@ -105,6 +105,13 @@ def train(trainer: Trainer, checkpoint: Path | None) -> None:
             trainer.state = state
             return
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def over_groups(values: pd.Series, groups: pd.Series) -> Estimate:
+    """Return the mean of numbers of any size and its interval by `mean_over_groups`, which takes shares."""
+    largest = max(values.abs().max(), 1.0)
+    share = mean_over_groups(values / largest, groups, 0.95, 9999, 0)
+    return Estimate(*(largest * number for number in (share.value, share.low, share.high)))
 
 
 def half_way(rows: pd.DataFrame, column: str) -> int | str:

@@ -19,7 +19,17 @@ import datasets
 import numpy as np
 import pandas as pd
 import torch
-from runs import DATA, claim, fingerprint, last_complete_checkpoint, markdown, packaged_model, signed, train
+from runs import (
+    DATA,
+    claim,
+    fingerprint,
+    last_complete_checkpoint,
+    markdown,
+    over_groups,
+    packaged_model,
+    signed,
+    train,
+)
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -33,7 +43,6 @@ from pelocality import measure, positional_attention
 from pelocality.corpora import read_snli
 from pelocality.evaluation import evaluate, paper_table
 from pelocality.probes import constituency_shuffling, probe_info, random_shuffling, semantic_role_swap, window_shuffling
-from pelocality.statistics import mean_over_groups
 
 LABELS = ["entailment", "neutral", "contradiction"]
 SIZES = (3, 4, 5, 6)
@@ -123,7 +132,7 @@ def constituents_beyond_windows(found):
         inside, window = ([run.examples.set_index("uid") for run in found[f"{name}-{size}"]] for name in ("Sh", "Win"))
         pairs = zip(inside, window, strict=True)
         change = pd.concat([one["correct"].astype(float) - two["correct"].astype(float) for one, two in pairs], axis=1)
-        estimate = mean_over_groups(100 * change.mean(axis=1), inside[0].loc[change.index, "group"], 0.95, 9999, 0)
+        estimate = over_groups(100 * change.mean(axis=1), inside[0].loc[change.index, "group"])
         rows.append((size, len(change), signed(estimate, "+.1f")))
     return pd.DataFrame(rows, columns=["size", "pairs", "shuffle minus window, points"])
 

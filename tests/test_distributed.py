@@ -1,6 +1,8 @@
 """Two processes divide the work, and each returns what one process alone returns."""
 
+import os
 import pickle
+import socket
 
 import numpy as np
 import pytest
@@ -8,13 +10,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from pandas.testing import assert_frame_equal
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from pelocality import _distributed
 from pelocality.evaluation import evaluate
 from pelocality.evaluation.dependencies import dependency_accuracy
-from tests.families import tiny
+from pelocality.metrics import locality
+from pelocality.models import AttentionFunction, position_share, positional_attention, text_average
+from tests import test_models_callback as callbacks
+from tests.families import tiny, tokens
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences, sentence
+from tests.test_models_observe import jamba
 from tests.test_models_words import wordpiece
 
 
@@ -32,23 +40,118 @@ def results():
     }
 
 
-def process(rank, folder):
-    """One of two processes."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
-    found = results()
-    found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
-    found["sum of one"] = _distributed.summed(torch.ones(2) if rank else None)
-    found["sum of none"] = _distributed.summed(None)
+def measured():
+    """What models are measured to be: 5 words in batches of 2, 1 word, 5 batches of uneven texts, and 1 batch."""
+    model = tiny("gpt2")
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    short = [{"input_ids": tokens(1, 2)}]  # has no metrics of its own
+    batches = [{"input_ids": tokens(size, length, length)} for size, length in [(4, 5), (1, 9), (3, 4)]]
+    text = [*short, batches[0], {"input_ids": []}, *batches[1:], *short]
+    options = {"special_tokens": True, "progress": False}
+    return {
+        "words": positional_attention(model, length=8, words=5, batch_size=2, prefix=3),
+        "one word": positional_attention(jamba(), length=8, words=[7]),
+        "text": text_average(model, iter(text), **options),
+        "one batch": text_average(jamba(), batches[:1], layers=[-1], **options),
+        "share": position_share(model, iter(text), **options),
+        "share of one batch": position_share(jamba(), batches[:1], **options),
+    }
+
+
+def trained(rank, folder):
+    """The table and the reports of a callback in a training of two processes."""
+    reports = callbacks.FakeReporter.logged
+    callbacks.integration_utils.INTEGRATION_TO_CALLBACK["wandb"] = callbacks.FakeReporter
+    trainer = callbacks.make_trainer(folder, max_steps=3)
+    trainer.args.report_to = ["wandb"]
+    callback = callbacks.add_callback(trainer)
+    trainer.train()
+    assert trainer.args.world_size == 2
+    return callback.table, [entry["step"] for entry in reports]
+
+
+def read():
+    """How many of 8 words and of 3 batches of 2 texts the model of a process read."""
+    found = []
+
+    def function(ids):
+        found.append(len(ids))
+        return [torch.eye(ids.shape[1]).expand(len(ids), 1, -1, -1)]
+
+    positional_attention(AttentionFunction(function, 99), length=4, words=8)
+    words = sum(found) - 2  # one word at first, and one for its states
+    found.clear()
+    position_share(AttentionFunction(function, 99), [{"input_ids": tokens(2, 5)}] * 3, special_tokens=True)
+    return words, sum(found)
+
+
+def failures(rank):
+    """What goes wrong in one process is an error in both, and the next call works."""
+
+    def function(ids):
+        if rank == 1:
+            raise RuntimeError("here")
+        return [torch.eye(ids.shape[1]).expand(len(ids), 1, -1, -1)]
+
+    if rank == 1:
+        error, words = ValueError, "RuntimeError: here"
+    else:
+        error, words = RuntimeError, "another process failed: ValueError: .*RuntimeError: here"
+    with pytest.raises(error, match=words):
+        positional_attention(AttentionFunction(function, 9), length=4, words=3)
+    gap = {"input_ids": torch.tensor([[2, 6, 3, 7, 3]])}
+    if rank == 1:
+        error, words = ValueError, "^a text has special tokens"
+    else:
+        error, words = RuntimeError, "another process failed: ValueError: a text has"
+    with pytest.raises(error, match=words):
+        text_average(tiny("bert"), [{"input_ids": tokens(2, 5)}, gap], tokenizer=wordpiece())
+    with pytest.raises(ValueError, match="all processes must be given the same words or batches"):
+        position_share(tiny("bert"), [{"input_ids": tokens(2, 5, seed=rank)}], special_tokens=True)
+    with pytest.raises(ValueError, match="all processes must be given the same words or batches"):
+        positional_attention(tiny("bert"), length=5, words=4, seed=rank)
     with pytest.raises(ValueError, match="all processes must be given the same items"):
         _distributed.gathered([1] * (3 * rank))
+    sharded = tiny("bert")
+    layer, mesh = sharded.encoder.layer[0].output.dense, init_device_mesh("cpu", (2,))
+    layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight.data, mesh, [Shard(0)]))
+    with pytest.raises(ValueError, match="BertModel is sharded over processes"):
+        positional_attention(sharded, length=5, words=4)
+
+
+def process(rank, folder, port):
+    """One of two processes."""
+    where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in where.items()}
+    dist.init_process_group("gloo")
+    failures(rank)
+    assert read() == (4, 2 + 1 if rank else 4)  # all read the first text
+    found = results() | measured() | {"trained": trained(rank, folder)}
+    found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(found, file)
     dist.destroy_process_group()
 
 
+def same_result(here, one):
+    """Whether all that a result holds is the same: tensors to rounding, the rest exactly."""
+    assert vars(here).keys() == vars(one).keys()
+    for name, expected in vars(one).items():
+        values = getattr(here, name)
+        if name == "per_sample" or isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+        else:
+            assert values == expected
+
+
 def test_two_processes_return_what_one_does(tmp_path):
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
-    expected = results()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(process, args=(str(tmp_path), port), nprocs=2)
+    expected, expected_of_models = results(), measured()
+    untrained = positional_attention(callbacks.make_trainer(tmp_path).model, length=12, words=3)
     for rank in (0, 1):
         found = pickle.loads((tmp_path / str(rank)).read_bytes())
         one, here = expected["evaluate"], found["evaluate"]
@@ -62,8 +165,12 @@ def test_two_processes_return_what_one_does(tmp_path):
             assert (here.layers, here.left_out, here.sentences) == (one.layers, one.left_out, one.sentences)
         assert found["gathered"] == [0, 1, 4, 9, 16]
         assert found["sum"].tolist() == [2, 1]
-        assert found["sum of one"].tolist() == [1, 1]
-        assert found["sum of none"] is None
+        for name, one in expected_of_models.items():
+            same_result(found[name], one)
+        table, reported = found["trained"]
+        assert table["step"].unique().tolist() == [0, 2, 3]
+        assert table["locality"][:2].tolist() == pytest.approx(locality(untrained).mean(-1).tolist(), abs=1e-6)
+        assert reported == ([] if rank else [0, 2, 3])
 
 
 def test_one_process_keeps_what_it_has():

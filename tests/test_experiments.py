@@ -322,6 +322,13 @@ def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys
     assert (tmp_path / "decoders_in_training.png").exists()
 
 
+def test_means_over_few_groups_keep_their_unit():
+    over_groups = importlib.import_module("runs").over_groups
+    points = over_groups(pd.Series([40.0, 50.0, 60.0]), pd.Series(["a", "b", "c"]))
+    assert (points.value, points.high) == (pytest.approx(50), pytest.approx(60))  # cut at the largest value
+    assert points.low == pytest.approx(50 - 4.303 * 10 / 3**0.5, abs=0.01)  # Student's t with two degrees
+
+
 def test_half_of_a_rise_is_dated_unless_there_is_none():
     half_way = importlib.import_module("runs").half_way
     rows = pd.DataFrame({"step": [0, 0, 1, 1, 2, 2, 4, 4], "text": [0.1, 0.1, 0.1, 0.2, 0.3, 0.3, 0.3, 0.5]})

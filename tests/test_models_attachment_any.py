@@ -158,6 +158,19 @@ def test_an_adapter_trains_and_saves_the_encoding_of_any_family(tmp_path):
     assert_same_outputs(output(peft.PeftModel.from_pretrained(again, tmp_path).eval(), ids), output(adapted, ids))
 
 
+def test_beside_images_the_language_model_is_changed():
+    text = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "intermediate_size": 16, "model_type": "llama"}  # fmt: skip
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+              "image_size": 8, "patch_size": 4, "model_type": "clip_vision_model"}  # fmt: skip
+    model = spread(hf.LlavaModel(hf.LlavaConfig(text_config=text, vision_config=vision, image_token_index=98)))
+    with attach(model, random_table(2)) as attachment:
+        assert len(attachment.encodings) == 2
+        assert attached(model.language_model) is not None
+        assert not any("pelocality" in name for name, _ in model.vision_tower.named_modules())
+    assert off_by(model, disable=True) < 1e-6
+
+
 def test_the_longest_input_is_known_for_tables_of_a_class_of_their_own():
     for name, longest in (("opt", 64), ("gpt_neox", None)):
         model = tiny_any(name)

@@ -260,12 +260,9 @@ def test_the_reporters_of_the_arguments_get_the_numbers_once_from_the_first_proc
     callback = add_callback(trainer, every=1)
     trainer.train()
     measured = [entry for entry in trainer.state.log_history if any(map(PREFIX.match, entry))]
-    if reported:
-        assert [entry["step"] for entry in measured] == [0, 1, 2]
-        assert FakeReporter.logged == measured
-    else:
-        assert FakeReporter.logged == []
-    assert callback.table.empty == (rank > 0)
+    assert [entry["step"] for entry in measured] == [0, 1, 2]  # every process has them, as the Trainer's own
+    assert FakeReporter.logged == (measured if reported else [])
+    assert callback.table["step"].unique().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ def test_layers_can_be_chosen():
     assert some.layers == (2, 0)
     torch.testing.assert_close(some.attention, everything.attention[[2, 0]])
     assert some.to_frame("layer")["layer"].tolist() == [2, 0]
+    with pytest.raises(ValueError, match=r"name each layer once, got \[0, -3\]"):
+        positional_attention(model, length=N, words=WORDS, layers=[0, -3])
 
 
 def test_a_task_head_or_a_wrapper_does_not_change_the_result():

@@ -22,6 +22,7 @@ from pelocality.models import attach
 from pelocality.models.reflection import reflection_gap
 from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_attachment import CAUSAL, DISABLEABLE, WITH_CONVOLUTION, random_table, set_implementation
+from tests.test_models_observe import DECODERS
 from tests.test_models_unknown_families import REFUSED
 
 BIDIRECTIONAL = [name for name in DISABLEABLE if name not in CAUSAL]
@@ -267,3 +268,8 @@ def test_a_trained_model_with_a_symmetric_encoding_has_no_gap():
     assert gaps[0] * 100 < gaps[1] < gaps[2]
     with torch.no_grad(), attach(model, AttenuatedEncoding()):
         assert torch.isfinite(model(ids.repeat(1, 205)[:, :2048])[0]).all()
+
+
+def test_a_decoder_that_needs_an_encoder_is_measured():
+    torch.manual_seed(0)
+    assert (reflection_gap(DECODERS["t5gemma"]().get_decoder(), tokens(2, 9)) > 0).all()

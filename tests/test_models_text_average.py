@@ -6,7 +6,7 @@ import transformers as hf
 
 from pelocality import metrics
 from pelocality.models import TextAverage, position_share, positional_attention, text_average
-from tests.families import FAMILIES, same, state, tiny, tokens
+from tests.families import FAMILIES, offloaded, same, state, tiny, tokens
 from tests.test_models_observe import LEARNED_SINKS, jamba, with_sinks
 from tests.test_models_words import wordpiece
 
@@ -147,3 +147,13 @@ def test_the_first_tokens_of_texts_can_be_left_out():
     assert not torch.allclose(result.share, text_average(model, text, special_tokens=True).share)
     with pytest.raises(ValueError, match="without_first must be at least 0"):
         text_average(model, text, special_tokens=True, without_first=-1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_offloaded_models_are_measured_where_they_run(name):
+    text = [{"input_ids": tokens(2, N, seed)} for seed in range(2)]
+    expected, moved = text_average(tiny(name), text, special_tokens=True), offloaded(tiny(name))
+    torch.testing.assert_close(text_average(moved, text, special_tokens=True).attention, expected.attention)
+    found = position_share(moved, text, special_tokens=True)
+    torch.testing.assert_close(found.share, expected.share, equal_nan=True)
+    assert all(weight.is_meta for weight in moved.parameters())

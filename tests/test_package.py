@@ -22,7 +22,7 @@ ARROWS = {
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": set(),
-    "models": {"_checks", "_display", "encodings", "metrics", "statistics"},
+    "models": {"_checks", "_display", "_distributed", "encodings", "metrics", "statistics"},
     "evaluation": {"_checks", "_display", "_distributed", "corpora", "models", "statistics"},
     "plots": {"_checks", "evaluation", "metrics", "statistics"},
 }

@@ -6,10 +6,10 @@ Without an initialised process group, or in a group of one, each function return
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -55,24 +55,54 @@ def gathered(part: Sequence[T], total: int | None = None) -> list[T]:
     return whole
 
 
-def summed(tensor: Tensor | None) -> Tensor | None:
-    """Return the sum over all processes of a tensor, on its device; None where a process has nothing to add.
-
-    A process without a tensor gets the sum on the CPU. None is returned where no process has one.
-    """
+def summed(tensor: Tensor) -> Tensor:
+    """Return the sum over all processes of a tensor of the same shape in each, on its device."""
     if rank_and_size()[1] == 1:
         return tensor
-    kinds = gathered([None if tensor is None else (tensor.shape, tensor.dtype)])
-    known = next((kind for kind in kinds if kind is not None), None)
-    if known is None:
-        return None
-    mine = torch.zeros(known[0], dtype=known[1]) if tensor is None else tensor.detach().cpu().clone()
-    dist.all_reduce(mine, group=_cpu_group(dist.group.WORLD))
-    return mine if tensor is None else mine.to(tensor.device)
+    total = tensor.detach().cpu().clone()
+    dist.all_reduce(total, group=_cpu_group(dist.group.WORLD))
+    return total.to(tensor.device)
+
+
+@contextmanager
+def together() -> Iterator[list[Any]]:
+    """Fail on all processes where one fails inside the context, instead of waiting for it after the context.
+
+    Inside, no process may wait for another. What must be the same in all, such as their input, goes into the list.
+
+    Raises:
+        RuntimeError: Another process failed.
+        ValueError: The lists differ.
+    """
+    same: list[Any] = []
+    try:
+        yield same
+    except Exception as error:
+        gathered([f"{type(error).__name__}: {error}"])
+        raise
+    found: list[Any] = gathered([same])
+    if failed := [each for each in found if isinstance(each, str)]:
+        raise RuntimeError(f"another process failed: {failed[0]}")
+    if any(each != same for each in found):
+        raise ValueError("all processes must be given the same words or batches; each takes its part of them by itself")
 
 
 def alone(model: nn.Module) -> nn.Module:
-    """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes."""
+    """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes.
+
+    Raises:
+        ValueError: The processes hold parts of its weights, so that none can run it without the others.
+    """
+    if rank_and_size()[1] > 1:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.tensor import DTensor
+
+        parts = [*model.modules(), *model.parameters()]
+        if any(isinstance(part, FullyShardedDataParallel | DTensor) for part in parts):
+            raise ValueError(
+                f"{type(model).__name__} is sharded over processes, so that none can run it alone; load all its "
+                "weights in each process, or spread it over the devices of one process with device_map"
+            )
     if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
         inner: nn.Module = model.module
         return inner

@@ -14,7 +14,7 @@ from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality._distributed import alone, gathered, my_part
+from pelocality._distributed import alone, gathered, my_part, together
 from pelocality.evaluation._examples import name_of, scalar_columns
 from pelocality.evaluation._labels import is_correct, normalised
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
@@ -187,7 +187,8 @@ def _predictions(
         if not isinstance(text, str):
             raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
     mine, predictions = my_part(unique), []
-    for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):
-        predictions += classifier(mine[start : start + _CHUNK])
+    with together():
+        for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):
+            predictions += classifier(mine[start : start + _CHUNK])
     found = dict(zip(unique, gathered(predictions, len(unique)), strict=True))
     return [[found[text] for text in side] for side in sides]

@@ -16,7 +16,7 @@ removed; ``load`` brings a saved one back; ``relocate`` trains a copy with it to
 
 from pelocality.models._run import eager_attention as eager_attention
 from pelocality.models.attachment import Attachment as Attachment, attach as attach, attached as attached
-from pelocality.models.audit import (
+from pelocality.models.auditing import (
     Audit as Audit,
     AuditComparison as AuditComparison,
     LayerAudit as LayerAudit,

@@ -135,7 +135,9 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
         width = getattr(config, "cross_attention_hidden_size", None) or config.hidden_size
         first = next(iter(inputs.values()))
         inputs["encoder_hidden_states"] = torch.zeros(len(first), 1, width, dtype=base.dtype, device=first.device)
-    return base(**inputs, output_attentions=output_attentions, return_dict=True)
+    if output_attentions or "output_attentions" in accepted:
+        inputs["output_attentions"] = output_attentions
+    return base(**inputs, return_dict=True)
 
 
 def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
@@ -284,7 +286,7 @@ def requested_layers(
 
     Raises:
         TypeError: if it is not a list.
-        ValueError: if there is none, an index out of range, or a layer that is not available.
+        ValueError: if there is none, an index out of range, a layer that is not available, or one named twice.
     """
     if layers is not None and not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
@@ -297,6 +299,8 @@ def requested_layers(
     missing = sorted(set(numbers) - set(available))
     if missing or not numbers:
         raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers must name each layer once, got {list(wanted)}")
     return numbers
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality import metrics
+from pelocality._distributed import gathered
 from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics.published import pooled
 
@@ -51,10 +52,15 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def stacked(layers: list[list[dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Return values that were measured layer by layer and batch by batch, (batch, head) each: (sample, layer, head)."""
-    device = next(iter(layers[0][0].values())).device
+def stacked(batches: dict[int, list[dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Return the values of all samples of all processes by name, each (sample, layer, head).
+
+    Args:
+        batches: what this process measured, by the number of the batch and by layer, (batch, head) each.
+    """
+    whole = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
+    names = next(iter(whole.values()), [{}])[0]
     return {
-        name: torch.stack([torch.cat([batch[name].to(device) for batch in batches]) for batches in layers], 1)
-        for name in layers[0][0]
+        name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in whole.values()])
+        for name in names
     }

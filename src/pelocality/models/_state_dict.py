@@ -17,7 +17,7 @@ from pelocality.models.families._record import ATTACHED
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
 
-REFUSED = "experts_implementation"
+BLOCKING_KEY = "experts_implementation"
 """The entry of a configuration of which each model class of transformers refuses, and repeats, an unknown value."""
 
 _REASON = "an encoding is attached to this model, load it with pelocality.load"
@@ -114,13 +114,13 @@ def has_encodings(model: nn.Module) -> bool:
     return any(ATTACHED in module._modules for module in model.modules())
 
 
-def refuse_plain_loading(model: Any) -> None:
+def mark_saved_folders(model: Any) -> None:
     """Replace a model's ``save_pretrained``, so that transformers alone refuses to load the folder it writes."""
     model.save_pretrained = functools.partial(_save_pretrained, model)
 
 
 def _save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
-    with restoring(lambda: model.config.__dict__.pop(REFUSED, None)):
+    with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
         if has_encodings(model):  # not removed through a part of the model
-            setattr(model.config, REFUSED, _REASON)
+            setattr(model.config, BLOCKING_KEY, _REASON)
         type(model).save_pretrained(model, *args, **kwargs)

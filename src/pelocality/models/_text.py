@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
+from pelocality._distributed import gathered, rank_and_size, summed
 from pelocality.models._inputs import token_batch
 from pelocality.models._observe import Observed, observe
 from pelocality.models._run import check_length, eager_attention
@@ -23,14 +25,18 @@ def observe_text(
     model: nn.Module,
     base: Any,
     batches: Iterable[Mapping[str, Any]],
+    same: list[Any],
     *,
     tokenizer: Any,
     length: int,
     special_tokens: bool,
     without_first: int,
     progress: bool,
-) -> Iterator[tuple[Observed, Tensor]]:
-    """Yield the attention of each batch and which of its first ``length`` tokens to include, (batch, n) on the CPU.
+) -> Iterator[tuple[int, Observed, Tensor]]:
+    """Yield the batches of this process: number, attention, and which of the first ``length`` tokens to include.
+
+    The tokens are (batch, n), on the CPU. Every process reads every batch, whose checksum goes into ``same``. All yield
+    the first text, which tells how the model attends; where it belongs to another process, none of it is included.
 
     Raises:
         TypeError: for batches that are not mappings of token ids.
@@ -42,6 +48,7 @@ def observe_text(
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     longest = 0
+    rank, size = rank_and_size()
     with eager_attention(model):
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
             inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
@@ -51,7 +58,13 @@ def observe_text(
                 longest = included.shape[1]
                 check_length(base, longest)
             included &= included.cumsum(1) > without_first
-            yield observe(base, **inputs), included[:, :length]
+            number = len(same)
+            same.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
+            if number % size == rank:
+                yield number, observe(base, **inputs), included[:, :length]
+            elif number == 0:
+                first = {name: tensor[:1] for name, tensor in inputs.items()}
+                yield number, observe(base, **first), torch.zeros_like(included[:1, :length])
     if not longest:
         raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
 
@@ -76,8 +89,14 @@ class TextSums:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
         more = max(0, length - self.counts.shape[-1])
         if more:
-            for name in ("total", "squares", "rounding", "uniform", "counts"):
-                setattr(self, name, nn.functional.pad(getattr(self, name), (0, more, 0, more)))
+            for name, sums in vars(self).items():
+                setattr(self, name, nn.functional.pad(sums, (0, more, 0, more)))
+
+    def add_processes(self) -> None:
+        """Add the sums of all other processes."""
+        self._grow(max(gathered([self.counts.shape[-1]])))
+        for name, sums in vars(self).items():
+            setattr(self, name, summed(sums))
 
     def add(self, layer: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.

@@ -21,7 +21,7 @@ from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._state_dict import check_state_dict, has_encodings, refuse_plain_loading
+from pelocality.models._state_dict import check_state_dict, has_encodings, mark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED, Architecture
@@ -86,7 +86,8 @@ def attach(
 
     Args:
         model: A transformers model, with or without a task head. Of an encoder-decoder model the encoder is changed;
-            pass ``model.get_decoder()`` to change the decoder. In a hybrid the attention layers are changed.
+            pass ``model.get_decoder()`` to change the decoder. In a hybrid the attention layers are changed, in a model
+            of images and text the language model.
         encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
             (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
             heads.
@@ -185,7 +186,7 @@ def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, 
         bias.install(attention)
     for module in _checked_modules(model, base):
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
-        refuse_plain_loading(module)
+        mark_saved_folders(module)
     base.register_load_state_dict_pre_hook(check_state_dict)
     if disable:
         disable_positions(record, base)
@@ -249,10 +250,10 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
         )
     if not record.attention_modules(base):
         raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
-    reason = record.not_additive(base)
+    reason = record.why_not_additive(base)
     if reason is not None:
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
-    reason = record.positions_remain(base) if position_embeddings == "disable" else None
+    reason = record.why_positions_remain(base) if position_embeddings == "disable" else None
     if reason is not None:
         raise ValueError(f"the positions of {name} cannot be disabled: {reason}; use position_embeddings='keep'")
     _check_implementation(base)

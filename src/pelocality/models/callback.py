@@ -61,8 +61,9 @@ class LocalityCallback(TrainerCallback):
         A reporter that was given to the Trainer as an object, and the other reporters that ``report_to`` can name, get
         nothing: Trainers do not pass them to callbacks. TensorBoard may show the numbers as a run of their own beside
         the Trainer's. Where an evaluation ends training early and ``load_best_model_at_end`` replaces the model, that
-        of the last step is not measured, and a warning says so. In distributed training the first process measures and
-        the others wait at the next step. Measuring costs ``words`` sequences of ``length`` tokens each time.
+        of the last step is not measured, and a warning says so. In distributed training every process measures a part
+        of the words and has the table; the first one reports. Measuring costs ``words`` sequences of ``length`` tokens
+        each time.
 
     Examples:
         >>> import tempfile
@@ -122,7 +123,7 @@ class LocalityCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model of the last step, unless that was done or the best model has replaced it."""
-        if self._measured(state) or not state.is_world_process_zero:
+        if self._measured(state):
             return
         if args.load_best_model_at_end and state.best_global_step not in (None, state.global_step):
             warnings.warn("the best model has replaced the last one before it was measured", stacklevel=2)
@@ -134,9 +135,7 @@ class LocalityCallback(TrainerCallback):
         return bool((trajectory(state.log_history, name=self.name)["step"] == state.global_step).any())
 
     def _measure(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Measure the model and log the numbers, in the first process."""
-        if not state.is_world_process_zero:
-            return
+        """Measure the model and log the numbers."""
         if self._measured(state):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}

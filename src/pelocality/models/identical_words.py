@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
+from pelocality._distributed import alone, my_part, rank_and_size, summed, together
 from pelocality.models._observe import Observed, observe, observe_by_layer
 from pelocality.models._run import (
     check_length,
@@ -19,7 +22,7 @@ from pelocality.models._run import (
     find_base,
     run,
 )
-from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
+from pelocality.models._samples import metrics_with_sink, sample_metrics
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.result import PositionalAttention, provenance
 
@@ -52,6 +55,8 @@ def positional_attention(
     ``pelocality.models.families`` are tested, others are checked as they run. The mode, attention implementation and
     weights of the model are restored, also after an interrupt.
 
+    Where ``torch.distributed`` is initialised, each process measures a part of the words, and all return the result.
+
     Args:
         model: a transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
             ``model.get_decoder()`` for the other half.
@@ -83,6 +88,7 @@ def positional_attention(
         TypeError: for something that is not a transformers model, or arguments of the wrong type.
         ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
+        RuntimeError: another process failed.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -94,7 +100,7 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base = find_base(model)
+    base = find_base(alone(model))
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     fed: list[str] = []
     if prefix is not False:
@@ -108,25 +114,25 @@ def positional_attention(
     if fed and before[-1] in ids:
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
-    sums = _Sums(layers, slice(len(before), len(before) + length))
-    with (
-        eager_attention(model),
-        tqdm(total=len(ids), desc="identical words", unit="word", delay=3, disable=not progress) as bar,
-    ):
+    sums = _Sums(layers, slice(len(before), len(before) + length), len(ids))
+    with together() as same, eager_attention(model):
+        same += (ids, rows.shape, layers)
         first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
         dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
+        size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums.start(first)
         first = replace(first, maps=(), visible=())
-        for start in range(0, len(ids), size):
+        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
+        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
-                observe_by_layer(base, first, sums.add, dtype, input_ids=batch)
+                observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
             else:  # all layers at a time, where a layer is not told by its softmax
                 observed = observe(base, input_ids=batch)
                 for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                    sums.add(place, weights, visible)
-            bar.update(len(batch))
+                    sums.add(start, place, weights, visible)
         equal_states = _equal_states(base, rows[:1], sums.positions)
+    sums.add_processes(counts=bool(starts))
     mean = sums.attention / len(ids)
     source = provenance(
         model,
@@ -141,7 +147,7 @@ def positional_attention(
     )
     return PositionalAttention(
         attention=mean,
-        per_sample=stacked(sums.per_word),
+        per_sample=sums.per_word,
         layers=sums.layers,
         source=source,
         visible=None if bool(sums.visible.all()) else sums.visible,
@@ -152,13 +158,13 @@ def positional_attention(
 class _Sums:
     """Sums over words in at least float32, and the metrics of each word; the matrices of the words are not stored."""
 
-    def __init__(self, requested: Sequence[int] | None, positions: slice) -> None:
-        self.requested, self.positions = requested, positions
+    def __init__(self, requested: Sequence[int] | None, positions: slice, words: int) -> None:
+        self.requested, self.positions, self.words = requested, positions, words
         self.layers: tuple[int, ...] = ()
         self.other_layers: dict[int, str] = {}
         self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
-        self.per_word: list[list[dict[str, Tensor]]] = []  # by layer and batch
+        self.per_word: dict[str, Tensor] = {}  # (word, layer, head)
         self.places: dict[int, int] = {}  # from the model's layers with attention to the requested ones
         self.sinks = False
 
@@ -167,26 +173,39 @@ class _Sums:
         self.layers, self.other_layers = first.requested(self.requested), first.others
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
         self.sinks = any(first.sinks)
-        self.per_word = [[] for _ in self.layers]
 
-    def add(self, index: int, weights: Tensor, visible: Tensor) -> None:
-        """Add the words of a batch in one layer, (word, head, n, n) and (word, n, n)."""
+    def add_processes(self, counts: bool) -> None:
+        """Add the words of all other processes, to those of this one if they count."""
+        for sums in (self.attention, self.visible, *self.per_word.values()):
+            if not counts:
+                sums.zero_()
+        self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
+        self.per_word = {name: summed(values) for name, values in self.per_word.items()}
+
+    def add(self, start: int, index: int, weights: Tensor, visible: Tensor) -> None:
+        """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
         if index not in self.places:
             return
         place, part = self.places[index], self.positions
-        given = weights[..., part, :].to(torch.promote_types(weights.dtype, torch.float32))
+        half = weights.dtype not in (torch.float32, torch.float64)
+        given = (weights.float() if half else weights)[..., part, :]
         weights, visible = given[..., part], visible[:, part, part]
         if not self.attention.numel():
             self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
             self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
-        attention = weights / mass
+        whole = given.shape == weights.shape
+        attention = weights if whole and not half and not self.sinks else weights / mass
         values = sample_metrics(attention, visible)
-        if given.shape != weights.shape:
+        if not whole:
             values["cut_share"] = (total - mass).mean((-2, -1))
         if self.sinks:
             values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
-        self.per_word[place].append(values)
+        for name, value in values.items():
+            if name not in self.per_word:
+                shape = (self.words, len(self.layers), value.shape[1])
+                self.per_word[name] = value.new_zeros(shape, device=self.attention.device)
+            self.per_word[name][start : start + len(value), place] = value.to(self.attention.device)
         for matrix in attention:
             self.attention[place] += matrix.to(self.attention.device)
         self.visible[place] |= visible.any(0).to(self.visible.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
-from pelocality.models._run import check_length, eager_attention, find_base
+from pelocality.models._run import check_length, eager_attention, find_base, run
 
 
 def reflection_gap(
@@ -87,7 +87,7 @@ def reflection_gap(
 def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
     padded = {} if bool(mask.all()) else {"attention_mask": mask}
-    states: Tensor = base(input_ids=ids, **padded, return_dict=True).last_hidden_state
+    states: Tensor = run(base, output_attentions=False, input_ids=ids, **padded).last_hidden_state
     return states
 
 

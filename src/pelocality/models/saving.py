@@ -16,7 +16,7 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
 from pelocality.models._restore import restoring
-from pelocality.models._state_dict import CONFIGURATION, REFUSED, read_configuration, refuse_plain_loading
+from pelocality.models._state_dict import BLOCKING_KEY, CONFIGURATION, mark_saved_folders, read_configuration
 from pelocality.models.attachment import attach
 from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED
@@ -75,7 +75,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         )
     configurations = {name: _restored(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
-    options[REFUSED] = None
+    options[BLOCKING_KEY] = None
     with _expected(loaded_class):
         model = loaded_class.from_pretrained(path, **options)
     names = _names_by_module(list(saved), model)
@@ -91,7 +91,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
             _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
     if names:
         raise ValueError(f"the model has no attention module for the saved encoding '{next(iter(names.values()))}'")
-    refuse_plain_loading(model)
+    mark_saved_folders(model)
     return model
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
+from pelocality._distributed import alone, gathered, together
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
 from pelocality.models._text import TextSums, included_pairs, observe_text
 
@@ -88,6 +89,9 @@ def position_share(
     Sentences of different lengths have different numbers of keys at the same pair of positions, so even a purely
     positional head has a share slightly below 1 on them. Texts of one length avoid that.
 
+    Where ``torch.distributed`` is initialised, every process is given the same batches, measures a part of them, and
+    returns the result.
+
     Args:
         model: a transformers model that ``positional_attention`` can probe, with or without a head.
         batches: tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
@@ -108,8 +112,10 @@ def position_share(
         TypeError: for something that is not a transformers model, or batches that are not mappings of token ids.
         ValueError: for a model that cannot be probed, text longer than its positions, special tokens that nothing
             identifies, padding without a mask, or fewer than two sentences.
+        RuntimeError: another process failed.
 
     Examples:
+        >>> import torch
         >>> from transformers import DistilBertConfig, DistilBertModel
         >>> _ = torch.manual_seed(0)
         >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=99))
@@ -117,18 +123,20 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
-    base = find_base(model)
+    base = find_base(alone(model))
     sums: TextSums | None = None
     sentences = 0
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
     options |= {"without_first": without_first, "progress": progress}
-    for observed, included in observe_text(model, base, batches, **options):
-        layers, others = observed.layers, observed.others
-        sums = sums or TextSums(len(layers), observed.maps[0].shape[1])
-        for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-            sums.add(layer, weights, included_pairs(included, visible))
-        sentences += len(included)
+    with together() as same:
+        for _, observed, included in observe_text(model, base, batches, same, **options):
+            layers, others = observed.layers, observed.others
+            sums = sums or TextSums(len(layers), observed.maps[0].shape[1])
+            for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                sums.add(layer, weights, included_pairs(included, visible))
+            sentences += int(included.any(1).sum())
     assert sums is not None  # observe_text raises where there is no text
+    sums.add_processes()
     if not bool((sums.counts >= 2).any()):
         raise ValueError("no pair of positions is in two sentences; pass more text")
     return PositionShare(
@@ -136,7 +144,7 @@ def position_share(
         layers=layers,
         prediction=sums.total / sums.counts[:, None],
         counts=sums.counts,
-        sentences=sentences,
+        sentences=sum(gathered([sentences])),
         model=model_name(model),
         special_tokens=special_tokens,
         encoding=attached_encoding(base),

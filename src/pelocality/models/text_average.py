@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._distributed import alone, gathered, together
 from pelocality.models._run import find_base
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._text import TextSums, included_pairs, observe_text
@@ -63,6 +64,9 @@ def text_average(
     The sums need one pass, so memory does not depend on the number of texts, but for one number per text, metric,
     layer and head.
 
+    Where ``torch.distributed`` is initialised, every process is given the same batches, measures a part of them, and
+    returns the result.
+
     Args:
         model: a transformers model that ``positional_attention`` can probe, with or without a head.
         batches: tokenised batches, as for `position_share`.
@@ -91,32 +95,35 @@ def text_average(
         >>> result.attention.shape, result.share.shape, result.per_sample["locality"].shape
         (torch.Size([2, 2, 10, 10]), torch.Size([2, 2]), torch.Size([20, 2, 2]))
     """
-    base = find_base(model)
+    base = find_base(alone(model))
     sums: TextSums | None = None
-    per_text: list[list[dict[str, Tensor]]] = []  # by layer and batch
+    per_text: dict[int, list[dict[str, Tensor]]] = {}  # by number of the batch and by layer
     texts = 0
     numbers: tuple[int, ...] = ()
     others: dict[int, str] = {}
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
     options |= {"without_first": without_first, "progress": progress}
-    for observed, included in observe_text(model, base, batches, **options):
-        _check_gaps(included)
-        if sums is None:
-            others = observed.others
-            numbers = observed.requested(layers)
-            sums = TextSums(len(numbers), observed.maps[0].shape[1])
-            per_text = [[] for _ in numbers]
-        measured = included.sum(1) >= _FEWEST
-        for place, layer in enumerate(numbers):
-            index = observed.layers.index(layer)
-            weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
-            attention = sums.add(place, weights, pairs)
-            if bool(measured.any()):
-                values = sample_metrics(attention[measured], pairs[measured], included[measured])
-                values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
-                per_text[place].append(values)
-        texts += len(included)
-    if sums is None or not per_text[0]:
+    with together() as same:
+        for number, observed, included in observe_text(model, base, batches, same, **options):
+            _check_gaps(included)
+            if sums is None:
+                others = observed.others
+                numbers = observed.requested(layers)
+                sums = TextSums(len(numbers), observed.maps[0].shape[1])
+            measured = included.sum(1) >= _FEWEST
+            for place, layer in enumerate(numbers):
+                index = observed.layers.index(layer)
+                weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
+                attention = sums.add(place, weights, pairs)
+                if bool(measured.any()):
+                    values = sample_metrics(attention[measured], pairs[measured], included[measured])
+                    values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
+                    per_text.setdefault(number, []).append(values)
+            texts += int(included.any(1).sum())
+    assert sums is not None  # observe_text raises where there is no text
+    sums.add_processes()
+    per_sample = stacked(per_text)
+    if not per_sample:
         raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
@@ -125,9 +132,9 @@ def text_average(
     visible = sums.counts[:, part, part] > 0
     return TextAverage(
         attention=mean,
-        per_sample=stacked(per_text),
+        per_sample=per_sample,
         layers=numbers,
-        source=provenance(model, base, visible, special_tokens=special_tokens, texts=texts),
+        source=provenance(model, base, visible, special_tokens=special_tokens, texts=sum(gathered([texts]))),
         visible=None if bool(visible.all()) else visible,
         other_layers=others,
         share=sums.share(),

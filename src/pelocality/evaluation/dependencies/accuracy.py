@@ -12,7 +12,7 @@ import pandas as pd
 from torch import nn
 
 from pelocality._checks import count, flag
-from pelocality._distributed import alone, gathered, my_part
+from pelocality._distributed import alone, gathered, my_part, together
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked, without_subtype
@@ -89,7 +89,8 @@ def dependency_accuracy(
     flag("subtypes", subtypes)
     chosen, left_out = _with_dependencies(sentences)
     mine = my_part([s.words for s in chosen])
-    found, layers_here, too_long = most_attended(alone(model), tokenizer, mine, batch_size, progress)
+    with together():
+        found, layers_here, too_long = most_attended(alone(model), tokenizer, mine, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
     left_out += sum(gathered([too_long]), Counter[str]())

@@ -102,10 +102,10 @@ class Architecture:
     """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``; of an encoder-decoder model the encoder."""
+        """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
         base = pretrained(model).base_model
-        encoder = getattr(base, "encoder", None)
-        return encoder if isinstance(encoder, PreTrainedModel) else base
+        parts = (getattr(base, name, None) for name in ("encoder", "language_model", "text_model"))
+        return next((part for part in parts if isinstance(part, PreTrainedModel)), base)
 
     def attentions(self, base: Any) -> list[nn.Module]:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
@@ -214,13 +214,13 @@ class Architecture:
     def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
 
-    def not_additive(self, base: Any) -> str | None:
+    def why_not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""
         if getattr(base.config, "attention_type", None) == "block_sparse":
             return "long inputs are attended in blocks; load it with attention_type='original_full'"
         return None
 
-    def positions_remain(self, base: Any) -> str | None:
+    def why_positions_remain(self, base: Any) -> str | None:
         """Return the reason why the model still depends on positions once they are disabled, or None."""
         return None
 

@@ -50,14 +50,14 @@ class Deberta(Architecture):
     def unprepare(self, attention: nn.Module) -> None:
         attention.__dict__.pop(self.score_method, None)
 
-    def not_additive(self, base: Any) -> str | None:
+    def why_not_additive(self, base: Any) -> str | None:
         if not getattr(base.config, "relative_attention", False):
             return "with relative_attention=False its logits have no position term to which a bias could be added"
         if getattr(base.config, "talking_head", False):
             return "with talking_head=True it mixes the logits of its heads after the bias"
         return None
 
-    def positions_remain(self, base: Any) -> str | None:
+    def why_positions_remain(self, base: Any) -> str | None:
         if getattr(base.config, "conv_kernel_size", 0) > 0:
             return "its convolution over neighbouring tokens (conv_kernel_size > 0) reads their order"
         return None

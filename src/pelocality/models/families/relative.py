@@ -22,7 +22,7 @@ class T5(Architecture):
     def scaling(self, module: Any) -> float:
         return 1.0
 
-    def not_additive(self, base: Any) -> str | None:
+    def why_not_additive(self, base: Any) -> str | None:
         if "output_attentions" in inspect.signature(type(self.attentions(base)[0]).forward).parameters:
             return "in this version of transformers its layers share one bias; install transformers 5.15 or newer"
         return None

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from pelocality.models._observe import _MASKED, _Block, _blocks, _numbers
 from pelocality.models._restore import hooked, restoring, unhook
-from pelocality.models._rotations import Rotation, rotation_of
 from pelocality.models._run import device_of, run
 from pelocality.models._weights import embedding_weight
+from pelocality.models.auditing.rotations import Rotation, rotation_of
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left

@@ -33,6 +33,7 @@ class Rotation:
 
     @property
     def dims(self) -> int:
+        """The number of rotated dimensions."""
         return 2 * self.angles.shape[1]
 
     def frequencies(self) -> Tensor:

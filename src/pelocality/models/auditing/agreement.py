@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pelocality.models._declared import Rotary
-from pelocality.models._measured import PADDING, Call, Lookup, Reach, Reading
-from pelocality.models._rotations import Rotation
+from pelocality.models.auditing.declared import Rotary
+from pelocality.models.auditing.measured import PADDING, Call, Lookup, Reach, Reading
+from pelocality.models.auditing.rotations import Rotation
 
 UNDECLARED = "undeclared"
 _DEFAULT_BASE = 1e4
@@ -82,6 +82,7 @@ def rotary_text(base: float | None, scaling: str, factor: float | None, dims: in
 
 
 def scaling_text(rotary: Rotary) -> str:
+    """Return the scaling and its factor in words."""
     factor = rotary.options.get("factor")
     return rotary.scaling + ("" if factor is None or rotary.scaling == "default" else f" (factor {number(factor)})")
 
@@ -183,6 +184,7 @@ def _same_slopes(those: Tensor, slopes: Tensor) -> bool:
 
 
 def slope_text(slopes: Tensor) -> str:
+    """Return the range of the slopes in words."""
     return f"{number(float(slopes.max()))} to {number(float(slopes.min()))}"
 
 

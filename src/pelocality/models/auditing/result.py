@@ -1,0 +1,158 @@
+"""What an audit found: the positions of each layer, declared and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pelocality._display import DisplayMixin
+from pelocality.models._run import label
+
+_SIDES = ("declared", "measured")
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """The positions of one layer, declared and measured.
+
+    Attributes:
+        layer: its number in the model.
+        positions: (declared, measured), in words; a layer without attention is named as what it is.
+        window: (declared, measured): the number of keys up to the query, or the distance to either side.
+        causal: (declared, measured); None where nothing is declared, or for a layer without attention.
+        first_key: the share of attention that goes to the first key, over heads and later queries.
+        sinks: the share that goes to learned sinks, None where there are none.
+        mismatches: what differs, in words.
+    """
+
+    layer: int
+    positions: tuple[str, str]
+    window: tuple[str, str]
+    causal: tuple[bool | None, bool | None]
+    first_key: float | None
+    sinks: float | None
+    mismatches: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(DisplayMixin):
+    """The positions that a model runs, a layer a row: declared by the configuration against measured.
+
+    Attributes:
+        layers: a `LayerAudit` for each layer of the model, those without attention included.
+        model: name of the model.
+        length: the number of positions over which windows were measured.
+        encoding: the encoding that was attached to the model while it ran, None where there was none.
+        cautions: what could not be measured, and what to know of it.
+    """
+
+    layers: tuple[LayerAudit, ...]
+    model: str
+    length: int
+    encoding: str | None
+    cautions: tuple[str, ...]
+
+    @property
+    def mismatches(self) -> tuple[str, ...]:
+        """What differs between declared and measured, such as "layer 3: declared window 8, measured 9"."""
+        layers: dict[str, list[int]] = {}
+        for row in self.layers:
+            for mismatch in row.mismatches:
+                layers.setdefault(mismatch, []).append(row.layer)
+        return tuple(f"{_numbered(numbers)}: {mismatch}" for mismatch, numbers in layers.items())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per layer: declared and measured positions, window and causality."""
+        rows = []
+        for row in self.layers:
+            pairs = {"positions": row.positions, "window": row.window, "causal": row.causal}
+            columns = {f"{name}_{side}": pair[i] for name, pair in pairs.items() for i, side in enumerate(_SIDES)}
+            shares = {"first_key": row.first_key, "sinks": row.sinks}
+            rows.append({"layer": row.layer, **columns, **shares, "mismatches": "; ".join(row.mismatches)})
+        return pd.DataFrame(rows)
+
+    def _headline(self) -> str:
+        found = len(self.mismatches)
+        verdict = "as declared" if not found else f"{found} mismatch{'es' if found > 1 else ''}"
+        return f"{label(self.model, self.encoding)}: {len(self.layers)} layers, {verdict}"
+
+    def _table(self) -> pd.DataFrame:
+        frame = self.to_frame()
+        shown = pd.DataFrame({"layer": frame.layer, "positions": frame.positions_measured})
+        shown["window"] = frame.window_measured
+        shown["causal"] = frame.causal_measured.map({True: "yes", False: "no"}).fillna("")
+        shown["first key"] = frame.first_key
+        if frame.sinks.notna().any():
+            shown["sinks"] = frame.sinks
+        shown["declared"] = ["differs" if row.mismatches else _declared_word(row) for row in self.layers]
+        return shown
+
+    def _notes(self) -> tuple[str, ...]:
+        return (*self.mismatches, *self.cautions)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AuditComparison(DisplayMixin):
+    """Two models side by side: where their positions part, and by how much attention changes.
+
+    Attributes:
+        audits: the `Audit` of each.
+        distance: for each layer with attention, the smallest distance between query and key at which the layer's
+            positions add something else in the two models; None where they add the same.
+        change: for each layer with attention, by how much attention on the same tokens differs: the total variation
+            between the two models, 0 to 1, mean over heads and queries. It includes what layers below changed.
+        layers: the numbers of these layers.
+        input_differs: whether the tables of positions at the input differ.
+    """
+
+    audits: tuple[Audit, Audit]
+    distance: tuple[int | None, ...]
+    change: tuple[float, ...]
+    layers: tuple[int, ...]
+    input_differs: bool
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per layer with attention."""
+        both = [{row.layer: row.positions[1] for row in audit.layers} for audit in self.audits]
+        rows = [
+            {
+                "layer": layer,
+                "positions_a": both[0][layer],
+                "positions_b": both[1][layer],
+                "parts_from_distance": distance,
+                "attention_change": change,
+            }
+            for layer, distance, change in zip(self.layers, self.distance, self.change, strict=True)
+        ]
+        return pd.DataFrame(rows).astype({"parts_from_distance": "Int64"})
+
+    def _headline(self) -> str:
+        names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
+        parting = [(layer, far) for layer, far in zip(self.layers, self.distance, strict=True) if far is not None]
+        if self.input_differs:
+            return f"{names}: they part at the input"
+        if not parting:
+            return f"{names}: the same positions in every layer"
+        return f"{names}: they part at layer {parting[0][0]}, from distance {parting[0][1]} on"
+
+    def _table(self) -> pd.DataFrame:
+        return self.to_frame().rename(columns=lambda name: name.replace("_", " "))
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(f"{side}: {note}" for side, each in zip("ab", self.audits, strict=True) for note in each._notes())
+
+
+def _declared_word(row: LayerAudit) -> str:
+    """Return whether a layer does what is declared, for the table."""
+    return "" if row.causal[1] is None else "undeclared" if row.positions[0] == "undeclared" else "yes"
+
+
+def _numbered(numbers: Sequence[int]) -> str:
+    """Return "layer 3", "layers 0-5" or "layers 1, 3"."""
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"layers {numbers[0]}-{numbers[-1]}"
+    return f"layers {', '.join(map(str, numbers))}"
