@@ -227,9 +227,9 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     last = max(argument.end for argument in candidate.arguments)
     if lower[position] in english.HAVE and lower[last : last + 1] == ["on"]:
         return "the verb is 'have on'"
-    for argument in candidate.arguments if tags is not None else ():
-        if argument.function == "object" and not {"RP", "IN"}.issuperset(tags[position + 1 : argument.start]):
-            return "words between the verb and an argument"  # "announced on Wednesday a new tool"
+    objects = [slot for slot in candidate.arguments if slot.function == "object"]
+    if tags is not None and any(set(tags[position + 1 : slot.start]) - {"RP", "IN"} for slot in objects):
+        return "words between the verb and an argument"  # "announced on Wednesday a new tool"
     subject = candidate.subject
     if candidate.clause.finite is None and subject is not None and lower[subject.start - 1 : subject.start] == ["and"]:
         return "the arguments are parts of a longer phrase"  # "limits for nuns and judges returning to town"
