@@ -138,6 +138,15 @@ def test_alibi_in_half_precision_or_from_a_rounded_table_is_as_declared(heads, d
         assert any("slopes of" in line for line in audit(model).mismatches)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config_class", [hf.GlmConfig, hf.CohereConfig])
+def test_neighbouring_dimensions_that_are_rotated_in_half_precision_are_as_declared(config_class, dtype):
+    config = config_class(**SMALL | {"hidden_size": 256, "num_attention_heads": 4})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert audit(hf.AutoModel.from_config(config, dtype=dtype).eval()).mismatches == ()
+
+
 def test_angles_that_differ_at_far_positions_alone_are_found():
     model = llama(max_position_embeddings=4096)
     rotary = model.rotary_emb
