@@ -147,6 +147,14 @@ def test_neighbouring_dimensions_that_are_rotated_in_half_precision_are_as_decla
         assert audit(hf.AutoModel.from_config(config, dtype=dtype).eval()).mismatches == ()
 
 
+def test_a_table_of_equal_rows_is_found():
+    model = build(hf.GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=64))
+    torch.nn.init.zeros_(model.wpe.weight)
+    result = audit(model)
+    assert result.mismatches == ("layers 0-1: declared learned positions, measured the same row at every position",)
+    assert result.layers[0].positions == ("learned", "none")
+
+
 def test_angles_that_differ_at_far_positions_alone_are_found():
     model = llama(max_position_embeddings=4096)
     rotary = model.rotary_emb

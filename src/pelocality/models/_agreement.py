@@ -292,6 +292,9 @@ def compare_rows(kind: str | None, first: int, reading: Reading) -> tuple[str, l
     text = measured if row == 0 else f"{measured} from row {row}"
     if kind is None:
         return text, []
+    read = lookup.table[lookup.rows]
+    if torch.equal(read, read[:1].expand_as(read)):
+        return "", [f"declared {kind} positions, measured the same row at every position"]
     differences = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
     if not bool((lookup.rows.diff() == 1).all()):
         differences.append("declared one row a position, measured other steps")
