@@ -230,6 +230,15 @@ def test_a_model_that_breaks_a_promise_is_refused_by_the_check_that_failed_and_l
         assert attached(model) is not None
 
 
+def test_hooks_of_the_user_may_change_the_output_of_attention():
+    model = tiny_any("qwen3")
+    model.layers[0].self_attn.register_forward_hook(lambda module, args, output: (output[0] / 2, *output[1:]))
+    before, registered = state(model), hooks(model)
+    attach(model, ALiBi(2)).remove()
+    assert same(before, state(model))
+    assert hooks(model) == registered
+
+
 REFUSED = {
     "codegen": (
         lambda: hf.CodeGenModel(hf.CodeGenConfig(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4,

@@ -122,6 +122,39 @@ def test_another_share_of_rotated_dimensions_is_found():
     assert "declared 4 rotated dimensions of 8, measured 8" in audit(model).mismatches[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [4, 16])
+def test_alibi_in_half_precision_or_from_a_rounded_table_is_as_declared(heads, dtype):
+    sizes = {"vocab_size": 99, "hidden_size": 16 * heads}
+    for config in (
+        hf.BloomConfig(n_layer=2, n_head=heads, **sizes),
+        hf.FalconConfig(num_hidden_layers=2, num_attention_heads=heads, alibi=True, **sizes),
+    ):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = hf.AutoModel.from_config(config, dtype=dtype).eval()
+        assert audit(model).mismatches == ()
+        model.config.update({"n_head" if config.model_type == "bloom" else "num_attention_heads": 2 * heads})
+        assert any("slopes of" in line for line in audit(model).mismatches)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config_class", [hf.GlmConfig, hf.CohereConfig])
+def test_neighbouring_dimensions_that_are_rotated_in_half_precision_are_as_declared(config_class, dtype):
+    config = config_class(**SMALL | {"hidden_size": 256, "num_attention_heads": 4})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert audit(hf.AutoModel.from_config(config, dtype=dtype).eval()).mismatches == ()
+
+
+def test_a_table_of_equal_rows_is_found():
+    model = build(hf.GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=64))
+    torch.nn.init.zeros_(model.wpe.weight)
+    result = audit(model)
+    assert result.mismatches == ("layers 0-1: declared learned positions, measured the same row at every position",)
+    assert result.layers[0].positions == ("learned", "none")
+
+
 def test_angles_that_differ_at_far_positions_alone_are_found():
     model = llama(max_position_embeddings=4096)
     rotary = model.rotary_emb

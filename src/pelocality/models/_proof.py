@@ -210,7 +210,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
 
 @contextmanager
 def _around(modules: list[nn.Module], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
-    """Have each call of these modules preceded, even before the bias is added, and followed by a function."""
+    """Have each call of these modules preceded, even before the bias is added, and followed at once by a function."""
 
     def undo() -> None:
         for module in modules:
@@ -219,7 +219,7 @@ def _around(modules: list[nn.Module], before: Callable[..., Any], after: Callabl
     with restoring(undo):
         for module in modules:
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-            module.register_forward_hook(after, with_kwargs=True)
+            module.register_forward_hook(after, with_kwargs=True, prepend=True)  # before the user's change the output
         yield
 
 

@@ -155,25 +155,41 @@ def bias_of(call: Call) -> Tensor | None:
     return None if float(bias.nan_to_num().abs().max()) < 1e-3 else bias
 
 
-def slopes_of(bias: Tensor) -> Tensor | None:
-    """Return the slopes (head,) of a bias that falls in proportion to distance, else None."""
+def rounding_of(call: Call, bias: Tensor) -> Tensor:
+    """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits and of a table."""
+    eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
+    logits = call.logits.double().cpu().masked_fill(bias.isnan(), 0).abs().amax((1, 2))
+    table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon's, in any model
+    return eps * logits + table
+
+
+def slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
+    """Return the slopes (head,) of a bias that falls in proportion to distance but for rounding (head,), else None."""
     n = bias.shape[-1]
     position = torch.arange(n, dtype=bias.dtype)
     distance = (position[:, None] - position).abs()
     past = ~bias.isnan() & (distance > 0)
     rates = torch.where(past, -bias / distance.clamp(min=1), torch.nan)
     slopes = rates[:, -1, 0] if not bool(rates[:, -1, 0].isnan().any()) else rates.nanmean((1, 2))
-    off = (rates - slopes[:, None, None]).nan_to_num().abs().amax((1, 2))
-    return slopes if bool((off <= 0.02 * slopes.abs()).all()) else None
+    off = (bias + slopes[:, None, None] * distance).nan_to_num().abs()
+    allowed = 0.02 * slopes.abs()[:, None, None] * distance + rounding[:, None, None]
+    return slopes if bool((off <= allowed).all()) and bool((slopes.abs() * n > 2 * rounding).all()) else None
 
 
-def compare_slopes(wanted: Tensor | None, slopes: Tensor | None, of_heads: Any) -> list[str]:
-    """Return what differs from declared slopes; ``of_heads`` gives the slopes of a number of heads."""
+def compare_slopes(wanted: Tensor | None, slopes: Tensor | None, error: Tensor, of_heads: Any) -> list[str]:
+    """Return what differs from declared slopes.
+
+    Args:
+        wanted: declared slopes (head,), or None.
+        slopes: measured slopes (head,), or None.
+        error: how far the measured ones may be off, (head,).
+        of_heads: a function from a number of heads to their slopes.
+    """
     if wanted is None:
         return [] if slopes is None else ["declared no ALiBi slopes, measured some"]
     if slopes is None:
         return ["declared ALiBi slopes, measured none"]
-    if len(wanted) == len(slopes) and torch.allclose(wanted, slopes, rtol=0.02):
+    if len(wanted) == len(slopes) and bool(((wanted - slopes).abs() <= 0.02 * slopes.abs() + error).all()):
         return []
     heads = len(slopes)
     like = [h for h in range(1, 4 * heads) if h != heads and _same_slopes(of_heads(h), slopes)]
@@ -278,6 +294,9 @@ def compare_rows(kind: str | None, first: int, reading: Reading) -> tuple[str, l
     text = measured if row == 0 else f"{measured} from row {row}"
     if kind is None:
         return text, []
+    read = lookup.table[lookup.rows]
+    if torch.equal(read, read[:1].expand_as(read)):
+        return "", [f"declared {kind} positions, measured the same row at every position"]
     differences = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
     if not bool((lookup.rows.diff() == 1).all()):
         differences.append("declared one row a position, measured other steps")

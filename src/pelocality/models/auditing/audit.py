@@ -195,9 +195,10 @@ def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, 
         wanted.append("relative terms")
     if bias is None:
         return wanted, "", [f"declared {word}, measured none" for word in wanted]
-    found = agreement.slopes_of(bias)
+    rounding = agreement.rounding_of(call, bias)
+    found = agreement.slopes_of(bias, rounding)
     if slopes is not None or (found is not None and not wanted):
-        differences = agreement.compare_slopes(slopes, found, lambda heads: declared.alibi_slopes(heads))
+        differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1), declared.alibi_slopes)
         return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
     lookup = agreement.bucket_lookup(bias, reading.lookups)
     if lookup is None:

@@ -51,13 +51,15 @@ def rotation_of(states: Tensor, still: Tensor | None, hints: Sequence[int] = ())
         None if they do not differ between positions, "scaled" or "change" if they do, but not by a rotation.
     """
     compared = still is not None
-    tolerance = max(1e-3, 4 * torch.finfo(states.dtype).eps)
+    eps = torch.finfo(states.dtype).eps
+    tolerance = max(1e-3, 4 * eps)
     states = states.double().cpu()
     still = states[:, :1].expand_as(states) if still is None else still.double().cpu()
     moved = ((states - still).abs().amax((0, 1)) > 1e-5 * still.abs().max()).nonzero().flatten()
     if not len(moved):
         return None
     head, first, last = states.shape[-1], int(moved[0]), int(moved[-1])
+    enough = max(1e-4, 2 * eps)  # wider ones, whose further pairs stand still, fit as well but for rounding
     least, found = 0.03, None
     for dims in dict.fromkeys([*hints, head, *range(2, head + 1, 2)]):
         starts = [start for start in dict.fromkeys((0, head - dims)) if start <= first and last < start + dims]
@@ -65,9 +67,9 @@ def rotation_of(states: Tensor, still: Tensor | None, hints: Sequence[int] = ())
             misfit, turn = _fit(states[..., start : start + dims], still[..., start : start + dims], layout)
             if misfit < least:
                 least, found = misfit, (turn, start, layout)
-            if misfit < 1e-4:
+            if misfit < enough:
                 break
-        if least < 1e-4:
+        if least < enough:
             break
     if found is None:
         return "change"
