@@ -266,6 +266,25 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_queries_that_grow_with_their_position_cannot_be_disabled():
+    config = hf.Llama4TextConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=8, vocab_size=99,
+        intermediate_size=16, intermediate_size_mlp=16, num_local_experts=2, no_rope_layers=[1, 0], pad_token_id=0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"attn_temperature_tuning\); use position_embeddings='keep'"):
+        attach(hf.Llama4TextModel(config).eval(), NoEncoding())
+
+
+def test_a_decoder_alone_is_found_inside_its_language_model():
+    config = hf.MarianConfig(
+        d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16, vocab_size=99, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, max_position_embeddings=64, forced_eos_token_id=None,
+    )  # fmt: skip
+    model = hf.MarianForCausalLM(config).eval()
+    with attach(model, ALiBi(2)):
+        assert attached(model.model.decoder) is not None
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_families_that_cannot_be_proved_are_refused_by_name_with_the_check_that_failed(name):
     make, reason = REFUSED[name]

@@ -16,7 +16,7 @@ from pelocality.models._restore import hooked, inference, restoring
 from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import architecture, known_families, longest_input
 from pelocality.models.families._record import ATTACHED, Architecture
-from pelocality.models.families._wrapper import pretrained
+from pelocality.models.families._wrapper import bare, pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def find_base(model: nn.Module) -> Any:
     inner = pretrained(model)
     if inner.config.model_type in known_families():
         return architecture(inner).base(inner)
-    base = inner.base_model
+    base = bare(inner)
     if hasattr(base, "encoder") and hasattr(base, "decoder"):
         base = base.get_encoder()
     name = f"{type(inner).__name__} (model type '{inner.config.model_type}')"

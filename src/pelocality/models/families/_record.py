@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pelocality.models.families._calls import argument_names
 from pelocality.models.families._mask import Bias, add_to_mask
-from pelocality.models.families._wrapper import pretrained
+from pelocality.models.families._wrapper import bare
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
@@ -103,7 +103,7 @@ class Architecture:
 
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
-        base = pretrained(model).base_model
+        base = bare(model)
         parts = (getattr(base, name, None) for name in ("encoder", "language_model", "text_model"))
         return next((part for part in parts if isinstance(part, PreTrainedModel)), base)
 
@@ -222,6 +222,10 @@ class Architecture:
 
     def why_positions_remain(self, base: Any) -> str | None:
         """Return the reason why the model still depends on positions once they are disabled, or None."""
+        if getattr(base.config, "attn_temperature_tuning", False) and 0 in (
+            base.config.no_rope_layers or [0]
+        ):  # Llama 4
+            return "queries of layers without RoPE grow with their position (attn_temperature_tuning)"
         return None
 
     def max_length(self, base: Any) -> int | None:

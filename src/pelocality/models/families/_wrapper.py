@@ -44,6 +44,12 @@ def pretrained(model: nn.Module) -> Any:
     return found[0]
 
 
+def bare(model: nn.Module) -> Any:
+    """Return the model inside without its task head, and without the wrapper that transformers puts around decoders."""
+    base = pretrained(model).base_model
+    return base.decoder if type(base).__name__.endswith("DecoderWrapper") else base
+
+
 def _outermost(module: nn.Module) -> list[PreTrainedModel]:
     """Return the transformers models in a module that are not inside another one."""
     if isinstance(module, PreTrainedModel):
