@@ -103,13 +103,13 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
         raise TypeError(
-            f"pairs must be a corpus (read_snli, read_frames, read_pairs) or a list, got one {type(source).__name__}; "
-            "put it in a list, or read the file first"
+            "pairs or sentences must be a corpus (read_snli, read_frames, read_pairs) or a list, got one "
+            f"{type(source).__name__}; put it in a list, or read the file first"
         )
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
-            f"pairs must hold pelocality.corpora.Pair or Sentence, got {type(first).__name__}; "
+            f"pairs or sentences must hold pelocality.corpora.Pair or Sentence, got {type(first).__name__}; "
             "read_pairs makes pairs of rows, and semantic_role_swap(texts, parser='spacy') parses plain text"
         )
     if isinstance(source, Iterator) and first is not None:
