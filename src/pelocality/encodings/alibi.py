@@ -39,7 +39,7 @@ class ALiBi(RelativeEncoding):
 
     def __init__(self, heads: int, slopes: PerHead | None = None, causal: bool = False) -> None:
         super().__init__(heads, causal)
-        numbers = _published_slopes(heads) if slopes is None else slopes
+        numbers = published_slopes(heads) if slopes is None else slopes
         self.register_buffer("fixed_slopes", self._constant(per_head("slopes", numbers, heads)))
 
     @property
@@ -52,7 +52,7 @@ class ALiBi(RelativeEncoding):
         return -slopes.view(-1, *(1,) * distance.ndim) * distance.abs()
 
 
-def _published_slopes(heads: int) -> Tensor:
+def published_slopes(heads: int) -> Tensor:
     """Return the slopes of the paper, (heads,)."""
     smaller = 2 ** math.floor(math.log2(heads))
     first = torch.arange(1, smaller + 1, dtype=torch.float64, device="cpu") / smaller

@@ -58,14 +58,19 @@ class T5Buckets(RelativeEncoding):
         Returns:
             Indices of the same shape, 0 to buckets - 1.
         """
-        side = self.buckets if self.causal else self.buckets // 2
-        exact = side // 2  # buckets of a side that hold a single distance
-        away = (-distance).clamp(min=0) if self.causal else distance.abs()
-        further = torch.log(away.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        wide = (exact + (further * (side - exact)).long()).clamp(max=side - 1)
-        bucket = torch.where(away < exact, away.long(), wide)
-        return bucket if self.causal else bucket + side * (distance > 0)
+        return bucket_of(distance, self.buckets, self.max_distance, self.causal)
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         table = self.relative_attention_bias.weight.to(self.working_dtype)
         return table.T[:, self.bucket(distance)]
+
+
+def bucket_of(distance: Tensor, buckets: int, max_distance: int, causal: bool) -> Tensor:
+    """Return the bucket of signed distances k = j - i, of the same shape, by the equation of `T5Buckets`."""
+    side = buckets if causal else buckets // 2
+    exact = side // 2  # buckets of a side that hold a single distance
+    away = (-distance).clamp(min=0) if causal else distance.abs()
+    further = torch.log(away.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    wide = (exact + (further * (side - exact)).long()).clamp(max=side - 1)
+    bucket = torch.where(away < exact, away.long(), wide)
+    return bucket if causal else bucket + side * (distance > 0)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.encodings.alibi import published_slopes
 from pelocality.models._inputs import token_tensor
 from pelocality.models._restore import inference
 from pelocality.models._run import (
@@ -198,7 +199,7 @@ def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, 
     rounding = agreement.rounding_of(call, bias)
     found = agreement.slopes_of(bias, rounding)
     if slopes is not None or (found is not None and not wanted):
-        differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1), declared.alibi_slopes)
+        differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1), published_slopes)
         return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
     lookup = agreement.bucket_lookup(bias, reading.lookups)
     if lookup is None:

@@ -19,6 +19,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
 )
 
+from pelocality.encodings.alibi import published_slopes
+from pelocality.encodings.buckets import bucket_of
+
 # families whose configuration does not say what they do
 _COUNTED_FROM_PADDING = {  # the first token reads the row after that of padding
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "mpnet", "roberta",
@@ -233,18 +236,10 @@ def slopes(config: Any) -> Tensor | None:
         every = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64) / power)
         return every if power == heads else torch.cat([every[1::2], every[::2]])[:heads]
     if config.model_type == "bloom":
-        return alibi_slopes(config.n_head)
+        return published_slopes(config.n_head)
     if config.model_type == "falcon" and config.alibi:  # added before the logits are scaled
-        return alibi_slopes(config.num_attention_heads) / math.sqrt(_head(config))
+        return published_slopes(config.num_attention_heads) / math.sqrt(_head(config))
     return None
-
-
-def alibi_slopes(heads: int) -> Tensor:
-    """Return the slopes of the paper for a number of heads."""
-    power = 2 ** math.floor(math.log2(heads))
-    first = 2.0 ** (-8 * torch.arange(1, power + 1, dtype=torch.float64) / power)
-    between = 2.0 ** (-8 * (torch.arange(heads - power, dtype=torch.float64) + 0.5) / power)
-    return torch.cat([first, between])
 
 
 def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
@@ -254,17 +249,7 @@ def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
         return None
     farthest = getattr(config, "relative_attention_max_distance", 128)
     position = torch.arange(length)
-    ahead = position - position[:, None]
-    offset = torch.zeros_like(ahead)
-    if causal:
-        distance = (-ahead).clamp(min=0)
-    else:
-        number //= 2
-        offset, distance = (ahead > 0).long() * number, ahead.abs()
-    exact = number // 2
-    ratio = (distance.clamp(min=1).float() / exact).log() / math.log(farthest / exact)
-    far = (exact + (ratio * (number - exact)).long()).clamp(max=number - 1)
-    return offset + torch.where(distance < exact, distance, far)
+    return bucket_of(position - position[:, None], number, farthest, causal)
 
 
 def has_relative_terms(config: Any) -> bool | None:
