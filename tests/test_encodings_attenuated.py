@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.metrics import direction_balance, locality, measure, relative_asymmetry, symmetry
-from pelocality.metrics.streaming import measure_relative
+from pelocality.metrics.without_matrix import measure_relative
 
 
 def delta(n, w, s, *, visible=None, causal=False):

@@ -12,7 +12,7 @@ from pelocality._checks import count
 from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings._scores import masked_softmax, toeplitz
 from pelocality.encodings.base import check_lengths
-from pelocality.encodings.relative import RelativeEncoding, ScoreModification, inherits
+from pelocality.encodings.base_relative import RelativeEncoding, ScoreModification, inherits
 
 Form = Literal["weights", "logits"]
 
@@ -241,7 +241,7 @@ class AttenuatedEncoding(RelativeEncoding):
             >>> locality(encoding.weights(128)), direction_balance(encoding.weights(128))
             (tensor([0.4000]), tensor([-0.3000]))
         """
-        from pelocality.encodings.inverse import solve
+        from pelocality.encodings._from_targets import solve
 
         decay, symmetry = solve(locality, direction_balance, length, causal)
         if heads is None:

@@ -12,9 +12,9 @@ from torch.nn import functional
 from pelocality._checks import count, flag
 from pelocality.encodings._checks import per_head
 from pelocality.encodings._scores import HIDDEN, attend, attention_weights
-from pelocality.encodings.attention import biased_attention
+from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
-from pelocality.encodings.simple import NoEncoding
+from pelocality.encodings.fixed import NoEncoding
 
 Mode = Literal["add", "concat", "sequence"]
 

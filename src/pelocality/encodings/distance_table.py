@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pelocality._checks import count, flag
 from pelocality.encodings._checks import PerHead, per_head
-from pelocality.encodings.relative import RelativeEncoding
+from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
 from pelocality.metrics._inputs import Attention
 from pelocality.metrics._masks import is_causal
