@@ -26,6 +26,9 @@ CAUSAL_MODELS = {
     "gpt_oss": hf.GptOssForCausalLM,
     "jamba": hf.JambaForCausalLM,
     "opt": hf.OPTForCausalLM,
+    "gemma3n_text": hf.Gemma3nForCausalLM,
+    "gemma4_text": hf.Gemma4ForCausalLM,
+    "zamba": hf.ZambaForCausalLM,
 }  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def test_no_encoding_on_a_rotary_model_is_the_model_with_cosines_of_1_and_sines_
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", CAUSAL_MODELS)
 def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
-    if name == "jamba" and cache == "static":
+    if name in ("jamba", "zamba") and cache == "static":
         pytest.skip("transformers has no static cache for it")
     model, ids = language_model(name), tokens(2, 6)
     mask = (torch.arange(6) >= torch.tensor([[0], [2]])).long()  # padding on the left
@@ -76,8 +79,19 @@ def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
     with attach(model, random_table(2), position_embeddings="keep"):
         slow = model.generate(ids, use_cache=False, **options)
         fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
+        whole = output(model, ids, attention_mask=mask)[:, -1]
     assert torch.equal(fast.sequences, slow.sequences)
     torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(slow.logits[0], whole, rtol=0, atol=1e-5, check_dtype=False)
+
+
+def test_a_cache_of_which_the_layer_is_not_known_is_refused():
+    model, ids = tiny_any("qwen3"), tokens(1, N)
+    with attach(model, random_table(2)), torch.no_grad():
+        model.layers[1].self_attn.layer_idx = None
+        with pytest.raises(ValueError, match=r"Qwen3Attention does not say which layer .* with use_cache=False"):
+            model(ids, use_cache=True)
+        output(model, ids)
 
 
 def test_the_decoder_of_an_encoder_decoder_model_generates_the_same_with_and_without_a_key_cache():
