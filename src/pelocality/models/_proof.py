@@ -51,15 +51,16 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
     Raises:
         NotProvedError: A check failed; the message names it.
     """
+    hooks = _hooks(base)
+    advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
     with inference(base):
         try:
             return _prove(record, base, trial, disable=disable)
-        except NotProvedError:
-            raise
         except Exception as error:
-            raise NotProvedError(
-                f"it could not be run on {_TOKENS} tokens: {type(error).__name__}: {str(error)[:200]}"
-            ) from error
+            reason = str(error)
+            if not isinstance(error, NotProvedError):
+                reason = f"it could not be run on {_TOKENS} tokens: {type(error).__name__}: {reason[:200]}"
+            raise NotProvedError(reason + advice) from error
 
 
 def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
@@ -68,7 +69,7 @@ def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> b
     effects = _effects(before)
     with trial(NoEncoding, False):
         _check_equal(_run(base, ids, inputs), before, "with a bias of zero its outputs differ from those without")
-    with trial(_distinct, disable), _compared_logits(record, base):
+    with _compared_logits(record, base), trial(_distinct, disable):
         biased = _effects(_run(base, ids, inputs))
     for what, effect in effects.items():
         if effect <= _FEW and not biased[what] <= few:
@@ -210,7 +211,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
 
 @contextmanager
 def _around(modules: list[nn.Module], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
-    """Have each call of these modules preceded, even before the bias is added, and followed at once by a function."""
+    """Have each call of these modules preceded and followed at once by a function: a bias is added after the first."""
 
     def undo() -> None:
         for module in modules:
@@ -218,7 +219,7 @@ def _around(modules: list[nn.Module], before: Callable[..., Any], after: Callabl
 
     with restoring(undo):
         for module in modules:
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            module.register_forward_pre_hook(before, with_kwargs=True)  # after the user's change the arguments
             module.register_forward_hook(after, with_kwargs=True, prepend=True)  # before the user's change the output
         yield
 
@@ -271,6 +272,16 @@ def _states(output: Any) -> list[Tensor]:
     return [first] if isinstance(first, Tensor) else list(first)
 
 
+def _hooks(base: nn.Module) -> list[str]:
+    """Return the names of the user's hooks on a model, each with its module."""
+    return [
+        f"{getattr(hook, '__qualname__', type(hook).__name__)} on {name}"
+        for name, module in base.named_modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if not getattr(hook, "__module__", "").startswith("transformers.")  # which records attention with hooks
+    ]
+
+
 # ---- the order of tokens
 
 
@@ -297,7 +308,7 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
             problems.append(attention)
 
     hybrid = len(record.attentions(base)) < base.config.num_hidden_layers
-    with trial(NoEncoding, True), _around(record.attention_modules(base), open_mask, permute):
+    with _around(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
         one, other = _run(base, rows, inputs)
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")
