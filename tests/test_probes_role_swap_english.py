@@ -183,6 +183,8 @@ NUN = "(DT The) (NN nun)"
          "an argument may go on after its end"),
         (V.format(NUN, "(VBD saw) (NP (DT the) (NN hat)) (, ,) (PP (IN except) (NP (DT the) (NN rim)))"),
          "an argument may go on after its end"),
+        (V.format(NUN, "(VBD piled) (NP (NN hat)) (PP (IN upon) (NP (NN hat)))"),
+         "an argument may go on after its end"),
         # a word before an argument that belongs to it
         ("(S (ADVP (RB Almost)) (NP (DT every) (NN nun)) (VP (VBD saw) (NP (DT a) (NN hat))))",
          "an adverb before an argument may belong to it"),
@@ -206,7 +208,11 @@ NUN = "(DT The) (NN nun)"
         (V.format("(DT A) (NN nun)", "(VBD saw) (NP (DT another) (NN nun))"),
          "a reflexive or reciprocal in the clause"),
         (V.format(NUN, "(VBD did) (NP (DT the) (NN job))"), "a light verb with a noun"),
-        # control, and pronouns of the other clause
+        (V.format(NUN, "(VBZ is) (VP (VBG seeing) (NP (DT the) (NN judge)))"), "the verb is symmetric"),
+        (V.format(NUN, "(VBD took) (NP (CC and) (DT the) (NN hat))"), "an argument is not a noun phrase"),
+        # control, ellipsis, and pronouns of the other clause
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (PRP we)) (VP (VBD did)))  (. .))",
+         "an auxiliary stands for the verb phrase"),
         (V.format("(PRP I)", "(VBD asked) (NP (PRP him)) (S (VP (TO to) (VP (VB help) (NP (PRP me)))))"),
          "a pronoun besides the arguments may refer to one"),
         (V.format("(PRP I)", "(VBD had) (S (NP (NN someone)) (VP (VB help) (NP (PRP me))))"),

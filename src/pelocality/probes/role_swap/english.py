@@ -99,7 +99,7 @@ MEASURES = (
     MONTHS
     | DAYS
     | words(
-        "second minute hour day night morning afternoon evening week weekend month year decade century time "
+        "second sec minute min hour hr day night morning afternoon evening week weekend month year decade century time "
         "monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
         "metre kilometre centimeter centimetre meters "
         "feet inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"

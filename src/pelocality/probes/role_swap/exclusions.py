@@ -165,6 +165,8 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
         ):
             return "an argument is not subject or object"  # "eliminated by force", "sunk by nuns in the harbour"
     reason = check_remainder(candidate, lower, tags) if tags is not None else None
+    if reason is None and tags is not None and _has_ellipsis(candidate, lower, tags):
+        return "an auxiliary stands for the verb phrase"
     return reason or _check_reference(sentence, candidate, lower, tags)
 
 
@@ -200,6 +202,15 @@ def _check_reference(
     if any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
         return "a floating quantifier belongs to an argument"
     return None
+
+
+def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether a form of *do* ends a later clause, as in "I chose Ada and I am glad I did"."""
+    last = max(argument.end for argument in candidate.arguments)
+    return any(
+        lower[k] in english.DO and tags[k] != "VB" and (k + 1 == len(lower) or is_punctuation(lower[k + 1]))
+        for k in range(last, len(lower))
+    )
 
 
 def _is_named_again(
@@ -246,7 +257,7 @@ def _check_verb(
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
     if verb in english.COPULAS or lemma in ("be", "become", "seem", "remain", "stay"):
         return "the verb is a copula"
-    if verb in english.verb_forms(symmetric) or lemma in symmetric:
+    if verb in english.verb_forms(symmetric) or lemma in symmetric or verb == "seeing":
         return "the verb is symmetric"
     if verb in english.MEASURE_VERBS or verb in english.MOTION_VERBS:
         return "the verb takes a measure"
@@ -312,7 +323,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return None
     if "UH" in tags:
         return "an argument has a false start"  # "the, uh, hat"
-    if tags[0] in ("IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
+    if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
     if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"

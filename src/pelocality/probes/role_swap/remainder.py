@@ -29,6 +29,8 @@ def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[s
     if set(within) <= {"PRP", "NNP", "NNPS"}:
         return None  # a pronoun or a name has no modifiers after it: "told him to leave"
     k = last.end
+    if tags[k : k + 1] == ("IN",) and lower[k + 1 : k + 2] == lower[k - 1 : k]:
+        return "an argument may go on after its end"  # "piled hat upon hat"
     while k < len(tags) and _is_passed_over(lower[k], tags[k]):
         k += 1
     if k == len(tags):
