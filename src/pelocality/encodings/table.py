@@ -12,8 +12,8 @@ from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.relative import RelativeEncoding
 from pelocality.metrics import crop
 from pelocality.metrics._inputs import Attention
+from pelocality.metrics._masks import is_causal
 from pelocality.metrics.distances import diagonal_sums
-from pelocality.metrics.published import is_causal
 
 
 class DistanceTable(RelativeEncoding):

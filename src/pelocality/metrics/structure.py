@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, check_hidden_keys, map_matrices, resolve_visible, validated_weights
-from pelocality.metrics._masks import Mask, Visible
+from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
+from pelocality.metrics._row_pass import ratio
 from pelocality.metrics.distances import diagonal_sums, masked_mean
-from pelocality.metrics.published import is_causal, ratio, visible_counts
 
 
 def toeplitz_share(
