@@ -178,6 +178,22 @@ def _t5gemma() -> Any:
     return hf.T5GemmaModel(hf.T5GemmaConfig(encoder=half, decoder=half, vocab_size=99))
 
 
+def _shared_keys(config_class: Any, **more: Any) -> Any:
+    """Return a configuration whose last two layers read the keys of the first two."""
+    return small(
+        config_class,
+        **_GROUPED | {"num_hidden_layers": 4, "layer_types": _ALTERNATING * 2, "num_kv_shared_layers": 2},
+        head_dim=8,
+        sliding_window=5,
+        vocab_size_per_layer_input=99,
+        hidden_size_per_layer_input=8,
+        **more,
+    )
+
+
+_GEMMA3N = {"laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4}
+
+
 def _bart() -> Any:
     sizes = {f"{half}_{name}": n for half in ("encoder", "decoder") for name, n in _HALF.items()}
     return hf.BartModel(hf.BartConfig(vocab_size=99, d_model=16, max_position_embeddings=64, pad_token_id=0, **sizes))
@@ -223,6 +239,14 @@ ANY: dict[str, Callable[[], Any]] = UNKNOWN | {
     "bart decoder": lambda: _bart().get_decoder(),
     "t5gemma": lambda: _t5gemma().get_encoder(),
     "t5gemma decoder": lambda: _t5gemma().get_decoder(),
+    "gemma3n_text": lambda: hf.Gemma3nTextModel(_shared_keys(hf.Gemma3nTextConfig, **_GEMMA3N)),
+    "gemma4_text": lambda: hf.Gemma4TextModel(_shared_keys(hf.Gemma4TextConfig, global_head_dim=8)),
+    # one attention module for several layers
+    "zamba": lambda: hf.ZambaModel(
+        small(hf.ZambaConfig, num_hidden_layers=6, hidden_size=32, attention_hidden_size=64, num_key_value_heads=2,
+              mamba_d_state=8, n_mamba_heads=2, attn_layer_period=3, attn_layer_offset=1, use_mamba_kernels=False,
+              pad_token_id=0)
+    ),
 }  # fmt: skip
 
 

@@ -13,13 +13,14 @@ from pandas.testing import assert_frame_equal
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from benchmarks.attaching import random_table
 from pelocality import _distributed
 from pelocality.evaluation import evaluate
 from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics import locality
-from pelocality.models import AttentionFunction, position_share, positional_attention, text_average
+from pelocality.models import AttentionFunction, attach, position_share, positional_attention, text_average
 from tests import test_models_callback as callbacks
-from tests.families import tiny, tokens
+from tests.families import tiny, tiny_any, tokens
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences, sentence
 from tests.test_models_observe import jamba
@@ -57,6 +58,19 @@ def measured():
         "share": position_share(model, iter(text), **options),
         "share of one batch": position_share(jamba(), batches[:1], **options),
     }
+
+
+def stepped(name, positions):
+    """The gradients of the encodings of a model without a record, and their numbers after a step of 4 texts."""
+    model, (rank, size) = tiny_any(name).train(), _distributed.rank_and_size()
+    encodings = attach(model, random_table(2), position_embeddings=positions).encodings
+    wrapped = model
+    if size > 1:
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=positions == "disable")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped(tokens(4, 7)[rank::size], use_cache=False)[0].square().mean().backward()
+    optimiser.step()
+    return [(encoding.values.grad, encoding.values.detach()) for encoding in encodings]
 
 
 def trained(rank, folder):
@@ -120,6 +134,9 @@ def failures(rank):
         positional_attention(sharded, length=5, words=4)
 
 
+STEPPED = [("qwen3", "disable"), ("gpt_neox", "keep"), ("mixtral", "keep"), ("jamba", "keep")]
+
+
 def process(rank, folder, port):
     """One of two processes."""
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -128,6 +145,7 @@ def process(rank, folder, port):
     failures(rank)
     assert read() == (4, 2 + 1 if rank else 4)  # all read the first text
     found = results() | measured() | {"trained": trained(rank, folder)}
+    found["stepped"] = [stepped(*each) for each in STEPPED]
     found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(found, file)
@@ -163,6 +181,10 @@ def test_two_processes_return_what_one_does(tmp_path):
             assert_frame_equal(here.words, one.words)
             assert (here.attended == one.attended).all()
             assert (here.layers, here.left_out, here.sentences) == (one.layers, one.left_out, one.sentences)
+        for (name, positions), here in zip(STEPPED, found["stepped"], strict=True):
+            alone = stepped(name, positions)
+            torch.testing.assert_close(here, alone, rtol=1e-9, atol=1e-12)
+            assert all(gradient.abs().max() > 1e-6 for gradient, _ in alone)
         assert found["gathered"] == [0, 1, 4, 9, 16]
         assert found["sum"].tolist() == [2, 1]
         for name, one in expected_of_models.items():

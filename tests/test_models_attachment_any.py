@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from benchmarks.attaching import attaching, off_by, random_table
+from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
 from pelocality.models import _proof, attach, attached, load
 from pelocality.models.families import attachable, longest_input
@@ -26,6 +26,9 @@ CAUSAL_MODELS = {
     "gpt_oss": hf.GptOssForCausalLM,
     "jamba": hf.JambaForCausalLM,
     "opt": hf.OPTForCausalLM,
+    "gemma3n_text": hf.Gemma3nForCausalLM,
+    "gemma4_text": hf.Gemma4ForCausalLM,
+    "zamba": hf.ZambaForCausalLM,
 }  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def test_no_encoding_on_a_rotary_model_is_the_model_with_cosines_of_1_and_sines_
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", CAUSAL_MODELS)
 def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
-    if name == "jamba" and cache == "static":
+    if name in ("jamba", "zamba") and cache == "static":
         pytest.skip("transformers has no static cache for it")
     model, ids = language_model(name), tokens(2, 6)
     mask = (torch.arange(6) >= torch.tensor([[0], [2]])).long()  # padding on the left
@@ -76,8 +79,19 @@ def test_generation_is_the_same_with_and_without_a_key_cache(name, cache):
     with attach(model, random_table(2), position_embeddings="keep"):
         slow = model.generate(ids, use_cache=False, **options)
         fast = model.generate(ids, use_cache=True, cache_implementation=cache, **options)
+        whole = output(model, ids, attention_mask=mask)[:, -1]
     assert torch.equal(fast.sequences, slow.sequences)
     torch.testing.assert_close(fast.logits, slow.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(slow.logits[0], whole, rtol=0, atol=1e-5, check_dtype=False)
+
+
+def test_a_cache_of_which_the_layer_is_not_known_is_refused():
+    model, ids = tiny_any("qwen3"), tokens(1, N)
+    with attach(model, random_table(2)), torch.no_grad():
+        model.layers[1].self_attn.layer_idx = None
+        with pytest.raises(ValueError, match=r"Qwen3Attention does not say which layer .* with use_cache=False"):
+            model(ids, use_cache=True)
+        output(model, ids)
 
 
 def test_the_decoder_of_an_encoder_decoder_model_generates_the_same_with_and_without_a_key_cache():
@@ -237,6 +251,43 @@ def test_hooks_of_the_user_may_change_the_output_of_attention():
     attach(model, ALiBi(2)).remove()
     assert same(before, state(model))
     assert hooks(model) == registered
+
+
+def bound_the_input(module, args, kwargs):
+    return args, kwargs | {"hidden_states": kwargs["hidden_states"].tanh()}
+
+
+def double_the_first_token(module, args, kwargs):
+    states = kwargs["hidden_states"]
+    return args, kwargs | {"hidden_states": torch.cat([2 * states[:, :1], states[:, 1:]], 1)}
+
+
+def test_hooks_of_the_user_may_change_the_input_of_attention():
+    model, ids, table = tiny_any("qwen3"), tokens(2, N), random_table(2)
+    for layer in model.layers:
+        layer.self_attn.register_forward_pre_hook(bound_the_input, with_kwargs=True)
+    before, registered = state(model), hooks(model)
+    with AddedToLogits(table(N).detach()), torch.no_grad():
+        expected = set_implementation(model, "eager")(ids, use_cache=False)[0]
+    with attach(model, table, position_embeddings="keep"):
+        torch.testing.assert_close(output(model, ids), expected, rtol=0, atol=1e-6)
+    set_implementation(model, "sdpa")
+    assert same(before, state(model))
+    assert hooks(model) == registered
+
+
+def test_a_refusal_names_the_hooks_that_may_be_its_reason():
+    model = set_implementation(tiny_any("qwen3"), "eager")
+    output(model, tokens(1, N), output_attentions=True)  # with hooks of transformers
+    model.layers[1].self_attn.register_forward_pre_hook(double_the_first_token, with_kwargs=True)
+    model.embed_tokens.register_forward_hook(lambda module, args, output: None)
+    with pytest.raises(
+        ValueError,
+        match=r"depend on the order of tokens; remove its hooks if one of them is the reason: [^,]*<lambda> on "
+        r"embed_tokens, double_the_first_token on layers\.1\.self_attn$",
+    ):
+        attach(model, ALiBi(2))
+    attach(model, ALiBi(2), position_embeddings="keep").remove()
 
 
 REFUSED = {

@@ -219,8 +219,8 @@ def test_an_empty_batch_gives_an_empty_result():
 
 def test_models_that_read_no_text_are_refused():
     for model_type, message in (
-        ("vit", "it reads no tokens"),
-        ("clip", r"pass model\.text_model"),
+        ("vit", "reads no input_ids"),
+        ("vision-encoder-decoder", r"pass model\.decoder"),
         ("fsmt", "no token embeddings"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -5,8 +5,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.models import positional_attention
-from pelocality.models.families import architecture
+from pelocality.encodings import ALiBi
+from pelocality.models import attach, attached, positional_attention
+from pelocality.models._run import find_base
+from pelocality.models.families import architecture, longest_input, positions_disabled
 from tests.families import UNKNOWN, small, tiny
 
 N = 12
@@ -38,14 +40,14 @@ REFUSED = {
         ),
         r"no token embeddings; pass the attention that it returns to pelocality\.measure",
     ),
-    "clip": (
-        lambda: hf.CLIPModel(
-            hf.CLIPConfig(
-                text_config={"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-                vision_config={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "vision-encoder-decoder": (
+        lambda: hf.VisionEncoderDecoderModel(
+            hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+                hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2),
+                small(hf.BertConfig, is_decoder=True, add_cross_attention=True),
             )
         ),
-        r"pass model\.text_model",
+        r"no token embeddings; pass model\.decoder",
     ),
     "squeezebert": (
         lambda: hf.SqueezeBertModel(
@@ -56,6 +58,50 @@ REFUSED = {
     ),
     "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
     "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "do not sum to 1"),
+}  # fmt: skip
+
+
+_TEXT = {
+    "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "intermediate_size": 16, "head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16,
+           "image_size": 8, "patch_size": 4}  # fmt: skip
+_GEMMA = {"mm_tokens_per_image": 4, "vision_config": _VISION}
+
+
+def t5gemma2():
+    encoder = hf.T5Gemma2EncoderConfig(text_config=_TEXT, **_GEMMA)
+    return hf.T5Gemma2Model(hf.T5Gemma2Config(encoder=encoder, decoder=_TEXT, vocab_size=99))
+
+
+# models of images and text, and where the model of the text is in them
+BESIDE_IMAGES = {
+    "gemma3": (
+        lambda: hf.Gemma3ForConditionalGeneration(hf.Gemma3Config(text_config=_TEXT, **_GEMMA)),
+        "model.language_model",
+    ),
+    "t5gemma2": (t5gemma2, "encoder.text_model"),
+    "llama4": (
+        lambda: hf.Llama4ForConditionalGeneration(
+            hf.Llama4Config(
+                text_config=_TEXT | {"layer_types": None, "num_local_experts": 2, "intermediate_size_mlp": 16,
+                                     "no_rope_layers": [1, 1], "pad_token_id": 0},
+                vision_config=_VISION | {"num_attention_heads": 2, "vision_output_dim": 16, "projector_input_dim": 16,
+                                         "projector_output_dim": 16},
+            )
+        ),
+        "language_model.model",
+    ),
+    "clip": (
+        lambda: hf.CLIPModel(
+            hf.CLIPConfig(
+                text_config={**_VISION, "vocab_size": 99, "num_hidden_layers": 2, "num_attention_heads": 2},
+                vision_config=_VISION,
+            )
+        ),
+        "text_model",
+    ),
 }  # fmt: skip
 
 
@@ -84,9 +130,21 @@ def test_of_an_encoder_decoder_model_the_encoder_is_probed_unless_the_decoder_is
     assert positional_attention(model.get_decoder(), length=N, words=WORDS).source.causal
 
 
-def test_the_text_part_of_a_model_can_be_passed():
-    model = REFUSED["clip"][0]()
-    assert positional_attention(model.text_model, length=N, words=WORDS).attention.shape == (1, 2, N, N)
+@pytest.mark.parametrize("name", BESIDE_IMAGES)
+def test_beside_images_the_model_of_the_text_is_measured_and_given_encodings(name):
+    make, text = BESIDE_IMAGES[name]
+    model = make().eval()
+    part = model.get_submodule(text)
+    assert find_base(model) is find_base(part) is part
+    result = positional_attention(model, length=N, words=WORDS)
+    assert torch.equal(result.attention, positional_attention(part, length=N, words=WORDS).attention)
+    assert result.source.model_class == type(part).__name__
+    with pytest.raises(ValueError, match="must have 1 head or the model's 2, got 3"):
+        attach(model, ALiBi(3))
+    with attach(model, ALiBi(2)):
+        assert len(attached(part).encodings) == len(result.layers) == 2
+        assert longest_input(model) is longest_input(part) is None
+        assert positions_disabled(model)
 
 
 def test_bigbird_with_full_attention_is_probed():

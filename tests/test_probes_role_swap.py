@@ -148,7 +148,7 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (: ;) (DT a) (NN cap)"),
          "punctuation belongs to an argument in part"),
         (S.format("(CD One) (NN nun)", "saw", "(DT another) (NN nun)"), "a reflexive or reciprocal in the clause"),
-        ("(S (NP (DT The) (NN nun)) (VP (VBD put) (NP (DT a) (NN hat)) (PP (IN on) (NP (PRP$ her) (NN head)))))",
+        ("(S (NP (DT The) (NN nun)) (VP (VBD sent) (NP (NNP Ada)) (PP (IN to) (NP (PRP$ her) (NN judge)))))",
          "a pronoun besides the arguments may refer to one"),
         (S.format("(NNP Ada) (NNP Jr.)", "saw", "(DT the) (NN nun)"), "an abbreviation would end the sentence"),
         ("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN judge)) (SBAR (WDT that) (S (VP (VBD left))))))",

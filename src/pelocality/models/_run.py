@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from pelocality._checks import count
 from pelocality.models._restore import hooked, inference, restoring
 from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
-from pelocality.models.families import architecture, known_families, longest_input
+from pelocality.models.families import attachable, longest_input
 from pelocality.models.families._record import ATTACHED, Architecture
-from pelocality.models.families._wrapper import bare, pretrained
+from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -32,34 +31,19 @@ _REFUSED = {
 
 
 def find_base(model: nn.Module) -> Any:
-    """Return the base transformer without a task head or a wrapper; of an encoder-decoder model, the encoder.
+    """Return the base transformer without a task head or a wrapper, as the record of its family finds it.
 
     Raises:
         TypeError: if there is no transformers model.
-        ValueError: if it reads no tokens, or consists of parts with different inputs; the message names the part to
-            pass.
+        ValueError: if it reads no tokens; the message names a part that does.
     """
     inner = pretrained(model)
-    if inner.config.model_type in known_families():
-        return architecture(inner).base(inner)
-    base = bare(inner)
-    if hasattr(base, "encoder") and hasattr(base, "decoder"):
-        base = base.get_encoder()
-    name = f"{type(inner).__name__} (model type '{inner.config.model_type}')"
-    if "input_ids" not in inspect.signature(base.forward).parameters:
-        raise ValueError(f"{name} cannot be probed: it reads no tokens (its forward takes no input_ids)")
-    if not _reads_tokens(base):
-        parts = [f"model.{part}" for part, module in base.named_children() if _reads_tokens(module)]
-        advice = f"pass {' or '.join(parts)}" if parts else "pass the attention that it returns to pelocality.measure"
-        raise ValueError(f"{type(base).__name__} of {name} has no token embeddings; {advice}")
-    return base
-
-
-def _reads_tokens(module: nn.Module) -> bool:
-    """Return whether a module is a transformers model that reads token ids."""
-    if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
-        return False
-    return token_embeddings(module) is not None
+    base = attachable(inner).base(inner)
+    if reads_tokens(base):
+        return base
+    part = next((f"model.{name}" for name, module in inner.named_modules() if name and reads_tokens(module)), None)
+    advice = f"pass {part or 'the attention that it returns to pelocality.measure'}"
+    raise ValueError(f"{described(inner)} reads no input_ids, or has no token embeddings; {advice}")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
+from pelocality.models._run import find_base
 from pelocality.models._state_dict import check_state_dict, has_encodings, mark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import attachable
@@ -124,7 +125,7 @@ def attach(
         ...     [encoding.decay for encoding in attachment.encodings]
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
-    record, base = _record_and_base(model)
+    record, base = attachable(model), find_base(model)
     _check_model(model, record, base, position_embeddings)
     disable = position_embeddings == "disable"
     encodings = _copies(encoding, record, base)

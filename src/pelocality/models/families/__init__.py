@@ -106,14 +106,15 @@ def longest_input(model: nn.Module) -> int | None:
         >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
         40
     """
-    inner, record = pretrained(model), attachable(model)
-    tables = (table for table in record.position_tables(record.base(inner)) if isinstance(table, nn.Embedding))
+    record = attachable(model)
+    base = record.base(model)
+    tables = (table for table in record.position_tables(base) if isinstance(table, nn.Embedding))
     # a table of a class of its own looks its rows up before they are replaced
     if positions_disabled(model) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    if inner.config.model_type not in _RECORDS:
-        return getattr(inner.config, "max_position_embeddings", None) or None
-    return record.max_length(record.base(inner))
+    if record not in _RECORDS.values():
+        return getattr(base.config, "max_position_embeddings", None) or None
+    return record.max_length(base)
 
 
 def positions_disabled(model: nn.Module) -> bool:

@@ -35,12 +35,25 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
 def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of keys up to the last query, and the number of slots for keys in the cache."""
     cache = next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
+    slots = None if mask is None else mask.shape[-1]
+    shared = call["shared_kv_states"] if getattr(attention, "is_kv_shared_layer", False) else None
+    if shared and getattr(attention, "layer_type", None) in shared:  # the keys of an earlier layer, which cached them
+        stored = shared[attention.layer_type][0].shape[-2]
+        return stored if cache is None else min(stored, int(cache.get_seq_length())), slots or stored
     if cache is None:
-        return queries, queries if mask is None else mask.shape[-1]
-    layer = attention.layer_idx if hasattr(attention, "layer_idx") else attention.layer_id  # GPT-Neo's
-    past = int(cache.get_seq_length(layer))  # a tensor in a static cache
-    slots, first = cache.get_mask_sizes(queries, layer)
-    return past + queries - int(first), slots if mask is None else mask.shape[-1]
+        return queries, slots or queries
+    # Zamba's modules serve several layers, and GPT-Neo's have another name for it
+    layer = call["layer_idx"] if "layer_idx" in call else getattr(attention, "layer_idx", None)
+    layer = getattr(attention, "layer_id", None) if layer is None else layer
+    try:
+        past = int(cache.get_seq_length(layer))  # a tensor in a static cache
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(attention).__name__} does not say which layer of the cache it reads, so the attached encoding "
+            "cannot be added to its logits; call the model with use_cache=False"
+        ) from error
+    longest, first = cache.get_mask_sizes(queries, layer)
+    return past + queries - int(first), slots or longest
 
 
 def _visible_and_added(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -7,12 +7,11 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality.models.families._calls import argument_names
 from pelocality.models.families._mask import Bias, add_to_mask
-from pelocality.models.families._wrapper import bare
+from pelocality.models.families._wrapper import bare, reads_tokens
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
@@ -104,8 +103,10 @@ class Architecture:
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
         base = bare(model)
-        parts = (getattr(base, name, None) for name in ("encoder", "language_model", "text_model"))
-        return next((part for part in parts if isinstance(part, PreTrainedModel)), base)
+        for name in ("encoder", "language_model", "text_model", "model"):
+            if reads_tokens(part := getattr(base, name, None)):
+                return self.base(part)
+        return base.encoder if hasattr(base, "encoder") and hasattr(base, "decoder") else base
 
     def attentions(self, base: Any) -> list[nn.Module]:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""

@@ -1,9 +1,12 @@
 """Finding the transformers model inside a wrapper."""
 
+import inspect
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+
+from pelocality.models._weights import token_embeddings
 
 
 def pretrained(model: nn.Module) -> Any:
@@ -48,6 +51,13 @@ def bare(model: nn.Module) -> Any:
     """Return the model inside without its task head, and without the wrapper that transformers puts around decoders."""
     base = pretrained(model).base_model
     return base.decoder if type(base).__name__.endswith("DecoderWrapper") else base
+
+
+def reads_tokens(module: Any) -> bool:
+    """Return whether something is a transformers model that turns token ids into vectors."""
+    if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
+        return False
+    return token_embeddings(module) is not None
 
 
 def _outermost(module: nn.Module) -> list[PreTrainedModel]:
