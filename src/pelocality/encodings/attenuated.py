@@ -243,11 +243,11 @@ class AttenuatedEncoding(RelativeEncoding):
         """
         from pelocality.encodings._from_targets import solve
 
-        decay, symmetry = solve(locality, direction_balance, length, causal)
-        if heads is None:
-            heads = len(decay)
-        elif len(decay) not in (1, count("heads", heads)):
-            raise ValueError(f"locality and direction_balance must be one for each of {heads} heads, got {len(decay)}")
+        targets = (("locality", locality), ("direction_balance", direction_balance))
+        given = max(per_head(name, target, None, positive=False).numel() for name, target in targets)
+        heads = given if heads is None else count("heads", heads)
+        each = [per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets]
+        decay, symmetry = zip(*solve(*each, length, causal), strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,
