@@ -246,8 +246,10 @@ class AttenuatedEncoding(RelativeEncoding):
         targets = (("locality", locality), ("direction_balance", direction_balance))
         given = max(per_head(name, target, None, positive=False).numel() for name, target in targets)
         heads = given if heads is None else count("heads", heads)
-        each = [per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets]
-        decay, symmetry = zip(*solve(*each, length, causal), strict=True)
+        localities, balances = (
+            per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
+        )
+        decay, symmetry = zip(*solve(localities, balances, length, causal), strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,
