@@ -199,7 +199,7 @@ def _check_reference(
         return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
     clause = candidate.clause
     before_verb = range(clause.extent[0], min(clause.extent[1], clause.verb or 0))
-    if any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
+    if "together" in outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
         return "a floating quantifier belongs to an argument"
     return None
 
@@ -323,7 +323,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return None
     if "UH" in tags:
         return "an argument has a false start"  # "the, uh, hat"
-    if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
+    if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
     if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"
