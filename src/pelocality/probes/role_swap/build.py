@@ -217,8 +217,8 @@ class RoleSwap:
         """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
         if not callable(self.source) and sentence.language not in self.languages:
             language = sentence.language
-            reason = "order alone may not tell its roles, and no swap was read"
-            yield None, Dropped(f"language {language!r}: {reason}; languages=({language!r},) swaps all the same")
+            why = "order alone may not tell its roles, and no swap was read"
+            yield None, Dropped(f"language {language!r}: {why}; languages=({language!r},) swaps all the same")
             return
         second = None
         for candidate in find_candidates(sentence, self.roles, self.source):
