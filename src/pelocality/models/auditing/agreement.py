@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pelocality.models.auditing.declared import Rotary
-from pelocality.models.auditing.measured import PADDING, Call, Lookup, Reach, Reading
+from pelocality.models.auditing.measured import PADDING, Call, Lookup, Reach, Reading, Window
 from pelocality.models.auditing.rotations import Rotation
 
 UNDECLARED = "undeclared"
@@ -222,40 +222,27 @@ def bucket_lookup(bias: Tensor, lookups: Sequence[Lookup]) -> Lookup | None:
 # ---- windows and causality
 
 
-def reach_text(reach: Reach) -> str:
-    """Return the window in words."""
-    if not reach.regular:
-        return "irregular"
-    if reach.chunk is not None:
-        return f"chunks of {reach.chunk}"
-    if reach.window is None:
-        return "none"
-    return str(reach.window) if reach.causal else f"{reach.window} to either side"
-
-
-def window_text(wanted: tuple[str, int] | str | None, causal: bool | None) -> str:
-    """Return a declared window in the words of `reach_text`."""
-    if not isinstance(wanted, tuple):
-        return wanted or "none"
-    kind, size = wanted
+def window_text(window: Window, causal: bool | None) -> str:
+    """Return a window in words."""
+    if not isinstance(window, tuple):
+        return window or "none"
+    kind, size = window
     if kind == "chunks":
         return f"chunks of {size}"
     return f"{size} to either side" if causal is False else str(size)
 
 
-def compare_reach(wanted: tuple[str, int] | str | None, causal: bool | None, reach: Reach) -> list[str]:
+def compare_reach(wanted: Window, causal: bool | None, reach: Reach) -> list[str]:
     """Return what differs from the declared window and causality."""
-    differences = []
     if causal is True and not reach.causal:
-        differences.append("declared causal, measured attention to later keys")
+        return ["declared causal, measured attention to later keys"]
     if causal is False and reach.causal:
-        differences.append("declared to see both directions, measured causal")
+        return ["declared to see both directions, measured causal"]
     unreached = isinstance(wanted, tuple) and wanted[1] >= reach.length
-    if wanted == UNDECLARED or unreached or not reach.regular or differences:
-        return differences
-    if window_text(wanted, reach.causal) != reach_text(reach):
-        differences.append(f"declared window {window_text(wanted, causal)}, measured {reach_text(reach)}")
-    return differences
+    measured = window_text(reach.window, reach.causal)
+    if wanted == UNDECLARED or unreached or measured in ("irregular", window_text(wanted, reach.causal)):
+        return []
+    return [f"declared window {window_text(wanted, causal)}, measured {measured}"]
 
 
 # ---- tables at the input

@@ -173,7 +173,7 @@ def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_inpu
     return LayerAudit(
         layer=layer,
         positions=(_joined(words[0], nothing), _joined(words[1], "none")),
-        window=(agreement.window_text(window, causal), agreement.reach_text(call.reach)),
+        window=(agreement.window_text(window, causal), agreement.window_text(call.reach.window, call.reach.causal)),
         causal=(causal, call.reach.causal),
         first_key=float(text_call.weights[:, 1:, 0].double().mean()),
         sinks=None if text_call.sinks is None else float(text_call.sinks.double().mean()),
