@@ -16,7 +16,7 @@ from pelocality.encodings import AttenuatedEncoding
 from pelocality.metrics import _row_pass, crop, locality, measure, relative_asymmetry, symmetry
 from pelocality.metrics.accumulate import MeanOver
 from pelocality.metrics.position_tables import position_weights
-from pelocality.metrics.streaming import measure_absolute, measure_relative
+from pelocality.metrics.without_matrix import measure_absolute, measure_relative
 from tests import golden, witness
 from tests.data import DATA, NEEDS_DATA
 from tests.names import METRICS

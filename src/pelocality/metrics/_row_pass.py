@@ -169,7 +169,7 @@ def _numba_is_installed() -> bool:
 def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
     from pelocality.metrics._row_pass_numba import measure_rows
 
-    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.flat, tolerance.per_nat, ABSOLUTE_FLOOR)
+    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.base, tolerance.per_nat, ABSOLUTE_FLOOR)
     return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
 
 
@@ -255,7 +255,7 @@ class _PairedBlock:
         spread = high - low
         # The subtraction loses digits where the spread is small beside the differences, and only where it is small
         # beside the tolerance can a row be constant: recompute such blocks without cancellation.
-        least = 2 * max(ABSOLUTE_FLOOR, tolerance.flat + tolerance.per_nat)
+        least = 2 * max(ABSOLUTE_FLOOR, tolerance.base + tolerance.per_nat)
         if bool((spread < torch.clamp(high / 16, min=least)).any()):
             return self.irregularity(low, spread, tolerance), difference, paired
         return (difference - (self.min_pairs + self.valid.sum(-1)) * low) / spread, difference, paired
