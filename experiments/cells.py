@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pretrain import train_tokenizer
+from runs import packaged_model
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
 
 from pelocality import (
     ALiBi,
@@ -45,6 +48,24 @@ TURNS: dict[str, dict[str, float]] = {
 DECAYS = {"attenuated w = .01": 0.01, "attenuated w = .1": 0.1, "attenuated w = 1": 1.0}
 CELLS = ("own", "own, healed", "none", "ALiBi", "mixed", *DECAYS, *TURNS)
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # C of scikit-learn
+
+
+def load(
+    text: list[str], output: Path, smoke: bool = False, device: str = "cpu", path: Path | None = None
+) -> tuple[Any, Any]:
+    """Return a model and its tokenizer, MiniLM if none is named; with `smoke` a tiny BERT.
+
+    The tiny one is stored, as a tokenizer that is trained again may differ.
+    """
+    folder = output / "model" if smoke else path or packaged_model()
+    if smoke and not folder.exists():
+        tokenizer = train_tokenizer(text, 300)
+        set_seed(0)
+        sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+        config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.3, **sizes)
+        BertModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return AutoModel.from_pretrained(folder).to(device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def encoding_of(cell: str, model: nn.Module, tokenizer: Any, length: int = 50, words: int = 32) -> Any:
@@ -97,13 +118,14 @@ def embeddings(
     """Return the mean of the last hidden states over the tokens of each text.
 
     With `layers` the means and maxima of three layers, a third, two thirds and all of the way up, which show order
-    better. Texts are cut to 64 tokens.
+    better. Texts are cut to 64 tokens, or to the positions of the model.
     """
     by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     rows: list[Any] = [None] * len(texts)
+    longest = min(64, model.config.max_position_embeddings)
     for start in range(0, len(texts), 64):
         chosen = by_length[start : start + 64]
-        options = {"padding": True, "truncation": True, "max_length": 64, "return_token_type_ids": False}
+        options = {"padding": True, "truncation": True, "max_length": longest, "return_token_type_ids": False}
         batch = tokenizer([texts[index] for index in chosen], return_tensors="pt", **options).to(model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
             states = model(**batch, output_hidden_states=True).hidden_states

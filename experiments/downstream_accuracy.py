@@ -7,6 +7,9 @@
 Turned models: MiniLM's own positions, measured on identical words, in a fixed signed table per layer and head, turned
 (see `cells.py`) and healed: a copy is trained on the same tokens in every cell to give the hidden states of the
 untouched model. Controls with the same training: its own positions kept, none, attenuated encodings, ALiBi.
+From nothing: BERTs of 4 layers, 128 wide, pre-trained with learned positions, none, an attenuated encoding in its
+published form (w = .5), in logits with w = .1 and 1, and mixed: half of the heads decay by .05 to the left and .2 to
+the right, the other half are their mirror images, so that the model is symmetric and no head is.
 Each cell is frozen and its mean embeddings go to a logistic regression, as in SentEval: MR, CR, SUBJ, MPQA by
 cross-validation, TREC, SST-2, CoLA, RTE, STS-B and NLI by their fixed split. Order-sensitive tasks (two neighbouring
 words exchanged; a constituent of 3 to 6 words shuffled; roles swapped; each told from its original, cross-validated so
@@ -31,6 +34,8 @@ Predictions, written before the first full run:
    and by TF-IDF as well; own positions add .05 to that.
 5. Shuffled premises cost less than 2 points in every cell, random order the most, and the falls have no slope on
    symmetry: a mean over words hardly moves when words do.
+6. From nothing: sentence tasks within 3 points of each other; learned positions and w = 1 have the lowest loss; mixed
+   is above w = .1 in bigram shift, although both are symmetric as models, and w = .1 is near chance there.
 """
 
 import argparse
@@ -38,6 +43,7 @@ import json
 import sys
 import time
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +51,27 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import CELLS, TURNS, embeddings, healed, paragraphs, position_metrics
-from pretrain import train_tokenizer
-from runs import DATA, claim, fingerprint, markdown, packaged_model, signed, write_atomically
+from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
+from pretrain import parse as parse_pretraining, prepare, pretrain
+from runs import (
+    DATA,
+    TINY,
+    claim,
+    fingerprint,
+    last_complete_checkpoint,
+    markdown,
+    signed,
+    write_atomically,
+)
+from safetensors.torch import load_model
 from scipy.stats import t as student_t
 from sentence_tasks import SENTEVAL, Task, glue, inference, order_sensitive, scores, senteval, tfidf
+from small_models import make_model
 from statsmodels.regression.linear_model import OLS
 from statsmodels.regression.mixed_linear_model import MixedLM
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
 
 from pelocality.statistics import Estimate, mean_over_runs
 
-PRETRAINED = ()
 TURNED = (
     "own",
     "own table",
@@ -73,12 +88,23 @@ TURNED = (
     "attenuated w = 1",
     "own, healed",
 )
+# small BERTs by their flags for pretrain.py; in "mixed" each half of the heads is the mirror image of the other
+ATTENUATED = ("--encoding", "attenuated")
+FROM_NOTHING: dict[str, tuple[Any, ...]] = {
+    "from nothing: learned": ("--encoding", "learned"),
+    "from nothing: none": ("--encoding", "none"),
+    "from nothing: mixed": (*ATTENUATED, "--decay", "mixed"),
+    "from nothing: w = .1": (*ATTENUATED, "--decay", 0.1),
+    "from nothing: w = 1": (*ATTENUATED, "--decay", 1),
+    "from nothing: published form": (*ATTENUATED, "--form", "weights"),
+}
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 KINDS = dict.fromkeys(SENTEVAL, "sentences") | dict.fromkeys(("CoLA", "RTE", "STS-B", "NLI"), "GLUE")
 KINDS |= dict.fromkeys(("bigram shift", "constituents", "roles"), "order")
 AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI"}
 FLOORS = {"TF-IDF, words": 1, "TF-IDF, words and pairs": 2}
-SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": 24, "folds": 2, "words": 2, "batch": 8}
+SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": 24, "folds": 2, "words": 2, "batch": 8, "steps": 2}
+SMOKE_CELLS = ["own", "own table", "antisymmetric x 0", "all x .5", "none", "from nothing: mixed"]
 
 
 def parse() -> argparse.Namespace:
@@ -92,7 +118,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nli", type=Path, nargs="+", default=[DATA / "nli_train.jsonl"], help="pairs to train on")
     parser.add_argument("--pairs", type=Path, default=DATA / "nli_pairs.jsonl", help="parsed pairs to test NLI on")
     parser.add_argument("--output", type=Path, default=Path("outputs/downstream"), help="folder for cells and tables")
-    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(TURNED))
+    parser.add_argument("--cells", nargs="+", choices=(*CELLS, *FROM_NOTHING), default=[*TURNED, *FROM_NOTHING])
+    parser.add_argument("--steps", type=int, default=2500, help="of pre-training from nothing, 2,048 tokens each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=250_000, help="of healing, in each cell")
     parser.add_argument("--length", type=int, default=48, help="tokens of a piece of text to heal on")
@@ -107,21 +134,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
     arguments = parser.parse_args()
     if arguments.smoke:
-        vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:1]})
+        vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:1], "cells": SMOKE_CELLS})
     return arguments
 
 
-def load(arguments: argparse.Namespace, text: list[str]) -> tuple[Any, Any]:
-    """Return the model and its tokenizer; with --smoke a tiny BERT, stored, as a tokenizer trained again may differ."""
-    path = arguments.output / "model" if arguments.smoke else packaged_model()
-    if arguments.smoke and not path.exists():
-        tokenizer = train_tokenizer(text, 300)
-        set_seed(0)
-        sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
-        config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.3, **sizes)
-        BertModel(config).save_pretrained(path)
-        tokenizer.save_pretrained(path)
-    return AutoModel.from_pretrained(path).to(arguments.device).eval(), AutoTokenizer.from_pretrained(path)
+def pretrained(arguments: argparse.Namespace, cell: str, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a small BERT pre-trained with an encoding, its tokenizer and its result; an interrupted run resumes."""
+    folder = arguments.output / "pretrained" / f"{cell.rpartition(': ')[2].replace(' ', '_')}-{seed}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    size = TINY if arguments.smoke else ["--length=64", "--batch=32"]
+    flags = [*size, *FROM_NOTHING[cell], "--steps", arguments.steps, "--every", min(500, arguments.steps)]
+    heads = parse_pretraining(["--output", str(folder), *size]).heads
+    if "mixed" in flags:
+        half = heads // 2
+        pairs = ["--decay", *[0.05] * half, *[0.2] * half, "--symmetry", *[4] * half, *[0.25] * half]
+        flags = [*size, *ATTENUATED, *pairs, *flags[flags.index("mixed") + 1 :]]
+    flags = [str(flag) for flag in (*flags, "--seed", seed)]
+    pretrain(arguments.text, {folder: flags}, workers=1)
+    settings = parse_pretraining([str(arguments.text), "--output", str(folder), *flags])
+    tokenizer, _, _ = prepare(settings)
+    model = make_model(settings, tokenizer)
+    load_model(model, last_complete_checkpoint(folder) / "model.safetensors")
+    result = json.loads((folder / "result.json").read_text())
+    found = {name: result[name] for name in ("held_out_loss", "tokens")}
+    return model.base_model.to(arguments.device).eval(), tokenizer, found
 
 
 def tasks_of(arguments: argparse.Namespace, seed: int) -> list[Task]:
@@ -162,7 +198,7 @@ def run_seed(
             continue
         started = time.time()
         if not tasks:
-            model, tokenizer = load(arguments, text)
+            model, tokenizer = load(text, arguments.output, arguments.smoke, arguments.device)
             tasks = tasks_of(arguments, seed)
             sizes = {
                 task.name: [len(task.labels), None if task.test is None else int(task.test.sum())] for task in tasks
@@ -178,16 +214,19 @@ def run_seed(
             for task in tasks:
                 row["scores"] |= scores(task, tfidf(task, FLOORS[cell]), arguments.folds, seed)
         else:
-            of_cell = model
-            if cell != "own":
+            of_cell, of_tokenizer = model, tokenizer
+            if cell in FROM_NOTHING:
+                of_cell, of_tokenizer, result = pretrained(arguments, cell, seed)
+                row |= result
+            elif cell != "own":
                 options = {"length": arguments.length, "batch_size": arguments.batch, "held_out": arguments.held_out}
                 options |= {"tokens": arguments.tokens, "every": 10**6, "seed": seed, "words": arguments.words}
                 found = healed(cell, model, tokenizer, chosen, bf16=arguments.bf16, **options)
                 of_cell, losses = found.model.eval(), found.curve.iloc[[0, -1]]
                 row |= {"token_loss_before": losses["token_loss"].iloc[0], "token_loss": losses["token_loss"].iloc[1]}
                 row |= {"mean_loss": losses["mean_loss"].iloc[1], "tokens": int(losses["tokens"].iloc[1])}
-            row |= position_metrics(of_cell, tokenizer, arguments.length + 2, arguments.words)
-            row["scores"] = all_scores(tasks, of_cell, tokenizer, arguments, seed)
+            row |= position_metrics(of_cell, of_tokenizer, arguments.length + 2, arguments.words)
+            row["scores"] = all_scores(tasks, of_cell, of_tokenizer, arguments, seed)
         write_atomically(file, json.dumps(row, indent=1))
         print(f"seed {seed}, {cell}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
     return [json.loads(file.read_text()) for file in files.values()]
@@ -229,16 +268,15 @@ def slope(rows: pd.DataFrame, metric: str) -> Estimate:
 
 
 def slopes(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the slopes of each kind of task on each metric, over all trained cells and over the turned tables."""
-    groups = (
-        {"all": TURNED[1:], "turned tables": tuple(TURNS)} if set(TURNS) & set(table["cell"]) else {"all": PRETRAINED}
-    )
+    """Return the slopes of each kind of task on each metric, over groups of cells."""
+    groups = {"all healed": TURNED[1:], "turned tables": tuple(TURNS), "from nothing": tuple(FROM_NOTHING)}
     found = []
-    for kind, of_kind in table.groupby("kind", sort=False):
-        for group, cells in groups.items():
-            chosen = of_kind[of_kind["cell"].isin(cells)]
+    for (kind, of_kind), (group, cells) in product(table.groupby("kind", sort=False), groups.items()):
+        chosen = of_kind[of_kind["cell"].isin(cells)]
+        number = chosen["cell"].nunique()
+        if number > 3:
             numbers = {metric.replace("_", " "): signed(slope(chosen, metric), "+.2f") for metric in METRICS}
-            found.append({"scores": kind, "cells": f"{group} ({chosen['cell'].nunique()})"} | numbers)
+            found.append({"scores": kind, "cells": f"{group} ({number})"} | numbers)
     return pd.DataFrame(found)
 
 
