@@ -24,6 +24,7 @@ from pelocality.models.auditing.measured import SHORT, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation, wrapped
 from pelocality.models.families import longest_input
+from pelocality.models.families._declared import declarations
 from pelocality.models.families._wrapper import pretrained
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
@@ -106,7 +107,7 @@ def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
     kind, first = declared.absolute(config), declared.first_row(config)
     input_text, input_differences = agreement.compare_rows(kind, first, reading)
     through_padding = agreement.counted_through_padding(reading)
-    by_itself = declared.counts_tokens(config) or (hasattr(inner, "can_generate") and inner.can_generate())
+    by_itself = declarations(config).counts_tokens or (hasattr(inner, "can_generate") and inner.can_generate())
     if isinstance(reading.padded, str):
         input_differences.append(f"behind padding on the left: {reading.padded}")
     if through_padding and by_itself:
@@ -191,7 +192,7 @@ def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, 
         wanted.append(f"ALiBi, slopes {agreement.slope_text(slopes)}")
     if buckets is not None:
         wanted.append(f"{config.relative_attention_num_buckets} buckets")
-    if declared.has_relative_terms(config):
+    if declarations(config).relative_terms(config):
         wanted.append("relative terms")
     if bias is None:
         return wanted, "", [f"declared {word}, measured none" for word in wanted]
@@ -202,7 +203,7 @@ def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, 
         return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
     lookup = agreement.bucket_lookup(bias, reading.lookups)
     if lookup is None:
-        known = wanted or declared.has_relative_terms(config) is None
+        known = wanted or declarations(config).relative_terms(config) is None
         return wanted, "relative terms", [] if known else ["declared no relative terms, measured some"]
     n = min(len(lookup.rows), SHORT)
     rows, text = lookup.rows[:n, :n].cpu(), f"{len(lookup.table)} buckets"
