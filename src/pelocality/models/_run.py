@@ -19,17 +19,6 @@ from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
 
-# model types without one (n, n) matrix of softmax attention per head
-_REFUSED = {
-    "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
-    "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
-        *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
-    ),
-    "its attention is the difference of two maps, which may be negative": ("diffllama",),
-    "its attention to itself and to the encoder's output share one softmax": ("t5gemma2_decoder",),
-}
-
-
 def find_base(model: nn.Module) -> Any:
     """Return the base transformer without a task head or a wrapper, as the record of its family finds it.
 
@@ -130,11 +119,9 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     Raises:
         ValueError: if the model returns no weights, or weights of another shape.
     """
-    name, model_type = described(base), base.config.model_type
-    if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
+    name = described(base)
+    if reason := attachable(base).why_not_measured(base):
         raise ValueError(f"{name} cannot be probed: {reason}")
-    if getattr(base.config, "attention_type", None) == "block_sparse":
-        raise ValueError(f"{name} cannot be probed with block-sparse attention; load it with 'original_full'")
     batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
     try:

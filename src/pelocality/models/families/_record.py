@@ -61,6 +61,17 @@ _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 _READERS = re.compile("Rotary|Embeddings$")
 
 
+# model types without one (n, n) matrix of softmax attention per head
+_NOT_MEASURED = {
+    "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
+    "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
+        *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
+    ),
+    "its attention is the difference of two maps, which may be negative": ("diffllama",),
+    "its attention to itself and to the encoder's output share one softmax": ("t5gemma2_decoder",),
+}
+
+
 class Architecture:
     r"""Where a model keeps its attention modules, its queries and keys, and its positions.
 
@@ -214,6 +225,11 @@ class Architecture:
 
     def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
+
+    def why_not_measured(self, base: Any) -> str | None:
+        """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""
+        reasons = (reason for reason, types in _NOT_MEASURED.items() if base.config.model_type in types)
+        return next(reasons, Architecture.why_not_additive(self, base))
 
     def why_not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""
