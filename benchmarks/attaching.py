@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pelocality import DistanceTable, attach
-from pelocality.models.families import attachable
+from pelocality.models.families import record_of
 
 _LENGTH = 24  # beyond the sliding windows of tiny configurations
 # the last serves sinks that multiply the output
@@ -62,7 +62,7 @@ def off_by(model: Any, *, disable: bool, implementation: str = "eager") -> float
     Raises:
         ValueError: `attach` refuses the model.
     """
-    record = attachable(model)
+    record = record_of(model)
     model = record.base(model.double().eval())
     modules = record.attention_modules(model)
     table = random_table(record.heads(model, modules[0]) if modules else 1)

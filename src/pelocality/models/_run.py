@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from pelocality._checks import count
 from pelocality.models._restore import hooked, inference, restoring
 from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
-from pelocality.models.families import attachable, longest_input
-from pelocality.models.families._record import ATTACHED, Architecture
+from pelocality.models.families import longest_input, record_of
+from pelocality.models.families._record import Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
+
 
 def find_base(model: nn.Module) -> Any:
     """Return the base transformer without a task head or a wrapper, as the record of its family finds it.
@@ -27,7 +28,7 @@ def find_base(model: nn.Module) -> Any:
         ValueError: if it reads no tokens; the message names a part that does.
     """
     inner = pretrained(model)
-    base = attachable(inner).base(inner)
+    base = record_of(inner).base(inner)
     if reads_tokens(base):
         return base
     part = next((f"model.{name}" for name, module in inner.named_modules() if name and reads_tokens(module)), None)
@@ -120,7 +121,7 @@ def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         ValueError: if the model returns no weights, or weights of another shape.
     """
     name = described(base)
-    if reason := attachable(base).why_not_measured(base):
+    if reason := record_of(base).why_not_measured(base):
         raise ValueError(f"{name} cannot be probed: {reason}")
     batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
@@ -206,11 +207,10 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
 
 def attached_encoding(base: nn.Module) -> str | None:
     """Return the attached encoding with ``position_embeddings`` as text, all that differ between layers, or None."""
-    biases = [getattr(module, ATTACHED) for module in base.modules() if hasattr(module, ATTACHED)]
     texts = [
         f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
         f"position_embeddings='{'disable' if bias.positions_disabled else 'keep'}'"
-        for bias in biases
+        for bias in attached_biases(base)
     ]
     return "; ".join(dict.fromkeys(texts)) or None
 

@@ -17,6 +17,11 @@ ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
 
 
+def attached_biases(model: nn.Module) -> list[Any]:
+    """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
+    return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]
+
+
 @dataclass(frozen=True)
 class AbsoluteInput:
     """How a family adds a table of positions to its word embeddings before the first attention module.
