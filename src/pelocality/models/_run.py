@@ -63,28 +63,15 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
     def undo() -> None:
         for config, implementation in implementations:  # outer first: setting one also sets those inside it
             config._attn_implementation = implementation
-
-    with inference(model), restoring(undo), _without_capture_hooks(model):
-        for config, _ in implementations:
-            config._attn_implementation = "eager"
-        yield
-
-
-@contextmanager
-def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
-    """Remove the hooks that transformers installs for ``output_attentions=True`` on leaving: they cannot be pickled.
-
-    It installs them again when they are needed.
-    """
-
-    def undo() -> None:
-        for module in model.modules():
+        for module in model.modules():  # hooks for output_attentions=True cannot be pickled, and come back when needed
             module.__dict__.pop("_output_capturing_hooks_installed", None)
             for key, hook in list(module._forward_hooks.items()):
                 if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
                     del module._forward_hooks[key]
 
-    with restoring(undo):
+    with inference(model), restoring(undo):
+        for config, _ in implementations:
+            config._attn_implementation = "eager"
         yield
 
 

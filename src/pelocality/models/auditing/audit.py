@@ -94,13 +94,16 @@ def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
     own = getattr(config, "_attn_implementation", None) in ("sdpa", "eager", None)
     implementation = "sdpa" if own and config._attn_implementation == "sdpa" else "eager"
     depth = config.num_hidden_layers
-    rotary = [declared.rotary(config, layer) for layer in range(depth)]
+    wanted = [declared.rotary(config, layer) for layer in range(depth)]
+    rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
     causal = declared.causal(base, config)
     windows = [declared.window(config, layer, bool(causal)) for layer in range(depth)]
     length = _length(base, windows, _LONGEST[implementation])
     word, ids = _tokens(base, text, min(length, SHORT))
     with inference(model) if own else eager_attention(model):
-        reading = read(inner, base, config, word, ids, length, _farthest(config, rotary), _dims(rotary))
+        reading = read(
+            inner, base, config, word, ids, length, _farthest(config, rotary), sorted({each.dims for each in rotary})
+        )
     if not reading.calls:
         raise ValueError(
             f"{type(base).__name__} (model type '{config.model_type}') cannot be audited: it took no softmax over its "
@@ -256,18 +259,12 @@ def _tokens(base: Any, text: Tensor | None, length: int) -> tuple[int, Tensor]:
     return words[0], ids
 
 
-def _farthest(config: Any, rotary: Iterable[Any]) -> int:
+def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
     """Return the last position to look at: the longest that was declared, beyond it where the scaling depends on it."""
-    found = [each for each in rotary if isinstance(each, declared.Rotary)]
     most = getattr(config, "max_position_embeddings", None) or 0
-    if any(each.scaling in ("dynamic", "longrope") for each in found):
-        return 2 * max(most, *(each.trained for each in found))
-    return most - 1 if found and most > 2 * SHORT else 0
-
-
-def _dims(rotary: Iterable[Any]) -> Sequence[int]:
-    """Return the declared numbers of rotated dimensions."""
-    return sorted({each.dims for each in rotary if isinstance(each, declared.Rotary)})
+    if any(each.scaling in ("dynamic", "longrope") for each in rotary):
+        return 2 * max(most, *(each.trained for each in rotary))
+    return most - 1 if rotary and most > 2 * SHORT else 0
 
 
 def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:
