@@ -33,7 +33,8 @@ from pelocality import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding, loa
 from pelocality.models import relocate
 
 CELLS = ("own", "none", "symmetrised", "table", "antisymmetric x 2", "mixed", "alibi")
-PATHS = ("output", "text", "model", "workers", "cells", "seeds")  # flags that do not belong to a run's settings
+# flags that do not belong to the settings of a run
+PATHS = ("output", "text", "model", "workers", "cells", "seeds", "report")
 
 
 def add_flags(parser: argparse.ArgumentParser, cells: Sequence[str], output: Path) -> None:

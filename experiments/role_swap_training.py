@@ -202,9 +202,9 @@ def test_probe(swaps: pd.DataFrame, pairs: pd.DataFrame) -> Dataset:
 
 def run(arguments: argparse.Namespace, cell: str, with_swaps: bool, seed: int) -> pd.DataFrame:
     """Return every judged example of one fine-tuned model, with the gap of the model; stored when complete."""
-    folder = arguments.output / f"{cell.replace(' ', '-')}{'-swaps' if with_swaps else ''}-{seed}"
+    folder = run_folder(arguments, cell, with_swaps, seed)
     file = folder / "examples.csv"
-    if not file.exists():
+    if not complete(arguments, cell, with_swaps, seed):
         claim(folder, identity(arguments) | {"cell": cell, "with_swaps": with_swaps, "seed": seed})
         tokenizer = AutoTokenizer.from_pretrained(source(arguments))
         swaps = find_swaps(arguments, tokenizer)
@@ -225,6 +225,16 @@ def run(arguments: argparse.Namespace, cell: str, with_swaps: bool, seed: int) -
         forget_checkpoints(folder)
         print(f"{folder.name} is complete", flush=True)
     return pd.read_csv(file)
+
+
+def run_folder(arguments: argparse.Namespace, cell: str, with_swaps: bool, seed: int) -> Path:
+    """Return the folder of a run."""
+    return arguments.output / f"{cell.replace(' ', '-')}{'-swaps' if with_swaps else ''}-{seed}"
+
+
+def complete(*of_run: Any) -> bool:
+    """Return whether a run has a result."""
+    return (run_folder(*of_run) / "examples.csv").exists()
 
 
 MEASURES = {
@@ -256,12 +266,13 @@ def estimate(examples: pd.DataFrame, name: str) -> Any:
 def summary(examples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per encoding, without and with swaps in training."""
     rows = []
-    for (cell, with_swaps), found in examples.groupby(["cell", "with_swaps"], sort=False):
-        row = {
-            "positions": cell,
-            "swaps in training": "yes" if with_swaps else "no",
-            "gap": f"{found['gap'].mean():.3f}",
-        }
+    of_run = dict(iter(examples.groupby(["cell", "with_swaps"])))
+    for cell, with_swaps in product(examples["cell"].unique(), (False, True)):
+        if (cell, with_swaps) not in of_run:
+            continue
+        found = of_run[cell, with_swaps]
+        row = {"positions": cell, "swaps in training": "yes" if with_swaps else "no"}
+        row["gap"] = f"{found['gap'].mean():.3f}"
         for name in MEASURES:
             value = estimate(found, name)
             row[name] = f"{value.value:.1f} [{max(value.low, 0):.1f}, {min(value.high, 100):.1f}]"
@@ -275,18 +286,16 @@ def summary(examples: pd.DataFrame) -> pd.DataFrame:
 
 def contrasts(examples: pd.DataFrame) -> pd.DataFrame:
     """Return what the data add to each encoding, and with swaps what each encoding adds to own positions, paired."""
+    runs = {key: found.set_index(["seed", "row"]) for key, found in examples.groupby(["cell", "with_swaps"])}
     rows = []
     for name, cell in product(("both right", "NLI accuracy"), examples["cell"].unique()):
         pairs = {"swaps in training": ((cell, True), (cell, False)), "this encoding": ((cell, True), ("own", True))}
         row = {"measure": name, "positions": cell}
-        for what, sides in pairs.items():
-            found = [
-                examples[(examples["cell"] == of) & (examples["with_swaps"] == how)].set_index(["seed", "row"])
-                for of, how in sides
-            ]
-            change = found[0].assign(change=found[0][name] - found[1][name]).reset_index()
-            done = len(found[1]) and sides[0] != sides[1]
-            row[f"added by {what}"] = signed(estimate(change, "change"), "+.1f") if done else ""
+        for what, (one, other) in pairs.items():
+            row[f"added by {what}"] = ""
+            if one != other and {one, other} <= set(runs):
+                change = runs[one].assign(change=runs[one][name] - runs[other][name]).reset_index()
+                row[f"added by {what}"] = signed(estimate(change, "change"), "+.1f")
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -322,6 +331,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parse", type=Path, nargs="*", default=[], help="those of --train to swap, by spaCy")
     parser.add_argument("--frames", type=Path, nargs="+", default=[DATA / "frames.jsonl"], help="sentences to swap")
     parser.add_argument("--pairs", type=int, help="maximum number of inference pairs to train on")
+    parser.add_argument("--report", action="store_true", help="run nothing, print what is complete")
     parser.add_argument("--repeats", type=int, default=4, help="times that a swap comes in each epoch")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
@@ -339,9 +349,10 @@ def main() -> None:
     pairs, test = inference_pairs(arguments)
     found = []
     for seed in arguments.seeds:  # an interrupted study has complete seeds
-        list(side_by_side(healed, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
+        if not arguments.report:
+            list(side_by_side(healed, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
         jobs = [(arguments, cell, with_swaps, seed) for with_swaps in (True, False) for cell in arguments.cells]
-        found += side_by_side(run, jobs, arguments.workers)
+        found += side_by_side(run, [job for job in jobs if not arguments.report or complete(*job)], arguments.workers)
     examples = measures(pd.concat([one.assign(row=range(len(one))) for one in found]))
     counts = swaps.groupby("corpus")[["held_back", "same_tokens"]].value_counts()
     print(f"{len(pairs)} inference pairs to train on, {len(test)} to test; seeds {arguments.seeds}; swaps:\n{counts}\n")
