@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
@@ -125,6 +126,15 @@ def float_tensor(name: str, given: Any) -> Tensor:
     raise TypeError(
         f"{name} must hold floating-point numbers of 16, 32 or 64 bits, got {given.dtype}; use {name}{convert}"
     )
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """Return whether any of the tensors is inside a `torch.func` transform or has a forward-mode tangent."""
+    for each in tensors:
+        _, tangent = forward_ad.unpack_dual(each)  # type: ignore[no-untyped-call]
+        if tangent is not None or torch.func.debug_unwrap(each) is not each:
+            return True
+    return False
 
 
 def _square_matrices(attention: Any) -> Tensor:
