@@ -52,6 +52,7 @@ import numpy as np
 import pandas as pd
 import torch
 from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
+from fine_tuned import fine_tuned_scores
 from pretrain import parse as parse_pretraining, prepare, pretrain
 from runs import (
     DATA,
@@ -101,7 +102,7 @@ FROM_NOTHING: dict[str, tuple[Any, ...]] = {
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 KINDS = dict.fromkeys(SENTEVAL, "sentences") | dict.fromkeys(("CoLA", "RTE", "STS-B", "NLI"), "GLUE")
 KINDS |= dict.fromkeys(("bigram shift", "constituents", "roles"), "order")
-AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI"}
+AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI", "fine-tuned": "fine-tuned"}
 FLOORS = {"TF-IDF, words": 1, "TF-IDF, words and pairs": 2}
 SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": 24, "folds": 2, "words": 2, "batch": 8, "steps": 2}
 SMOKE_CELLS = ["own", "own table", "antisymmetric x 0", "all x .5", "none", "from nothing: mixed"]
@@ -126,8 +127,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--held-out", type=int, default=256, help="pieces that are not trained on")
     parser.add_argument("--words", type=int, default=32, help="identical words that the positions are measured on")
-    parser.add_argument("--sentences", type=int, help="most examples of a task, half as many to test on; default: all")
-    parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--sentences", type=int, default=2000, help="most of a task, half as many to test on; 0: all")
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument(
+        "--fine-tune",
+        action=argparse.BooleanOptionalAction,
+        default=torch.cuda.is_available(),
+        help="also fine-tune on CoLA, RTE, STS-B and NLI; default on a GPU only",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes that fit the classifiers of the folds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--bf16", action="store_true", help="mixed precision: twice as fast where the processor has it")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -164,7 +172,7 @@ def tasks_of(arguments: argparse.Namespace, seed: int) -> list[Task]:
     """Return the tasks of a seed, sampled."""
     found = senteval(arguments.senteval) if arguments.senteval else []
     found += glue(arguments.glue) if arguments.glue else []
-    most = arguments.sentences
+    most = arguments.sentences or None
     found.append(inference(arguments.nli, arguments.pairs, seed, most and 2 * most, most and most // 2))
     found += order_sensitive(arguments.frames, seed)
     return [task.sample(most, seed) for task in found]
@@ -181,7 +189,9 @@ def all_scores(
             unique, places = np.unique(np.array(texts, dtype=object), return_inverse=True)
             return embeddings(model, tokenizer, list(unique), layers=layers, bf16=arguments.bf16)[places]
 
-        found |= scores(task, embed, arguments.folds, seed)
+        found |= scores(task, embed, arguments.folds, seed, jobs=arguments.jobs)
+        if arguments.fine_tune and task.kind == "GLUE":
+            found |= fine_tuned_scores(task, model, tokenizer, seed, bf16=arguments.bf16)
     return found
 
 
@@ -239,8 +249,9 @@ def long_table(found: list[dict[str, Any]]) -> pd.DataFrame:
         measured = {name: value for name, value in cell.items() if name != "scores"}
         rows += [measured | {"task": name, "score": 100 * value} for name, value in cell["scores"].items()]
     table = pd.DataFrame(rows)
-    falls = table["task"].str.startswith("NLI, ")
-    table["kind"] = table["task"].map(KINDS).where(~falls, "shuffled premises")
+    kinds = KINDS | {task: "fine-tuned" for task in table["task"] if task.endswith("fine-tuned")}
+    kinds |= {task: "shuffled premises" for task in table["task"] if task.startswith("NLI, ") and task not in kinds}
+    table["kind"] = table["task"].map(kinds).fillna("shuffled premises, fine-tuned")
     return table
 
 
@@ -319,7 +330,7 @@ def spoken(values: pd.Series) -> str:
 
 def figure(table: pd.DataFrame) -> plt.Figure:
     """Plot the mean score of each cell on each metric: sentence tasks above, order-sensitive ones below."""
-    kinds = [kind for kind in ("sentences", "GLUE", "order") if (table["kind"] == kind).any()]
+    kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
     fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.6 * len(kinds)), layout="constrained", squeeze=False)
     measured = table[table["locality"].notna()]
     for row, kind in zip(axes, kinds, strict=True):
@@ -339,7 +350,20 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    paths = ("text", "senteval", "glue", "frames", "nli", "pairs", "output", "cells", "seeds", "threads", "device")
+    paths = (
+        "text",
+        "senteval",
+        "glue",
+        "frames",
+        "nli",
+        "pairs",
+        "output",
+        "cells",
+        "seeds",
+        "threads",
+        "device",
+        "jobs",
+    )
     identity = {key: value for key, value in vars(arguments).items() if key not in paths}
     files = [arguments.text, arguments.frames, *arguments.nli, arguments.pairs]
     identity["files"] = fingerprint(b"".join(file.read_bytes() for file in files))
