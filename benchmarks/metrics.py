@@ -50,7 +50,7 @@ def loops(smoke: bool) -> None:
     print(ROW.format("measure on the same, float64", str((n, n)), "", f"{ratio:.1f}", ""))
 
 
-def streaming(device: str, smoke: bool, repeats: int) -> None:
+def without_matrix(device: str, smoke: bool, repeats: int) -> None:
     n = 4096 if smoke else 131_072
     distance = torch.arange(-(n - 1), n, device=device, dtype=torch.float64)
     bias = -0.01 * distance.abs()
@@ -81,7 +81,7 @@ def main() -> None:
     print(ROW.format("---", "---", "---:", "---:", "---:"))
     for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
         dense(device, options.smoke, options.repeats)
-        streaming(device, options.smoke, options.repeats)
+        without_matrix(device, options.smoke, options.repeats)
     loops(options.smoke)
 
 

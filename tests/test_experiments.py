@@ -273,7 +273,7 @@ def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_pat
     source = ["draw", "frames", ROOT / "examples" / "data" / "frames.jsonl", "--rounds", 1, "--rows", 4]
     run("probe_error_rates", *source, "--output", drawn, monkeypatch=monkeypatch)
     header, *rows = drawn.read_text(encoding="utf-8").splitlines()
-    assert header == "number\toriginal\tperturbed"
+    assert header == "number\toriginal\tperturbed\tverb\targuments\tuid"
     assert [row.split("\t")[0] for row in rows] == ["1", "2", "3", "4"]
     verdicts = ["wrong", "0", "1", "0", "0"]
     lines = (f"{line}\t{verdict}" for line, verdict in zip([header, *rows], verdicts, strict=True))

@@ -14,9 +14,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from pelocality import metrics
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.metrics import _row_pass, crop, locality, measure, relative_asymmetry, symmetry
-from pelocality.metrics.accumulate import Symmetry
+from pelocality.metrics.accumulate import MeanOver
 from pelocality.metrics.position_tables import position_weights
-from pelocality.metrics.streaming import measure_absolute, measure_relative
+from pelocality.metrics.without_matrix import measure_absolute, measure_relative
 from tests import golden, witness
 from tests.data import DATA, NEEDS_DATA
 from tests.names import METRICS
@@ -376,8 +376,8 @@ def test_one_sided_attention_warns_and_names_the_alternative(matrix):
     [
         lambda A: symmetry(tuple(A)),
         lambda A: symmetry(A, mask=torch.tensor([[1] * 9 + [0] * 3, [1] * 12, [0] * 2 + [1] * 10])),
-        lambda A: Symmetry().update(A),
-        lambda A: Symmetry()(A),
+        lambda A: MeanOver(metrics.symmetry).update(A),
+        lambda A: MeanOver(metrics.symmetry)(A),
     ],
     ids=["layers", "spans", "update", "forward"],
 )

@@ -50,7 +50,7 @@ def test_the_state_dict_of_another_encoding_is_refused(saved, other, strict):
     one, two = tiny("bert"), tiny("bert", seed=1)
     attach(one, saved)
     attach(two, other)
-    with pytest.raises(RuntimeError, match=r"2 more: the weights were saved with \{'type'.*load the whole"):
+    with pytest.raises(RuntimeError, match=r"^the weights were saved with \{'type'.*load the whole"):
         two.load_state_dict(one.state_dict(), strict=strict)
 
 
@@ -229,8 +229,8 @@ def test_errors_of_loading_name_the_damaged_file(tmp_path):
     weights = tmp_path / "model.safetensors"
     whole, key = load_file(weights), "encoder.layer.1.attention.self.pelocality._extra_state"
     for text, message in [
-        (b"{", "in 'encoder.layer.1.attention.self' is not JSON"),
-        (b"\xff", "in 'encoder.layer.1.attention.self' is not JSON"),
+        (b"{", "in 'encoder.layer.1.attention.self' that .* its configuration is not JSON"),
+        (b"\xff", "in 'encoder.layer.1.attention.self' that .* its configuration is not JSON"),
         (b"[]", "must be an object with encoding, position_embeddings, attn_implementation, got \\[\\]"),
         (b'{"encoding": {}}', "must be an object with encoding, position_embeddings"),
         (b'{"encoding": {"type": "Mine"}, "position_embeddings": "keep", "attn_implementation": "sdpa"}',

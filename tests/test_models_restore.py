@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 
 import pelocality
 from pelocality.models import _observe as masks, _run as eager, decompose, decomposition, positional_attention
@@ -96,6 +96,6 @@ def test_an_interrupt_at_any_line_restores_the_model(name):
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()), at
         assert not any(mark in module.__dict__ for module in model.modules()), at
         assert torch.is_grad_enabled(), at
-        assert not _get_current_dispatch_mode_stack(), at
+        assert not _get_current_function_mode_stack(), at
 
     assert every_interrupt(lambda: call(model), check) > 50

@@ -34,7 +34,7 @@ class MinimalPairEvaluation(DisplayMixin):
         model: name of the model, and what was attached to it.
         score: name of the score.
         ties: pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
-            tiny differences, suggest a model that is blind to word order, such as one without positions.
+            tiny differences, suggest a model that does not depend on word order, such as one without positions.
         confidence: coverage of the intervals.
     """
 

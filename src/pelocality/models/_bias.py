@@ -14,6 +14,27 @@ from pelocality.models._weights import loaded
 from pelocality.models.families._calls import argument_names, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
 
+CONFIGURATION = "_extra_state"
+"""The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
+
+_NAMES = ("encoding", "position_embeddings", "attn_implementation")
+
+
+def read_configuration(state: Tensor) -> dict[str, Any]:
+    """Return the configuration that `PositionalBias.get_extra_state` saved.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        configuration = json.loads(bytes(state.tolist()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its configuration is not JSON ({error})") from error
+    if not isinstance(configuration, dict) or not set(_NAMES) <= configuration.keys():
+        text = json.dumps(configuration)[:200]
+        raise ValueError(f"its configuration must be an object with {', '.join(_NAMES)}, got {text}")
+    return configuration
+
 
 class PositionalBias(nn.Module):
     """An encoding as a submodule of an attention module.
@@ -72,7 +93,28 @@ class PositionalBias(nn.Module):
             ) from error
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Change nothing: `check_state_dict` compares the configurations, and numbers are loaded as usual."""
+        """Refuse the configuration of another encoding; numbers are loaded as usual."""
+        saved, here = read_configuration(state), self.configuration
+        same_positions = saved["position_embeddings"] == here["position_embeddings"]
+        if not same_positions or not self._differs_in_numbers_alone(saved["encoding"]):
+            was, has = (
+                f"{each['encoding']}, position_embeddings='{each['position_embeddings']}'" for each in (saved, here)
+            )
+            raise RuntimeError(
+                f"the weights were saved with {was}, attached here is {has}; attach the saved encoding first, or load "
+                "the whole model with pelocality.load"
+            )
+
+    def _differs_in_numbers_alone(self, configuration: dict[str, Any]) -> bool:
+        """Return whether an encoding of that configuration equals this one, given the numbers in its state dict."""
+        with loaded(self.encoding, [self.encoding]):
+            try:
+                other = Encoding.from_configuration(configuration)
+                other.to(self.encoding._like.device, self.encoding._like.dtype)
+                other.load_state_dict(self.encoding.state_dict(), assign=True)
+            except (TypeError, ValueError, RuntimeError):  # there is no such encoding, or it has other numbers
+                return False
+            return other.configuration() == self.encoding.configuration()
 
     def install(self, attention: nn.Module) -> None:
         """Add this module and its hook to an attention module."""

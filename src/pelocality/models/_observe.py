@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
-from pelocality.models._restore import hooked, restoring
 from pelocality.models._run import attentions, described, requested_layers, run
-
-# half of -1e4, the weakest mask that transformers adds: logits of words are far above, with the mask far below
-_MASKED = -5e3
-_Block = tuple[nn.ModuleList, int]  # a list of layers, and the index of one of them
+from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 
 
 @dataclass(frozen=True)
@@ -62,14 +57,8 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     Raises:
         ValueError: as for `attentions`, rows that do not sum to 1, or layers that differ in their number of heads.
     """
-    blocks = _blocks(base)
     recorded: list[_Softmax] = []
-    softmaxes = _Softmaxes(recorded.append)
-
-    def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-        softmaxes.block = blocks[block]
-
-    with hooked(blocks, enter), softmaxes.recording():
+    with _recording(base, recorded.append):
         maps = attentions(base, **inputs)
     order = _match(maps, [softmax.weights for softmax in recorded])
     found = [None if index is None else recorded[index] for index in order]
@@ -80,7 +69,7 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
             f"({', '.join(map(str, heads))})"
         )
     sinks = tuple(softmax is not None and softmax.sink for softmax in found)
-    layers, depth, others = _numbers(base, [None if softmax is None else softmax.block for softmax in found])
+    layers, depth, others = layer_numbers(base, [None if softmax is None else softmax.block for softmax in found])
     for layer, weights, sink in zip(layers, maps, sinks, strict=True):
         _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
     visible = tuple(
@@ -117,7 +106,7 @@ def observe_by_layer(
             _check_rows(base, first.layers[place], weights, softmax.sink, inputs.get("attention_mask"))
             add(place, weights, softmax.visible.reshape(weights.shape).any(1))
 
-    with _Softmaxes(use).recording():
+    with _recording(base, use):
         run(base, output_attentions=False, **inputs)
     if next(indices) != first.softmaxes:
         raise ValueError(f"{described(base)} cannot be probed: it attends otherwise when it returns no attention")
@@ -147,41 +136,24 @@ class _Softmax:
         sink: whether its rows had one more logit, for a sink.
     """
 
-    block: _Block | None
+    block: Block | None
     visible: Tensor
     weights: Tensor
     sink: bool
 
 
-class _Softmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls ``use`` with each softmax over (..., n, n) that runs inside ``recording``."""
+def _recording(base: nn.Module, use: Callable[[_Softmax], None]) -> AbstractContextManager[None]:
+    """Hand on each softmax over n keys, or n keys and a sink, that runs inside the context."""
 
-    def __init__(self, use: Callable[[_Softmax], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.use = use
-        self.block: _Block | None = None
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record softmaxes inside the context."""
-
-        def undo() -> None:
-            if self in _get_current_dispatch_mode_stack():
-                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-        with restoring(undo):
-            self.__enter__()  # type: ignore[no-untyped-call]
-            yield
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        n, logits = result.shape[-2:] if func is torch.ops.aten._softmax.default and result.ndim > 2 else (0, 0)
-        if n and logits - n in (0, 1):
-            weights = result[..., :n]
+    def softmax(logits: Tensor, weights: Tensor) -> None:
+        n, keys = weights.shape[-2:]
+        if keys - n in (0, 1):
+            weights = weights[..., :n]
             # a key is masked where its weight is 0 and its logit as low as a mask
-            visible = (args[0][..., :n] > _MASKED) | (weights > 0)
-            self.use(_Softmax(self.block, visible, weights, logits > n))
-        return result
+            use(_Softmax(softmaxes.block, (logits[..., :n] > MASKED) | (weights > 0), weights, keys > n))
+
+    softmaxes = Softmaxes(softmax)
+    return softmaxes.recording(base)
 
 
 def _match(maps: tuple[Tensor, ...], softmaxes: list[Tensor]) -> list[int | None]:
@@ -203,18 +175,7 @@ def _same(given: Tensor, weights: Tensor) -> bool:
     return given.data_ptr() == weights.data_ptr() or torch.equal(reshaped, weights)
 
 
-def _blocks(module: nn.Module) -> dict[nn.Module, _Block]:
-    """Return the members of the outermost module lists, each with its list and its index in it."""
-    found: dict[nn.Module, _Block] = {}
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            found |= {block: (child, index) for index, block in enumerate(child)}
-        else:
-            found |= _blocks(child)
-    return found
-
-
-def _numbers(base: Any, blocks: list[_Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:
+def layer_numbers(base: Any, blocks: list[Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:
     """Return the layer numbers, the depth, and what the other layers are.
 
     Layers are counted in order where a block runs several times, as in ALBERT.

@@ -6,20 +6,20 @@ every head and distance, with its positions disabled and its masks opened, and a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.encodings._scores import HIDDEN
 from pelocality.models._bias import PositionalBias
-from pelocality.models._restore import inference, restoring, unhook
-from pelocality.models._run import device_of
+from pelocality.models._restore import hooked, inference, restoring
+from pelocality.models._run import device_of, run
+from pelocality.models._softmaxes import Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.families._calls import argument_names, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
@@ -64,19 +64,19 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
 
 
 def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
-    ids, inputs, before = _first_run(base)
+    ids, mask, before = _first_run(base)
     few = max(_FEW, 8 * torch.finfo(before.dtype).eps)
     effects = _effects(before)
     with trial(NoEncoding, False):
-        _check_equal(_run(base, ids, inputs), before, "with a bias of zero its outputs differ from those without")
+        _check_equal(_run(base, ids, **mask), before, "with a bias of zero its outputs differ from those without")
     with _compared_logits(record, base), trial(_distinct, disable):
-        biased = _effects(_run(base, ids, inputs))
+        biased = _effects(_run(base, ids, **mask))
     for what, effect in effects.items():
         if effect <= _FEW and not biased[what] <= few:
             raise NotProvedError(f"with a bias, {what} are not hidden any longer")
     if disable:
-        _check_equivariance(record, base, trial, ids, inputs | {"attention_mask": None})
-    _check_equal(_run(base, ids, inputs), before, "after removal its outputs differ from those before")
+        _check_equivariance(record, base, trial, ids)
+    _check_equal(_run(base, ids, **mask), before, "after removal its outputs differ from those before")
     later = effects["later tokens"]
     return later <= _FEW or (record.causal(base) and later <= few)
 
@@ -101,34 +101,23 @@ def _tokens(base: Any) -> Tensor:
     return ids
 
 
-def _first_run(base: Any) -> tuple[Tensor, dict[str, Any], Tensor]:
-    """Return token ids, the other inputs with which the model runs, and its output.
+def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return token ids, the mask with which the model runs, and its output.
 
-    The last two tokens of the last two rows are padding where the model takes such a mask. A decoder that does not run
-    alone is given an encoder's output.
+    The last two tokens of the last two rows are padding where the model takes such a mask.
     """
     ids = _tokens(base)
     mask = torch.ones_like(ids)
     mask[2:, -2:] = 0
-    width = embedding_weight(base).shape[-1]
-    states = torch.linspace(-1, 1, 3 * width, device=ids.device, dtype=base.dtype).view(1, 3, width)
-    *others, last = ({"attention_mask": mask}, {}, {"attention_mask": mask, "encoder_hidden_states": states})
-    for inputs in others:
-        try:
-            return ids, inputs, _run(base, ids, inputs)
-        except Exception:
-            continue
-    return ids, last, _run(base, ids, last)
+    try:
+        return ids, {"attention_mask": mask}, _run(base, ids, attention_mask=mask)
+    except Exception:
+        return ids, {}, _run(base, ids)
 
 
-def _run(base: Any, ids: Tensor, inputs: dict[str, Any]) -> Tensor:
+def _run(base: Any, ids: Tensor, **mask: Tensor) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
-    accepted = inspect.signature(base.forward).parameters
-    given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
-    if "encoder_hidden_states" in given:
-        given["encoder_hidden_states"] = given["encoder_hidden_states"].expand(len(ids), -1, -1)
-    given |= {name: False for name in ("use_cache", "use_mems") if name in accepted}
-    output: Tensor = base(input_ids=ids, **given)[0]
+    output: Tensor = run(base, output_attentions=False, input_ids=ids, **mask)[0]
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise NotProvedError(f"its output has the shape {tuple(output.shape)}, wanted (batch, tokens, width)")
     return output
@@ -162,18 +151,13 @@ def _check_equal(one: Tensor, other: Tensor, problem: str) -> None:
 # ---- the logits
 
 
-class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the arguments of softmaxes over the keys of each of the queries."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.collected: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        softmax = func in (torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default)
-        if softmax and args[0].ndim > 2 and args[0].shape[-2] == _TOKENS <= args[0].shape[-1]:
-            self.collected.append(args[0].detach().clone())
-        return func(*args, **(kwargs or {}))
+def _logits(attention: Any, call: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the hidden states that an attention module gives, and the arguments of its softmaxes over all keys."""
+    found: list[Tensor] = []
+    softmaxes = Softmaxes(lambda logits, _: found.append(logits.detach().clone()))
+    with _eager(attention), softmaxes.recording(attention):
+        states = _states(attention.forward(**call))
+    return states, [logits for logits in found if logits.shape[-2] == _TOKENS]
 
 
 @contextmanager
@@ -189,39 +173,19 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
         disabled = attached.positions_disabled
         zero = PositionalBias(NoEncoding(), record, attention, positions_disabled=disabled, implementation=None)
         plain = zero.to(_states(output)[0].device).added(attention, *calls[attention])
-        with _eager(attention):
-            with _Logits() as without:
-                attention.forward(**plain)
-            with _Logits() as biased:
-                again = attention.forward(*args, **kwargs)
-        ways = zip(_states(output), _states(again), strict=True)
-        if not all(_same(one, other) for one, other in ways):
+        (_, without), (again, biased) = _logits(attention, plain), _logits(attention, kwargs)
+        if not all(_same(one, other) for one, other in zip(_states(output), again, strict=True)):
             raise NotProvedError("its attention implementation gives another output with a bias than 'eager'")
         weights = [each for name, each in attention.named_parameters() if ATTACHED not in name]
-        if _constant(without.collected) and any(bool(weight.any()) for weight in weights):
+        if _constant(without) and any(bool(weight.any()) for weight in weights):
             raise NotProvedError("without positions its logits do not depend on the tokens either")
-        _check_logits(biased.collected, without.collected, attached, _states(output)[0].dtype)
+        _check_logits(biased, without, attached, _states(output)[0].dtype)
 
     modules = record.attention_modules(base)
-    with _around(modules, remember, compare):
+    with hooked(modules, remember, compare):
         yield
     if len(calls) < len(modules):
         raise NotProvedError(f"{len(modules) - len(calls)} of its {len(modules)} attention modules did not run")
-
-
-@contextmanager
-def _around(modules: list[nn.Module], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
-    """Have each call of these modules preceded and followed at once by a function: a bias is added after the first."""
-
-    def undo() -> None:
-        for module in modules:
-            unhook(module, before, after)
-
-    with restoring(undo):
-        for module in modules:
-            module.register_forward_pre_hook(before, with_kwargs=True)  # after the user's change the arguments
-            module.register_forward_hook(after, with_kwargs=True, prepend=True)  # before the user's change the output
-        yield
 
 
 def _check_logits(biased: list[Tensor], without: list[Tensor], attached: Any, dtype: torch.dtype) -> None:
@@ -256,11 +220,8 @@ def _constant(logits: list[Tensor]) -> bool:
 @contextmanager
 def _eager(attention: Any) -> Iterator[None]:
     """Have an attention module write its softmax out."""
-    config: Any = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
+    config = getattr(attention, "config", SimpleNamespace())  # BLOOM's attention has none, and is eager
     before = getattr(config, "_attn_implementation", None)
-    if before in (None, "eager"):
-        yield
-        return
     with restoring(lambda: setattr(config, "_attn_implementation", before)):
         config._attn_implementation = "eager"
         yield
@@ -285,7 +246,7 @@ def _hooks(base: nn.Module) -> list[str]:
 # ---- the order of tokens
 
 
-def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tensor, inputs: Any) -> None:
+def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tensor) -> None:
     """Check that tokens in another order give the same outputs in that order, once positions and masks are disabled.
 
     In a model with other layers between those of attention, each attention module is checked on its own.
@@ -308,7 +269,7 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
             problems.append(attention)
 
     hybrid = len(record.attentions(base)) < base.config.num_hidden_layers
-    with _around(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
-        one, other = _run(base, rows, inputs)
+    with hooked(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
+        one, other = _run(base, rows)
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")

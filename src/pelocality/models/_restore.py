@@ -51,26 +51,31 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
-    """Register a forward pre-hook on each of these modules, and remove it on leaving.
+def hooked(
+    modules: Iterable[nn.Module], before: Callable[..., Any], after: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """Register hooks on each of these modules, and remove them on leaving.
 
     Args:
-        modules: a module that is listed twice gets one hook.
-        hook: called with the module, its arguments and its keyword arguments.
+        modules: a module that is listed twice gets its hooks once.
+        before: called with the module, its arguments and its keyword arguments, after hooks that are there already.
+        after: called with these and the module's output, before hooks that are there already.
     """
     unique = list(dict.fromkeys(modules))
 
     def undo() -> None:
         for module in unique:
-            unhook(module, hook)
+            unhook(module, before, after)
 
     with restoring(undo):
         for module in unique:
-            module.register_forward_pre_hook(hook, with_kwargs=True)
+            module.register_forward_pre_hook(before, with_kwargs=True)
+            if after is not None:
+                module.register_forward_hook(after, with_kwargs=True, prepend=True)
         yield
 
 
-def unhook(module: nn.Module, *functions: Callable[..., Any]) -> None:
+def unhook(module: nn.Module, *functions: Callable[..., Any] | None) -> None:
     """Remove hooks that are these functions, or partials of them, from a module.
 
     Unlike the handle that registering returns, this works on copies of the module.

@@ -15,8 +15,9 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
+from pelocality.models._bias import CONFIGURATION, read_configuration
 from pelocality.models._restore import restoring
-from pelocality.models._state_dict import BLOCKING_KEY, CONFIGURATION, mark_saved_folders, read_configuration
+from pelocality.models._state_dict import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.attachment import attach
 from pelocality.models.families import attachable
 from pelocality.models.families._record import ATTACHED
@@ -107,40 +108,36 @@ def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
 
 def _read(path: str, variant: str | None, location: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each bias by the name of its attention module, from the files of ``from_pretrained``."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for file in _files(path, "" if variant is None else f".{variant}", location):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118 - not a dict
+                    module, attached, name = key.partition(f".{ATTACHED}.")
+                    if attached:
+                        found.setdefault(module, {})[name] = tensors.get_tensor(key)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged, it is not a complete safetensors file: {error}") from error
+    return found
+
+
+def _files(path: str, infix: str, location: dict[str, Any]) -> list[str]:
+    """Return the files of weights that hold encodings, of a model in one file or in shards."""
 
     def find(name: str) -> str | None:
         file: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False, **location)
         return file
 
-    infix = "" if variant is None else f".{variant}"
-    files = [find(f"model{infix}.safetensors")]
-    index = find(f"model.safetensors.index{infix}.json") if files[0] is None else None
-    if index is not None:
-        files = [find(name) for name in _shards(index)]
-    found: dict[str, dict[str, Tensor]] = {}
-    for file in filter(None, files):
-        for key, tensor in _encodings_in(file):
-            module, _, name = key.partition(f".{ATTACHED}.")
-            found.setdefault(module, {})[name] = tensor
-    return found
-
-
-def _shards(index: str) -> list[str]:
-    """Return the names of the files that hold encodings."""
+    if whole := find(f"model{infix}.safetensors"):
+        return [whole]
+    if (index := find(f"model.safetensors.index{infix}.json")) is None:
+        return []
     try:
         shards: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        return sorted({file for key, file in shards.items() if f".{ATTACHED}." in key})
+        names = {file for key, file in shards.items() if f".{ATTACHED}." in key}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"{index} must be JSON with a 'weight_map', as save_pretrained writes it: {error}") from error
-
-
-def _encodings_in(file: str) -> list[tuple[str, Tensor]]:
-    """Return the tensors of encodings in a file of weights, by their keys."""
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            return [(key, tensors.get_tensor(key)) for key in tensors.keys() if f".{ATTACHED}." in key]  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged, it is not a complete safetensors file: {error}") from error
+    return [file for name in sorted(names) if (file := find(name))]
 
 
 def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -148,12 +145,12 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
     if CONFIGURATION not in tensors:
         raise ValueError(f"{path} holds an encoding without its configuration, in '{name}'; save it again")
     try:
-        configuration = read_configuration(name, tensors[CONFIGURATION])
+        configuration = read_configuration(tensors[CONFIGURATION])
         return configuration | {"encoding": Encoding.from_configuration(configuration["encoding"])}
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} holds an encoding that cannot be made: {error}; if its class is your own, import the module that "
-            "defines it before loading"
+            f"{path} holds an encoding in '{name}' that cannot be made: {error}; if its class is your own, import the "
+            "module that defines it before loading"
         ) from error
 
 

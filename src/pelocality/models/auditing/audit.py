@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings.alibi import published_slopes
 from pelocality.models._inputs import token_tensor
 from pelocality.models._restore import inference
 from pelocality.models._run import (
@@ -23,7 +22,7 @@ from pelocality.models._words import choose_words
 from pelocality.models.auditing import agreement, declared
 from pelocality.models.auditing.measured import SHORT, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
-from pelocality.models.auditing.rotations import Rotation
+from pelocality.models.auditing.rotations import Rotation, wrapped
 from pelocality.models.families import longest_input
 from pelocality.models.families._wrapper import pretrained
 
@@ -173,7 +172,7 @@ def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_inpu
     return LayerAudit(
         layer=layer,
         positions=(_joined(words[0], nothing), _joined(words[1], "none")),
-        window=(agreement.window_text(window, causal), agreement.reach_text(call.reach)),
+        window=(agreement.window_text(window, causal), agreement.window_text(call.reach.window, call.reach.causal)),
         causal=(causal, call.reach.causal),
         first_key=float(text_call.weights[:, 1:, 0].double().mean()),
         sinks=None if text_call.sinks is None else float(text_call.sinks.double().mean()),
@@ -199,7 +198,7 @@ def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, 
     rounding = agreement.rounding_of(call, bias)
     found = agreement.slopes_of(bias, rounding)
     if slopes is not None or (found is not None and not wanted):
-        differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1), published_slopes)
+        differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1))
         return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
     lookup = agreement.bucket_lookup(bias, reading.lookups)
     if lookup is None:
@@ -231,8 +230,7 @@ def _same_turn(queries: Rotation, keys: Rotation) -> bool:
     """Return whether queries and keys are turned alike."""
     if queries.angles.shape != keys.angles.shape or queries.sign != keys.sign:
         return False
-    off = torch.remainder(queries.angles - keys.angles + torch.pi, 2 * torch.pi) - torch.pi
-    return bool(off.abs().max() < queries.tolerance)
+    return bool(wrapped(queries.angles - keys.angles).abs().max() < queries.tolerance)
 
 
 def _length(base: Any, windows: Iterable[Any], most: int) -> int:

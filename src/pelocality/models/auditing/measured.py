@@ -15,18 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from pelocality.models._observe import _MASKED, _Block, _blocks, _numbers
-from pelocality.models._restore import hooked, restoring, unhook
+from pelocality.models._observe import layer_numbers
+from pelocality.models._restore import restoring, unhook
 from pelocality.models._run import device_of, run
+from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
 
-_SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 _PRODUCTS = {  # the place of the two factors among the arguments
     torch.matmul: 0,
     Tensor.matmul: 0,
@@ -38,23 +37,16 @@ _PRODUCTS = {  # the place of the two factors among the arguments
 }
 
 
+Window = tuple[str, int] | str | None
+"""("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
+
+
 @dataclass(frozen=True)
 class Reach:
-    """Which keys the queries of a layer see.
-
-    Attributes:
-        causal: whether none lies after its query.
-        window: the distance of the farthest key plus one (causal), or the distance to either side; None without a
-            limit within the length.
-        chunk: the size of the blocks within which queries see keys, or None.
-        regular: whether window, chunk and causality together say which keys are seen.
-        length: the number of positions.
-    """
+    """Which keys the queries of a layer see: whether none lies after its query, the window, and of how many keys."""
 
     causal: bool
-    window: int | None
-    chunk: int | None
-    regular: bool
+    window: Window
     length: int
 
 
@@ -62,7 +54,7 @@ class Reach:
 class Lookup:
     """A table of which rows were read by position: the table (row, d), the rows (n,) or (n, n), and the block."""
 
-    block: _Block | None
+    block: Block | None
     table: Tensor
     rows: Tensor
 
@@ -81,7 +73,7 @@ class Call:
         sinks: the weight of learned sinks (head, n), or None where rows sum to 1 over the sequence.
     """
 
-    block: _Block | None
+    block: Block | None
     query: Tensor | None
     key: Tensor | None
     logits: Tensor
@@ -90,13 +82,12 @@ class Call:
     sinks: Tensor | None = None
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Softmaxes):
     """Records the attentions and the lookups by position of one sequence of n tokens (batch of 1)."""
 
     def __init__(self, length: int, constant: bool) -> None:
-        super().__init__()
+        super().__init__(self._softmax)
         self.length, self.constant = length, constant
-        self.block: _Block | None = None
         self.entered: Tensor | None = None  # the states (1, n, d) before the first block
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
@@ -110,11 +101,8 @@ class Recorder(TorchFunctionMode):
             return vector
         if func is nn.functional.scaled_dot_product_attention:
             return self._scaled_dot_product(func, *args, **kwargs)
-        result = func(*args, **kwargs)
-        if func in _SOFTMAX and result.ndim > 2 and result.shape[-2] == self.length <= result.shape[-1]:
-            if result.shape[-1] == self.length or self._factors is not None:  # with learned sinks there are more
-                self._softmax(args[0], result)
-        elif func in _PRODUCTS and result.ndim > 2 and result.shape[-2:] == (self.length, self.length):
+        result = super().__torch_function__(func, types, args, kwargs)
+        if func in _PRODUCTS and result.ndim > 2 and result.shape[-2:] == (self.length, self.length):
             tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)][_PRODUCTS[func] :]
             self._factors = (tensors[0], tensors[1].transpose(-1, -2))
         elif func in (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__):
@@ -163,19 +151,28 @@ class Recorder(TorchFunctionMode):
             corner = mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
             corner = corner.reshape(-1, *corner.shape[-2:])
             logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
-            reach = self._reach(mask if mask.dtype == torch.bool else mask > _MASKED, attn_mask)
+            reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, attn_mask)
             self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
         if self.constant:
             return query.new_zeros(*query.shape[:-1], value.shape[-1])
         result: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return result
 
+    def enter(self, block: Block, args: Any, kwargs: Any) -> None:
+        """Note the block that begins to run, and the states before the first one."""
+        super().enter(block, args, kwargs)
+        if self.entered is None:
+            states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
+            self.entered = next(states, None)
+
     def _softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""
         n, part = self.length, slice(0, SHORT)
+        if weights.shape[-2] != n or (weights.shape[-1] > n and self._factors is None):  # more with learned sinks
+            return
         logits, weights = _flat(logits), _flat(weights)
         sinks = weights[:, part, n:].sum(-1) if weights.shape[-1] > n else None
-        visible = ((logits > _MASKED) | (weights > 0))[..., :n].any(0)
+        visible = ((logits > MASKED) | (weights > 0))[..., :n].any(0)
         query, key = (None, None) if self._factors is None else (_flat(f)[:, part] for f in self._factors)
         self._factors = None
         call = Call(
@@ -216,38 +213,20 @@ def _flat(states: Tensor) -> Tensor:
 
 
 def reach_of(visible: Tensor) -> Reach:
-    """Return which keys are seen, from (n, n) of bool."""
+    """Return which keys are seen, from (n, n) of bool; a window without a name is "irregular"."""
     n = len(visible)
     position = torch.arange(n, device=visible.device)
     distance = position[:, None] - position
-    behind = int(distance[visible].amax()) if visible.any() else 0
-    ahead = int(-distance[visible].amin()) if visible.any() else 0
+    seen = distance[visible]
+    behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
     causal = ahead <= 0 and n > 1
-    limit = max(behind, ahead)
-    band = (distance <= behind) & (distance >= -ahead)
-    if torch.equal(visible, band):
-        window = None if limit == n - 1 else behind + 1 if causal else limit
-        return Reach(causal, window, None, causal or behind == ahead, n)
-    hidden = (~visible[:, 0]).nonzero()
-    chunk = int(hidden[0, 0]) if len(hidden) else n
-    same = position[:, None] // max(chunk, 1) == position // max(chunk, 1)
+    if torch.equal(visible, (distance <= behind) & (distance >= -ahead)):
+        limit = None if max(behind, ahead) == n - 1 else ("window", behind + 1 if causal else behind)
+        return Reach(causal, limit if causal or behind == ahead else "irregular", n)
+    chunk = max(int((~visible[:, 0]).int().argmax()), 1)  # the first query that does not see the first key
+    same = position[:, None] // chunk == position // chunk
     regular = torch.equal(visible, same & (distance >= 0) if causal else same)
-    return Reach(causal, None, chunk if regular else None, regular, n)
-
-
-@contextmanager
-def recording(base: Any, recorder: Recorder) -> Iterator[None]:
-    """Record the attentions and lookups of a run inside the context."""
-    blocks = _blocks(base)
-
-    def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-        recorder.block = blocks[block]
-        if recorder.entered is None:
-            states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
-            recorder.entered = next(states, None)
-
-    with hooked(blocks, enter), recorder:
-        yield
+    return Reach(causal, ("chunks", chunk) if regular else "irregular", n)
 
 
 @contextmanager
@@ -343,7 +322,7 @@ def read(
         ids, ones = ids[:, :n], torch.ones_like(ids[:, :n])
         distant = _run(base, n, True, input_ids=ids, position_ids=positions[None].to(ids.device), attention_mask=ones)
         far = positions, _turns([call.query for call in distant.calls], still, dims)
-    layers, _, others = _numbers(base, [call.block for call in constant.calls])
+    layers, _, others = layer_numbers(base, [call.block for call in constant.calls])
     return Reading(
         calls=constant.calls,
         layers=layers,
@@ -363,7 +342,7 @@ def read(
 def _run(base: Any, length: int, constant: bool, **inputs: Tensor) -> Recorder:
     """Run a base model, recorded."""
     recorder = Recorder(length, constant)
-    with recording(base, recorder):
+    with recorder.recording(base):
         run(base, output_attentions=False, **inputs)
     return recorder
 
@@ -403,7 +382,7 @@ def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str
         if not (hasattr(model, "can_generate") and model.can_generate()):
             return _run(base, length, True, input_ids=ids, attention_mask=mask).lookups
         recorder = Recorder(length, True)
-        with recording(base, recorder):
+        with recorder.recording(base):
             model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
         return recorder.lookups
     except IndexError as error:
