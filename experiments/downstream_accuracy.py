@@ -366,6 +366,8 @@ def main() -> None:
     )
     identity = {key: value for key, value in vars(arguments).items() if key not in paths}
     files = [arguments.text, arguments.frames, *arguments.nli, arguments.pairs]
+    for folder in (arguments.senteval, arguments.glue):
+        files += sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
     identity["files"] = fingerprint(b"".join(file.read_bytes() for file in files))
     text = paragraphs(arguments.text)
     rows: list[dict[str, Any]] = []
