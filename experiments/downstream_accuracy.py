@@ -302,7 +302,7 @@ def summary(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, "token_loss")}
         kinds = rows.groupby(["kind", "seed"], sort=False)["score"].mean()
         of_tasks = rows.groupby(["task", "seed"])["score"].mean()
-        row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items()}
+        row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items() if kind in set(table["kind"])}
         cells.append(row | {task: over_seeds(of_tasks, task) for task, kind in KINDS.items() if kind == "order"})
         probes = {"Shuffle-3 to 6": "Shuffle", "windows": "Window", "random order": "Random"}
         fallen = rows[rows["kind"] == "shuffled premises"]
@@ -332,20 +332,28 @@ def spoken(values: pd.Series) -> str:
 
 
 def figure(table: pd.DataFrame) -> plt.Figure:
-    """Plot the mean score of each cell on each metric: sentence tasks above, order-sensitive ones below."""
+    """Plot the mean score of each cell on each metric, a row for each kind of task; dashed: TF-IDF of words."""
     kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
     fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.6 * len(kinds)), layout="constrained", squeeze=False)
-    measured = table[table["locality"].notna()]
     for row, kind in zip(axes, kinds, strict=True):
-        means = measured[measured["kind"] == kind].groupby("cell")[[*METRICS, "score"]].mean()
+        of_kind = table[table["kind"] == kind]
+        means = of_kind[of_kind["locality"].notna()].groupby("cell")[[*METRICS, "score"]].mean()
+        floor = of_kind.loc[of_kind["cell"] == "TF-IDF, words", "score"].mean()
+        turned = means.index.isin(TURNS)
         for ax, metric in zip(row, METRICS, strict=True):
-            for cells, style in (("turned", "o"), ("others", "s")):
-                shown = means[means.index.isin(TURNS) == (cells == "turned")]
-                ax.plot(shown[metric], shown["score"], style, markersize=5, label=cells)
-            for cell, of_cell in means.iterrows():
-                ax.annotate(cell, (of_cell[metric], of_cell["score"]), (4, 3), textcoords="offset points", fontsize=7)
-            ax.set(xlabel=metric.replace("_", " "), ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
-            ax.margins(x=0.15, y=0.1)
+            ax.plot(means.loc[turned, metric], means.loc[turned, "score"], "o", label="own table, turned")
+            ax.plot(means.loc[~turned, metric], means.loc[~turned, "score"], "s", color="0.4", label="others")
+            middle = (means[metric].min() + means[metric].max()) / 2
+            for cell, (*_, score), x in zip(means.index, means.to_numpy(), means[metric], strict=True):
+                side = {"xytext": (5, 3), "ha": "left"} if x < middle else {"xytext": (-5, 3), "ha": "right"}
+                name = cell.replace("antisymmetric", "antisym.").replace("from nothing: ", "")
+                ax.annotate(name, (x, score), textcoords="offset points", fontsize=7, **side)
+            if means["score"].min() - floor < np.ptp(means["score"]):  # a floor far below would flatten the rest
+                ax.axhline(floor, color="0.7", ls="--", lw=0.8)
+            ax.margins(x=0.1, y=0.12)
+            ax.set(xlabel=metric.replace("_", " "))
+        row[0].set(ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
+    axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
     return fig
 
 
