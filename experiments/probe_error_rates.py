@@ -20,6 +20,7 @@ from runs import markdown, write_atomically
 from pelocality.corpora import Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
 from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap.build import RoleSwap
+from pelocality.probes.role_swap.candidates import Candidate
 from pelocality.statistics import proportion
 
 # name: reader, and the annotation that gives the roles
@@ -60,6 +61,12 @@ def sentences(arguments: argparse.Namespace) -> Iterator[Sentence]:
             yield parser([sentence.text])[0] if arguments.source == "text" else sentence
 
 
+def verb_of(sentence: Sentence, candidate: Candidate) -> str:
+    """Return the word that is the verb, empty if it is unknown."""
+    verb = candidate.clause.verb
+    return "" if verb is None else sentence.words[verb]
+
+
 def draw(arguments: argparse.Namespace) -> None:
     """Write swaps drawn at random, skipped candidates with their reasons, and the yield."""
     role_swap = RoleSwap(source=SOURCES[arguments.source][1], agreement=arguments.agreement)
@@ -69,14 +76,16 @@ def draw(arguments: argparse.Namespace) -> None:
         found = [(c, result) for c, result in role_swap.swaps(sentence, second) if c is not None]
         two_arguments += bool(found)
         for candidate, result in found:
+            phrases = " / ".join(sentence.surface(slot.start, slot.end) for slot in candidate.arguments)
             if isinstance(result, Skipped):
-                phrases = " / ".join(sentence.surface(slot.start, slot.end) for slot in candidate.arguments)
                 skipped.append((sentence.text, phrases, result.reason))
             else:
                 made += 1
-                swaps.append((sentence.text, sentence.replaced([(a, b, text) for a, b, text, _ in result])))
+                swapped = sentence.replaced([(a, b, text) for a, b, text, _ in result])
+                swaps.append((sentence.text, swapped, verb_of(sentence, candidate), phrases, sentence.uid))
     rng = random.Random(arguments.seed)
-    write(arguments.output, ("original", "perturbed"), rng.sample(swaps, min(arguments.rows, len(swaps))))
+    names = ("original", "perturbed", "verb", "arguments", "uid")
+    write(arguments.output, names, rng.sample(swaps, min(arguments.rows, len(swaps))))
     beside = arguments.output.with_suffix(".skipped.tsv")
     write(beside, ("original", "arguments", "reason"), rng.sample(skipped, min(arguments.skipped, len(skipped))))
     share = 100 * made / two_arguments if two_arguments else 0

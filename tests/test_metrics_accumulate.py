@@ -1,5 +1,6 @@
 """Means over batches and processes equal those over all sequences at once."""
 
+import copy
 import multiprocessing
 import os
 
@@ -9,14 +10,14 @@ import torch.distributed as dist
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import metrics
-from pelocality.metrics.accumulate import Locality, MeanAttention, MeanOver, Symmetry
+from pelocality.metrics.accumulate import MeanAttention, MeanOver
 from tests.test_metrics import random_attention
 from tests.test_metrics_masks import padded
 
 
 def test_uneven_batches_are_weighted_by_their_number_of_matrices():
     attention = random_attention(10, 3, 12, 12)
-    mean = Symmetry(shape=(3,))
+    mean = MeanOver(metrics.symmetry, shape=(3,))
     for batch in attention.split([1, 7, 2]):
         mean.update(batch)
     torch.testing.assert_close(mean.compute(), metrics.symmetry(attention).mean(0))
@@ -24,10 +25,10 @@ def test_uneven_batches_are_weighted_by_their_number_of_matrices():
 
 def test_a_tuple_of_layers_is_averaged_per_layer_and_head():
     layers = tuple(random_attention(5, 3, 12, 12, seed=seed) for seed in range(2))
-    mean = Locality(shape=(2, 3))
+    mean = MeanOver(metrics.locality, shape=(2, 3))
     mean.update(layers)
     torch.testing.assert_close(mean.compute(), metrics.locality(layers).mean(1))
-    everything = Locality()
+    everything = MeanOver(metrics.locality)
     everything.update(layers)
     torch.testing.assert_close(everything.compute(), metrics.locality(layers).mean())
 
@@ -38,9 +39,14 @@ def test_a_model_output_is_accumulated_as_its_layers(wrapped, lengths):
     layers = tuple(padded(lengths, 12)[0].roll(seed, 1) for seed in range(3))  # three layers of three sequences
     mask = padded(lengths, 12)[1]
     by_sequence = torch.stack(layers, 1)  # (batch, layer, head, n, n)
-    for metric in (Locality(shape=(3, 2)), MeanAttention(length=12, shape=(3, 2)), MeanAttention(length=12)):
+    for metric in (
+        MeanOver(metrics.locality, shape=(3, 2)),
+        MeanAttention(length=12, shape=(3, 2)),
+        MeanAttention(length=12),
+    ):
         metric.update(wrapped(layers), mask=mask)
-        alone = type(metric)(shape=metric.shape, **({"length": 12} if hasattr(metric, "length") else {}))
+        alone = copy.deepcopy(metric)
+        alone.reset()
         for sequence, flags in zip(by_sequence, mask, strict=True):
             alone.update(sequence, mask=flags)
         torch.testing.assert_close(metric.compute(), alone.compute())
@@ -50,7 +56,11 @@ def test_a_model_output_is_accumulated_as_its_layers(wrapped, lengths):
 @pytest.mark.parametrize("mask", [None, torch.ones(0, 8)])
 def test_a_batch_without_sequences_adds_nothing(shape, mask):
     empty = tuple(torch.zeros(0, 2, 8, 8) for _ in range(3)) if len(shape) == 2 else torch.zeros(0, 2, 8, 8)
-    for metric in (MeanAttention(length=8, shape=shape), Locality(shape=shape), Symmetry(shape=shape)):
+    for metric in (
+        MeanAttention(length=8, shape=shape),
+        MeanOver(metrics.locality, shape=shape),
+        MeanOver(metrics.symmetry, shape=shape),
+    ):
         metric.update(empty, mask=mask)
         assert metric.count.sum() == 0
 
@@ -63,7 +73,7 @@ def test_any_metric_can_be_averaged_without_padding():
 
 
 def test_sequences_too_short_for_symmetry_do_not_count():
-    mean = Symmetry()
+    mean = MeanOver(metrics.symmetry)
     mean.update(torch.eye(2))
     assert mean.compute().isnan()
     mean.update(random_attention(12, 12))
@@ -105,11 +115,11 @@ def test_sums_stay_in_float64_and_can_be_reset():
 
 def test_invalid_updates_raise_an_error():
     with pytest.raises(ValueError, match="does not end with"):
-        Locality(shape=(4,)).update(random_attention(2, 3, 8, 8))
+        MeanOver(metrics.locality, shape=(4,)).update(random_attention(2, 3, 8, 8))
     with pytest.raises(ValueError, match="longer than length=4"):
         MeanAttention(length=4).update(random_attention(8, 8))
     with pytest.raises(ValueError, match="softmax"):
-        Locality().update(torch.rand(8, 8))
+        MeanOver(metrics.locality).update(torch.rand(8, 8))
 
 
 def _measure_part(rank, path, results):
@@ -117,7 +127,11 @@ def _measure_part(rank, path, results):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     attention = random_attention(10, 3, 12, 12)
     part = attention[:3] if rank == 0 else attention[3:]
-    measured = [Locality(shape=(3,)), Symmetry(shape=(3,)), MeanAttention(length=12, shape=(3,))]
+    measured = [
+        MeanOver(metrics.locality, shape=(3,)),
+        MeanOver(metrics.symmetry, shape=(3,)),
+        MeanAttention(length=12, shape=(3,)),
+    ]
     for metric in measured:
         for batch in part.split(2):  # two batches on the one, four on the other
             metric.update(batch)

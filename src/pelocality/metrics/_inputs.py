@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
-from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
 Kernel = Callable[..., Tensor]
@@ -104,44 +104,12 @@ def resolve_visible(attention: Attention, visible: Visible | None, causal: bool 
     return torch.as_tensor(carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
 
 
-def check_hidden_keys(weights: Tensor, seen: Tensor) -> None:
-    """Raise ValueError if a query has weight on a key that it does not see; both (batch, n, n)."""
-    hidden = weights.detach().masked_fill(seen, 0).sum(-1)
-    if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[weights.dtype]:
-        raise ValueError(
-            f"visible hides keys with attention: some query has {hidden.max().item():.3g} of its weight on hidden "
-            "keys; visible is True where query i (row) may see key j (column)"
-        )
-
-
 def validated_weights(flat: Tensor) -> Tensor:
     """Return the matrices (batch, n, n) in at least float32, after checking that their rows are distributions."""
     dtype = torch.promote_types(flat.dtype, torch.float32)
     smallest = flat.detach().amin().item() if flat.numel() else 0.0
     check_rows(flat.sum(-1, dtype=dtype), smallest, flat.dtype)
     return flat.to(dtype)
-
-
-def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
-    """Raise ValueError unless every row is a probability distribution.
-
-    Args:
-        totals: The sum of every row, any shape.
-        smallest: The smallest weight of all, or 0 if none is negative.
-        dtype: Precision of the weights, which determines how exactly a row must sum to 1.
-    """
-    if not bool(torch.isfinite(totals).all()):
-        raise ValueError(
-            "attention contains NaN or infinity; a row whose keys are all masked gives NaN: leave it out with mask="
-        )
-    if smallest < 0:
-        raise ValueError(
-            f"attention weights must not be negative, the smallest is {smallest:.3g}; "
-            "these look like logits: apply .softmax(-1)?"
-        )
-    off = (totals - 1).abs().max().item() if totals.numel() else 0.0
-    if off > ROW_SUM_TOLERANCE[dtype]:
-        raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")
 
 
 def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:

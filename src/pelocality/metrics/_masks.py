@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
+
 Mask = Tensor | np.ndarray | Sequence[Any]
 Visible = Tensor | np.ndarray
 # An additive mask hides a key with this or less; usually with -inf or the smallest number of the dtype.
@@ -105,3 +107,39 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
             "visible[:, None]"
         )
     return visible.to(matrices.device).expand(shape)
+
+
+def check_hidden_keys(weights: Tensor, seen: Tensor) -> None:
+    """Raise ValueError if a query has weight on a key that it does not see; both (batch, n, n)."""
+    hidden = weights.detach().masked_fill(seen, 0).sum(-1)
+    if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[weights.dtype]:
+        raise ValueError(
+            f"visible hides keys with attention: some query has {hidden.max().item():.3g} of its weight on hidden "
+            "keys; visible is True where query i (row) may see key j (column)"
+        )
+
+
+def is_causal(flat: Tensor) -> Tensor:
+    """Return which matrices, (batch,), have no weight above the diagonal; a single position is not causal."""
+    n = flat.shape[-1]
+    causal = (flat[:, 0, 1:] == 0).all(-1) & (n > 1)
+    for each in causal.nonzero():  # the first row decides nearly always; only then look at the whole
+        causal[each] = not flat[each].triu(1).any()
+    return causal
+
+
+def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Tensor:
+    """Return the number of keys that each query sees, (batch, n), in float64.
+
+    Args:
+        flat: (batch, n, n), validated weights.
+        causal: Whether queries see only their past and themselves, or all keys. None: see `is_causal`.
+        seen: Which keys they see, (batch, n, n), where it is neither.
+    """
+    if seen is not None:
+        check_hidden_keys(flat, seen)
+        return seen.sum(-1, dtype=torch.float64)
+    n = flat.shape[-1]
+    past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
+    position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
+    return torch.where(past_only[:, None], position, float(n))

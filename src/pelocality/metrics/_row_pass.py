@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
+from torch.nn.functional import pad
 
-from pelocality.metrics._row_pass_autograd import plain_statistics
-from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
+from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
 
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 # Elements of attention in one block: about the size of a core's cache, or enough to occupy a GPU.
-_BUDGET = {"cpu": 1 << 18, "cuda": 1 << 25}
+_BUDGET = {"cpu": 1 << 19, "cuda": 1 << 25}
 _MAX_HEIGHT = 64
 _EMPTY = torch.empty(0)
 
@@ -33,7 +33,7 @@ class RowStatistics:
     """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
 
     Args:
-        total: Sum of the row.
+        total: Sum of the row, without gradient.
         smallest: The smallest weight of all if one is negative, else 0.
         locality: sum_j A_ij / 2^|i-j|.
         irregularity: c_i = sum_k (d_k - min d) / R, by how much the row lowers symmetry.
@@ -48,6 +48,37 @@ class RowStatistics:
     difference: Tensor = _EMPTY
     paired: Tensor = _EMPTY
 
+    @property
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The sums of which the metrics are made: locality, irregularity, difference and paired."""
+        return self.locality, self.irregularity, self.difference, self.paired
+
+    def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return locality, symmetry and relative asymmetry of each matrix, each (batch,)."""
+        return pool_sums(self.locality.shape[-1], *(values.sum(-1) for values in self.sums))
+
+
+def pool_sums(
+    n: int, locality: Tensor, irregularity: Tensor, difference: Tensor, paired: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return locality, symmetry and relative asymmetry from the sums of `RowStatistics` over all n rows."""
+    pairs = (n - 1) ** 2 // 4
+    symmetry = 1 - irregularity / pairs if pairs else irregularity + torch.nan
+    return locality / n, symmetry, ratio(difference, paired)
+
+
+def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
+    """Return part / whole for whole >= 0, and ``otherwise``, without a gradient, where the whole is 0."""
+    quotient = part / torch.where(whole > 0, whole, 1)
+    return torch.where(whole == 0, otherwise, quotient)
+
+
+def validated_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
+    """Return `row_statistics`, after checking that the rows are distributions."""
+    statistics = row_statistics(flat, pairs=pairs, rtol=rtol)
+    check_rows(statistics.total, statistics.smallest, flat.dtype)
+    return statistics
+
 
 def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
     """Measure every row of (batch, n, n) in one pass, differentiably.
@@ -60,17 +91,18 @@ def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = Non
     Returns:
         Sums in float32 or float64, on the same device.
     """
-    tolerance = Tolerance.for_dtype(flat.dtype, rtol)
-    forward = unpack_dual(flat).tangent is not None  # type: ignore[no-untyped-call]
-    if forward or (flat.requires_grad and torch.is_grad_enabled()):
-        smallest = min(0.0, flat.detach().amin().item()) if flat.numel() else 0.0
-        differentiable: Callable[..., tuple[Tensor, ...]] = plain_statistics if forward else _Differentiable.apply
-        total, *rest = differentiable(flat, pairs, tolerance)
-        return RowStatistics(total, smallest, *rest)
-    flat = flat.detach()
+    tolerance, weights = Tolerance.for_dtype(flat.dtype, rtol), flat.detach()
     if _is_compiled(flat):
-        return _measure_compiled(flat, 0, pairs, tolerance)
-    return _measure_in_blocks(flat, pairs, tolerance)
+        found = _measure_compiled(weights, 0, pairs, tolerance)
+    else:
+        found = _measure_in_blocks(weights, pairs, tolerance)
+    if unpack_dual(flat).tangent is not None or not _has_storage(flat):  # type: ignore[no-untyped-call]
+        sums = _differentiable_sums(flat, found.irregularity if pairs else None)
+    elif flat.requires_grad and torch.is_grad_enabled():
+        sums = _Differentiable.apply(flat, found, pairs)  # type: ignore[no-untyped-call]
+    else:
+        return found
+    return RowStatistics(found.total, found.smallest, *sums)
 
 
 def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None = None) -> RowStatistics:
@@ -85,18 +117,10 @@ def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None
     Returns:
         Sums, each (batch, stop - first).
     """
-    n = block.shape[-1]
     tolerance = Tolerance.for_dtype(block.dtype, rtol)
-    skip = first - rows_needed(first, stop, n).start
-    rows = block[:, skip : skip + stop - first]
     if _is_compiled(block):
-        return _measure_compiled(rows, first, True, tolerance)
-    sums = (rows.sum(-1), 0.0, _locality(rows, first))
-    if not 0 < first < n - 1:
-        return RowStatistics(*sums, *[torch.zeros_like(sums[0])] * 3)
-    pairs = _PairedBlock(block, first, stop)
-    low, high, difference, paired = pairs.compare()
-    return RowStatistics(*sums, pairs.irregularity(low, high, tolerance), difference, paired)
+        return _measure_compiled(_rows_measured(block, first, stop), first, True, tolerance)
+    return _measure_block(block, first, stop, True, tolerance)
 
 
 def row_blocks(batch: int, n: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
@@ -127,30 +151,23 @@ def rows_needed(first: int, stop: int, n: int) -> slice:
     return slice(first - 1, stop) if 2 * stop <= n + 1 else slice(first, stop + 1)
 
 
+def _rows_measured(block: Tensor, first: int, stop: int) -> Tensor:
+    """Return the rows first..stop-1 of a block of `rows_needed`."""
+    skip = first - rows_needed(first, stop, block.shape[-1]).start
+    return block[:, skip : skip + stop - first]
+
+
 def _is_compiled(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed()
+    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed() and _has_storage(flat)
 
 
-def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
-    from pelocality.metrics._row_pass_numba import measure_rows
-
-    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.flat, tolerance.per_nat, ABSOLUTE_FLOOR)
-    return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
-
-
-def _locality(rows: Tensor, first: int) -> Tensor:
-    """Return sum_j A_ij / 2^|i-j| of consecutive rows, (batch, rows, n) -> (batch, rows)."""
-    decay, band = _decay_band(first, first + rows.shape[-2], rows.shape[-1], rows)
-    return (rows[..., band] * decay).sum(-1)
-
-
-def _decay_band(first: int, stop: int, n: int, like: Tensor) -> tuple[Tensor, slice]:
-    """Return 2^-|i-j| for the rows first..stop-1, and the columns near enough for it to matter."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    reach = 64 if dtype == torch.float64 else 32  # beyond, 2^-|i-j| is below the precision's eps
-    low, high = max(0, first - reach), min(n, stop + reach)
-    i, j = torch.arange(first, stop, device=like.device), torch.arange(low, high, device=like.device)
-    return torch.exp2(-(i[:, None] - j).abs().to(dtype)), slice(low, high)
+def _has_storage(flat: Tensor) -> bool:
+    """Return whether the values lie in memory; the tensors inside of the transforms of `torch.func` do not."""
+    try:
+        flat.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache
@@ -158,39 +175,51 @@ def _numba_is_installed() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
+def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
+    from pelocality.metrics._row_pass_numba import measure_rows
+
+    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.base, tolerance.per_nat, ABSOLUTE_FLOOR)
+    return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
+
+
 def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowStatistics:
-    """Compute the sums in torch."""
-    n = flat.shape[-1]
+    n, smallest = flat.shape[-1], 0.0
     dtype = torch.promote_types(flat.dtype, torch.float32)
-    smallest = 0.0
-    blocks = list(row_blocks(len(flat), n, flat.device))
-    sums = torch.zeros(6 if pairs else 2, *flat.shape[:2], dtype=dtype, device=flat.device)
-    for matrices, first, stop in blocks:
-        rows = flat[matrices, first:stop].to(dtype)
-        # the sign bit (a negative weight, or -0.0, which is accepted) as integers, which compare several times faster
-        if rows.numel() and rows.view(_INTEGER[dtype]).amin().item() < 0:
-            smallest = min(smallest, rows.amin().item())
-        out = sums[:, matrices, first:stop]
-        out[0], out[1] = rows.sum(-1), _locality(rows, first)
-        if pairs and 0 < first < n - 1:
-            block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop)
-            out[2], out[3], out[4], out[5] = block.compare()
+    sums = torch.empty(5 if pairs else 2, *flat.shape[:2], dtype=dtype, device=flat.device)
+    for matrices, first, stop in row_blocks(len(flat), n, flat.device):
+        found = _measure_block(flat[matrices, rows_needed(first, stop, n)], first, stop, pairs, tolerance)
+        smallest = min(smallest, found.smallest)
+        for out, values in zip(sums[:, matrices, first:stop], (found.total, *found.sums), strict=False):
+            out.copy_(values)
+    return RowStatistics(sums[0], smallest, *sums[1:])
+
+
+def _measure_block(block: Tensor, first: int, stop: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
+    """Measure the rows first..stop-1 in torch, as `block_statistics`."""
+    block = block.to(torch.promote_types(block.dtype, torch.float32))
+    rows = _rows_measured(block, first, stop)
+    # the sign bit (a negative weight, or -0.0, which is accepted) as integers, which compare several times faster
+    signed = rows.numel() and rows.view(_INTEGER[rows.dtype]).amin().item() < 0
+    sums = rows.sum(-1), rows.amin().item() if signed else 0.0, _locality(rows, first)
     if not pairs:
-        return RowStatistics(sums[0], smallest, sums[1])
-    total, locality, low, high, difference, paired = sums
-    position = torch.arange(n, device=flat.device, dtype=dtype)
-    spread, excess = high - low, difference - torch.minimum(position, position.flip(0)) * low
-    irregularity = torch.where(spread <= ABSOLUTE_FLOOR, 0, excess / torch.where(spread <= ABSOLUTE_FLOOR, 1, spread))
-    # The subtraction loses digits where the spread is small beside the differences, and only where it is small beside
-    # the tolerance can a row above the floor be constant: recompute such rows without cancellation.
-    imprecise = (spread > ABSOLUTE_FLOOR) & (spread < torch.clamp(high / 16, min=2 * tolerance.maximum))
-    if bool(imprecise.any()):
-        for matrices, first, stop in blocks:
-            here = (matrices, slice(first, stop))
-            if bool(imprecise[here].any()):
-                block = _PairedBlock(flat[matrices, rows_needed(first, stop, n)], first, stop)
-                irregularity[here] = block.irregularity(low[here], high[here], tolerance)
-    return RowStatistics(total, smallest, locality, irregularity, difference, paired)
+        return RowStatistics(*sums)
+    if not 0 < first < block.shape[-1] - 1:
+        return RowStatistics(*sums, *[torch.zeros_like(sums[0])] * 3)
+    return RowStatistics(*sums, *_PairedBlock(block, first, stop).compare(tolerance))
+
+
+def _locality(rows: Tensor, first: int) -> Tensor:
+    """Return sum_j A_ij / 2^|i-j| of consecutive rows, (batch, rows, n) -> (batch, rows)."""
+    decay, band = _decay_band(first, first + rows.shape[-2], rows)
+    return (rows[..., band] * decay).sum(-1)
+
+
+def _decay_band(first: int, stop: int, like: Tensor) -> tuple[Tensor, slice]:
+    """Return 2^-|i-j| for the rows first..stop-1, and the columns near enough for it to matter."""
+    reach = 64 if like.dtype == torch.float64 else 32  # beyond, 2^-|i-j| is below the precision's eps
+    low, high = max(0, first - reach), min(like.shape[-1], stop + reach)
+    i, j = torch.arange(first, stop, device=like.device), torch.arange(low, high, device=like.device)
+    return torch.exp2(-(i[:, None] - j).abs().to(like.dtype)), slice(low, high)
 
 
 class _PairedBlock:
@@ -202,38 +231,27 @@ class _PairedBlock:
 
     def __init__(self, block: Tensor, first: int, stop: int):
         n, height = block.shape[-1], stop - first
-        self.first, self.stop, self.dtype = first, stop, torch.promote_types(block.dtype, torch.float32)
         upper = 2 * stop <= n + 1
-        self.max_pairs = stop - 1 if upper else n - 1 - first
-        self.min_pairs = self.max_pairs - height + 1
+        max_pairs = stop - 1 if upper else n - 1 - first
+        self.min_pairs = max_pairs - height + 1
         # (rows, columns from min_pairs on): rows gain pairs in the upper half of a matrix and lose them in the lower
-        valid = torch.ones(height, height - 1, device=block.device, dtype=self.dtype).tril(-1)
+        valid = torch.ones(height, height - 1, device=block.device, dtype=block.dtype).tril(-1)
         self.valid = valid if upper else valid.flip(0)
         self.penalty = 4 * (1 - self.valid)  # above any d
-        self.left, self.right = self.windows(block)
-
-    def windows(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Return views of A[i, i-K..i-1] and A[i, i+1..i+K], each (batch, rows, K), given the `rows_needed`."""
-        n = block.shape[-1]
-        block = block.to(self.dtype)
-        if block.stride(-1) != 1 or block.stride(-2) < n:
-            block = block.contiguous()
-        by_matrix, by_row, _ = block.stride()
-        skip = self.first - rows_needed(self.first, self.stop, n).start
-        size = (block.shape[0], self.stop - self.first, self.max_pairs)
-        stride = (by_matrix, by_row + 1, 1)
-        diagonal = block.storage_offset() + skip * by_row + self.first
-        left = block.as_strided(size, stride, diagonal - self.max_pairs)
-        right = block.as_strided(size, stride, diagonal + 1)
-        return left, right
+        weights, diagonal = block.flatten(1), (first - rows_needed(first, stop, n).start) * n + first
+        # A[i, i-K..i-1] and A[i, i+1..i+K]: one row further down and one column further right is n + 1 weights on
+        self.left, self.right = (
+            weights[:, start:].unfold(-1, max_pairs, n + 1)[:, :height]
+            for start in (diagonal - max_pairs, diagonal + 1)
+        )
 
     def zero_invalid(self, window: Tensor) -> Tensor:
         """Set the invalid pairs to 0, in place."""
         window[..., self.min_pairs :].mul_(self.valid)
         return window
 
-    def compare(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the smallest, largest and summed d and the paired mass of every row, each (batch, rows)."""
+    def compare(self, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:
+        """Return irregularity, difference and paired mass of every row, each (batch, rows)."""
         d = self.zero_invalid(self.left.flip(-1))
         left = d.sum(-1)
         self.zero_invalid(d.sub_(self.right))
@@ -243,72 +261,98 @@ class _PairedBlock:
         high = bits.amax(-1).view(d.dtype)
         d[..., self.min_pairs :].add_(self.penalty)
         low = bits.amin(-1).view(d.dtype)
-        return low, high, difference, paired
+        spread = high - low
+        # The subtraction loses digits where the spread is small beside the differences, and only where it is small
+        # beside the tolerance can a row be constant: recompute such blocks without cancellation.
+        least = 2 * max(ABSOLUTE_FLOOR, tolerance.base + tolerance.per_nat)
+        if bool((spread < torch.clamp(high / 16, min=least)).any()):
+            return self.irregularity(low, spread, tolerance), difference, paired
+        return (difference - (self.min_pairs + self.valid.sum(-1)) * low) / spread, difference, paired
 
-    def irregularity(self, low: Tensor, high: Tensor, tolerance: Tolerance) -> Tensor:
+    def irregularity(self, low: Tensor, spread: Tensor, tolerance: Tolerance) -> Tensor:
         """Return sum_k (d_k - min d) / R of every row without cancellation; 0 where the row counts as constant."""
         excess = self.zero_invalid(self.left.flip(-1).sub_(self.right).abs_().sub_(low[..., None])).sum(-1)
-        return tolerance.irregularity(excess, high - low, *self.extremes())
-
-    def extremes(self) -> tuple[Tensor, Tensor]:
-        """Return the largest and the smallest weight among each row's pairs, each (batch, rows)."""
         sides = [self.zero_invalid(side) for side in (self.left.flip(-1), self.right.clone())]
         largest = torch.maximum(*(side.amax(-1) for side in sides))
         for side in sides:
             side[..., self.min_pairs :].add_(self.penalty)
-        return largest, torch.minimum(*(side.amin(-1) for side in sides))
+        return tolerance.irregularity(excess, spread, largest, torch.minimum(*(side.amin(-1) for side in sides)))
 
-    def add_gradient(self, grad: Tensor, c: Tensor, weights: Sequence[Tensor]) -> None:
-        """Add to the same rows of ``grad`` the gradients of irregularity, difference and paired mass.
+    def add_gradient(self, into: _PairedBlock, c: Tensor, to_irregularity: Tensor, *to_compared: Tensor) -> None:
+        """Add the gradients of irregularity, difference and paired mass to the same block of a gradient.
 
         With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest
         -c/R, split over ties; 0 where the row counts as constant. Elsewhere c is at least 1.
         """
-        to_irregularity, to_difference, to_paired = weights
+        to_difference, to_paired = (to[..., None] for to in to_compared)
         signed = self.zero_invalid(self.left.flip(-1).sub_(self.right))
         d = signed.abs()
         high = d.amax(-1)
         d[..., self.min_pairs :].add_(self.penalty)
         low = d.amin(-1)
         is_low, is_high = d == low[..., None], d == high[..., None]
-        constant = c == 0
-        slope = torch.where(constant, 0, to_irregularity / torch.where(constant, 1, high - low))  # upstream / R
-        m = self.min_pairs + self.valid.sum(-1)
-        at_low = slope * (c - m) / is_low.sum(-1)
-        at_high = -slope * c / is_high.sum(-1)
-        to_d = (slope + to_difference)[..., None] + torch.where(is_low, at_low[..., None], 0)
+        slope = torch.where(c == 0, 0, to_irregularity / torch.where(c == 0, 1, high - low))  # upstream / R
+        at_low, at_high = (
+            slope * (c - self.min_pairs - self.valid.sum(-1)) / is_low.sum(-1),
+            -slope * c / is_high.sum(-1),
+        )
+        to_d = slope[..., None] + to_difference + torch.where(is_low, at_low[..., None], 0)
         to_d += torch.where(is_high, at_high[..., None], 0)
         to_d *= signed.sign_()  # 0 for invalid pairs
-        left, right = self.windows(grad)
-        paired = self.zero_invalid(to_paired[..., None].expand(to_d.shape).clone())
-        right += paired - to_d
-        left += paired.add_(to_d).flip(-1)
+        paired = self.zero_invalid(to_paired.expand(to_d.shape).clone())
+        into.right += paired - to_d
+        into.left += paired.add_(to_d).flip(-1)
+
+    def differentiable(self, constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums of `compare` in operations of autograd, given which rows count as constant."""
+        valid = pad(self.valid, (self.min_pairs, 0), value=1.0)
+        left, right = self.left.flip(-1) * valid, self.right * valid
+        d = (left - right).abs()
+        low, high = (d + 4 * (1 - valid)).amin(-1), d.amax(-1)
+        excess = ((d - low[..., None]) * valid).sum(-1)
+        irregularity = torch.where(constant, 0, excess / torch.where(constant, 1, high - low))
+        return irregularity, d.sum(-1), (left + right).sum(-1)
 
 
 class _Differentiable(torch.autograd.Function):
-    """`_measure_in_blocks` with a backward pass that needs one gradient tensor and the memory of one block."""
+    """The sums of a row pass, with a backward pass that needs one gradient tensor and the memory of one block."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, pairs: bool, tolerance: Tolerance) -> tuple[Tensor, ...]:
-        s = _measure_in_blocks(flat.detach(), pairs, tolerance)
-        ctx.save_for_backward(flat, s.irregularity)
-        ctx.pairs, ctx.tolerance = pairs, tolerance
-        return (s.total, s.locality, s.irregularity, s.difference, s.paired)[: 5 if pairs else 2]
+    def forward(ctx: Any, flat: Tensor, found: RowStatistics, pairs: bool) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(flat, found.irregularity)
+        return found.sums[: 4 if pairs else 1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         flat, irregularity = ctx.saved_tensors
+        to_locality, *to_compared = grads
         if torch.is_grad_enabled():  # create_graph=True
-            outputs = plain_statistics(flat, ctx.pairs, ctx.tolerance)
-            return *torch.autograd.grad(outputs, flat, grads, create_graph=True), None, None
+            sums = _differentiable_sums(flat, irregularity if to_compared else None)
+            return *torch.autograd.grad(sums, flat, grads, create_graph=True), None, None
         n = flat.shape[-1]
-        to_total, to_locality, *to_compared = grads
-        grad = to_total[..., None].expand(flat.shape).contiguous()
+        gradient = torch.zeros(flat.shape, dtype=to_locality.dtype, device=flat.device)
         for matrices, first, stop in row_blocks(len(flat), n, flat.device):
             here, rows = (matrices, slice(first, stop)), rows_needed(first, stop, n)
-            decay, band = _decay_band(first, stop, n, grad)
-            grad[matrices, first:stop, band] += to_locality[here][..., None] * decay
-            if ctx.pairs and 0 < first < n - 1:
-                block = _PairedBlock(flat[matrices, rows], first, stop)
-                block.add_gradient(grad[matrices, rows], irregularity[here], [to[here] for to in to_compared])
-        return grad.to(flat.dtype), None, None
+            decay, band = _decay_band(first, stop, gradient)
+            gradient[matrices, first:stop, band] += to_locality[here][..., None] * decay
+            if to_compared and 0 < first < n - 1:
+                into = _PairedBlock(gradient[matrices, rows], first, stop)
+                block = _PairedBlock(flat[matrices, rows].to(gradient.dtype), first, stop)
+                block.add_gradient(into, irregularity[here], *(to[here] for to in to_compared))
+        return gradient.to(flat.dtype), None, None
+
+
+def _differentiable_sums(flat: Tensor, irregularity: Tensor | None) -> list[Tensor]:
+    """Return the sums in operations of autograd, given the irregularity of all rows; None: locality alone."""
+    n, parts = flat.shape[-1], []
+    weights = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    for _, first, stop in row_blocks(1, n, flat.device):
+        block = weights[:, rows_needed(first, stop, n)]
+        locality = _locality(_rows_measured(block, first, stop), first)
+        compared: tuple[Tensor, ...] = ()
+        if irregularity is not None:
+            has_pairs = 0 < first < n - 1
+            constant = irregularity[:, first:stop] == 0
+            compared = _PairedBlock(block, first, stop).differentiable(constant) if has_pairs else (0 * locality,) * 3
+        parts.append((locality, *compared))
+    return [torch.cat(each, -1) for each in zip(*parts, strict=True)]

@@ -23,17 +23,17 @@ ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 class Tolerance:
     """The relative range of d up to which a row counts as constant: the rounding of a softmax and of its logits.
 
-        rtol = flat + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs
+        rtol = base + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs
 
     Exponential, sum and division leave an error of a few eps in every weight; rounded logits leave an error
     proportional to the logits, whose range within the row is ln(s / l).
 
     Args:
-        flat: The term of every row.
+        base: The term of every row.
         per_nat: The term of a row whose weights span a factor of e or more.
     """
 
-    flat: float
+    base: float
     per_nat: float = 0.0
 
     @classmethod
@@ -50,11 +50,6 @@ class Tolerance:
             raise ValueError(f"rtol must be at least 0, got {rtol}; use None for the default of the dtype")
         return cls(rtol)
 
-    @property
-    def maximum(self) -> float:
-        """The largest rtol of any row."""
-        return self.flat + self.per_nat
-
     def irregularity(
         self, excess: Tensor, spread: Tensor, largest: Tensor, smallest: Tensor, floor: float | Tensor = ABSOLUTE_FLOOR
     ) -> Tensor:
@@ -69,6 +64,28 @@ class Tolerance:
         """
         tiny = torch.finfo(largest.dtype).tiny
         nats = (largest.clamp(min=tiny) / smallest.clamp(min=tiny)).log().clamp(max=1)
-        threshold = (self.flat + self.per_nat * nats) * largest
+        threshold = (self.base + self.per_nat * nats) * largest
         constant = spread <= torch.clamp(threshold, min=floor)
         return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
+
+
+def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
+    """Raise ValueError unless every row is a probability distribution.
+
+    Args:
+        totals: The sum of every row, any shape.
+        smallest: The smallest weight of all, or 0 if none is negative.
+        dtype: Precision of the weights, which determines how exactly a row must sum to 1.
+    """
+    if not bool(torch.isfinite(totals).all()):
+        raise ValueError(
+            "attention contains NaN or infinity; a row whose keys are all masked gives NaN: leave it out with mask="
+        )
+    if smallest < 0:
+        raise ValueError(
+            f"attention weights must not be negative, the smallest is {smallest:.3g}; "
+            "these look like logits: apply .softmax(-1)?"
+        )
+    off = (totals - 1).abs().max().item() if totals.numel() else 0.0
+    if off > ROW_SUM_TOLERANCE[dtype]:
+        raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")

@@ -1,4 +1,4 @@
-"""The metrics as torchmetrics classes: updated batch by batch, summed over processes.
+"""Means over batches as torchmetrics classes: updated batch by batch, summed over processes.
 
 States are sums and counts, so batches may be uneven. Under ``torch.distributed`` (torchrun, accelerate, Lightning)
 torchmetrics synchronises them on ``compute()``.
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from pelocality import metrics
 from pelocality.metrics._inputs import Attention, crop, map_matrices, unwrap
 from pelocality.metrics._masks import Mask
 
@@ -24,18 +23,25 @@ class MeanOver(Metric):
         mean over matrices of metric(A)
 
     Args:
-        metric: A function (..., n, n) -> (...) with ``mask=``, such as ``metrics.relative_asymmetry``.
+        metric: A function (..., n, n) -> (...) with ``mask=``, such as ``metrics.locality``.
         shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
 
     Note:
-        Matrices whose value is NaN (such as symmetry of fewer than three tokens) are left out of the mean.
+        Matrices whose value is NaN (such as symmetry of fewer than three tokens) are left out of the mean. The mean of
+        symmetries is not the symmetry of the mean matrix, which is usually larger: for that, accumulate a
+        `MeanAttention` and measure the matrix that it computes.
 
     Examples:
-        >>> import torch
-        >>> mean = MeanOver(metrics.relative_asymmetry, shape=(12,))
-        >>> mean.update(torch.full((8, 12, 16, 16), 1 / 16))  # (batch, head, n, n)
-        >>> mean.compute().shape
+        >>> from pelocality.metrics import locality, relative_asymmetry
+        >>> mean = MeanOver(locality)
+        >>> mean.update(torch.eye(8))
+        >>> mean.update(torch.full((8, 8), 1 / 8))
+        >>> mean.compute()
+        tensor(0.6564, dtype=torch.float64)
+        >>> by_head = MeanOver(relative_asymmetry, shape=(12,))
+        >>> by_head.update(torch.full((8, 12, 16, 16), 1 / 16))  # (batch, head, n, n)
+        >>> by_head.compute().shape
         torch.Size([12])
     """
 
@@ -77,53 +83,6 @@ class MeanOver(Metric):
         return self.total / self.count
 
 
-class Locality(MeanOver):
-    """Average `metrics.locality` over batches and processes.
-
-        mean over matrices of Loc(A)
-
-    Args:
-        shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
-        **kwargs: For ``torchmetrics.Metric``.
-
-    Examples:
-        >>> import torch
-        >>> locality = Locality()
-        >>> locality.update(torch.eye(8))
-        >>> locality.update(torch.full((8, 8), 1 / 8))
-        >>> locality.compute()
-        tensor(0.6564, dtype=torch.float64)
-    """
-
-    def __init__(self, shape: Sequence[int] = (), **kwargs: Any):
-        super().__init__(metrics.locality, shape, **kwargs)
-
-
-class Symmetry(MeanOver):
-    """Average `metrics.symmetry`, as published, over batches and processes.
-
-        mean over matrices of Sym(A)
-
-    Args:
-        shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
-        **kwargs: For ``torchmetrics.Metric``.
-
-    Note:
-        This is the mean of symmetries. The symmetry of the mean matrix is another, usually larger number: for that,
-        accumulate a `MeanAttention` and measure the matrix that it computes.
-
-    Examples:
-        >>> import torch
-        >>> symmetry = Symmetry(shape=(2,))
-        >>> symmetry.update(torch.full((5, 2, 8, 8), 1 / 8))
-        >>> symmetry.compute()
-        tensor([1., 1.], dtype=torch.float64)
-    """
-
-    def __init__(self, shape: Sequence[int] = (), **kwargs: Any):
-        super().__init__(metrics.symmetry, shape, **kwargs)
-
-
 class MeanAttention(Metric):
     """Average the attention matrix itself over batches and processes.
 
@@ -137,11 +96,11 @@ class MeanAttention(Metric):
         **kwargs: For ``torchmetrics.Metric``.
 
     Examples:
-        >>> import torch
+        >>> from pelocality.metrics import locality
         >>> mean = MeanAttention(length=8)
         >>> mean.update(torch.eye(8))
         >>> mean.update(torch.full((8, 8), 1 / 8))
-        >>> metrics.locality(mean.compute())
+        >>> locality(mean.compute())
         tensor(0.6564, dtype=torch.float64)
     """
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pelocality.metrics._inputs import Attention, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
-from pelocality.metrics.published import pooled, ratio, validated_statistics
+from pelocality.metrics._row_pass import ratio, validated_statistics
 
 
 def relative_asymmetry(
@@ -46,7 +46,7 @@ def relative_asymmetry(
 
     def kernel(flat: Tensor) -> Tensor:
         s = validated_statistics(flat)
-        return ratio(s.difference, s.paired) if rows else pooled(s)[2]
+        return ratio(s.difference, s.paired) if rows else s.pooled()[2]
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
 

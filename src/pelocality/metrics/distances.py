@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
-from pelocality.metrics._masks import Mask, Visible
-from pelocality.metrics._row_pass import row_statistics
-from pelocality.metrics.published import ratio, validated_statistics, visible_counts
+from pelocality.metrics._masks import Mask, Visible, visible_counts
+from pelocality.metrics._row_pass import ratio, row_statistics, validated_statistics
 
 
 def adjusted_locality(

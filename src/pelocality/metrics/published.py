@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, check_hidden_keys, check_rows, map_matrices
-from pelocality.metrics._masks import Mask
-from pelocality.metrics._row_pass import RowStatistics, row_statistics
+from pelocality.metrics._inputs import Attention, map_matrices
+from pelocality.metrics._masks import Mask, is_causal
+from pelocality.metrics._row_pass import validated_statistics
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def symmetry(
     def kernel(flat: Tensor) -> Tensor:
         statistics = validated_statistics(flat, rtol=rtol)
         one_sided.append(_is_one_sided(flat.detach()))
-        return _symmetry_of_rows(statistics.irregularity) if rows else pooled(statistics)[1]
+        return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
 
     values = map_matrices(
         attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar"
@@ -173,64 +173,9 @@ def measure(
     """
 
     def kernel(flat: Tensor) -> Tensor:
-        return torch.stack(pooled(validated_statistics(flat, rtol=rtol)), -1)
+        return torch.stack(validated_statistics(flat, rtol=rtol).pooled(), -1)
 
     return Measurement(*map_matrices(attention, kernel, mask=mask, without_first=without_first).unbind(-1))
-
-
-def pooled(statistics: RowStatistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Return locality, symmetry and relative asymmetry of each matrix from the sums over its rows, each (batch,)."""
-    n = statistics.locality.shape[-1]
-    sums = (statistics.locality, statistics.irregularity, statistics.difference, statistics.paired)
-    return pool_sums(n, *(values.sum(-1) for values in sums))
-
-
-def pool_sums(
-    n: int, locality: Tensor, irregularity: Tensor, difference: Tensor, paired: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return locality, symmetry and relative asymmetry from the sums of `RowStatistics` over all n rows."""
-    pairs = (n - 1) ** 2 // 4
-    symmetry = 1 - irregularity / pairs if pairs else irregularity * torch.nan
-    return locality / n, symmetry, ratio(difference, paired)
-
-
-def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
-    """Return part / whole for whole >= 0, and ``otherwise``, without a gradient, where the whole is 0."""
-    quotient = part / torch.where(whole > 0, whole, 1)
-    return torch.where(whole == 0, otherwise, quotient)
-
-
-def is_causal(flat: Tensor) -> Tensor:
-    """Return which matrices, (batch,), have no weight above the diagonal; a single position is not causal."""
-    n = flat.shape[-1]
-    causal = (flat[:, 0, 1:] == 0).all(-1) & (n > 1)
-    for each in causal.nonzero():  # the first row decides nearly always; only then look at the whole
-        causal[each] = not flat[each].triu(1).any()
-    return causal
-
-
-def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Tensor:
-    """Return the number of keys that each query sees, (batch, n), in float64.
-
-    Args:
-        flat: (batch, n, n), validated weights.
-        causal: Whether queries see only their past and themselves, or all keys. None: see `is_causal`.
-        seen: Which keys they see, (batch, n, n), where it is neither.
-    """
-    if seen is not None:
-        check_hidden_keys(flat, seen)
-        return seen.sum(-1, dtype=torch.float64)
-    n = flat.shape[-1]
-    past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
-    position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
-    return torch.where(past_only[:, None], position, float(n))
-
-
-def validated_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
-    """Return `row_statistics`, after checking that the rows are distributions."""
-    statistics = row_statistics(flat, pairs=pairs, rtol=rtol)
-    check_rows(statistics.total.detach(), statistics.smallest, flat.dtype)
-    return statistics
 
 
 def _symmetry_of_rows(irregularity: Tensor) -> Tensor:

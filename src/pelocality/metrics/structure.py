@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, check_hidden_keys, map_matrices, resolve_visible, validated_weights
-from pelocality.metrics._masks import Mask, Visible
+from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
+from pelocality.metrics._row_pass import ratio
 from pelocality.metrics.distances import diagonal_sums, masked_mean
-from pelocality.metrics.published import is_causal, ratio, visible_counts
 
 
 def toeplitz_share(
@@ -82,7 +82,7 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None, without_firs
 
     Returns:
         (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side without weight (the
-        future of a causal matrix) or has no such pair. Not differentiable.
+        future of a causal matrix) or without such a pair. Not differentiable.
 
     Raises:
         TypeError: As for `locality`.

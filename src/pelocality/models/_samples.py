@@ -10,7 +10,6 @@ from torch import Tensor
 from pelocality import metrics
 from pelocality._distributed import gathered
 from pelocality.metrics._row_pass import row_statistics
-from pelocality.metrics.published import pooled
 
 PUBLISHED = ("locality", "symmetry", "relative_asymmetry")
 CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "window")
@@ -46,7 +45,7 @@ def sample_metrics(attention: Tensor, visible: Tensor, mask: Tensor | None = Non
 
 def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     """Return the published metrics of weights (batch, head, n, n) as they are: rows sum to 1 less the sink's share."""
-    values = pooled(row_statistics(weights.reshape(-1, *weights.shape[-2:])))
+    values = row_statistics(weights.reshape(-1, *weights.shape[-2:])).pooled()
     return {
         f"{name}_with_sink": value.reshape(weights.shape[:2]) for name, value in zip(PUBLISHED, values, strict=True)
     }

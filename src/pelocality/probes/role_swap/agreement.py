@@ -12,6 +12,7 @@ from pelocality.probes.role_swap.candidates import Candidate
 from pelocality.probes.role_swap.clauses import Slot
 from pelocality.probes.role_swap.english import Number
 
+_FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
 Agreement = Literal["skip", "reinflect", "ignore"]
 Replacement = tuple[int, int, str, str]  # start, end, text, and the role or "agreement"
 
@@ -40,8 +41,6 @@ def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreem
     word, tag = sentence.words[finite], tags[finite] if tags is not None else None
     if old is not None and tag is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
-    if clause.shared and (old is None or old != new):
-        return Skipped("another verb would not agree with its new subject")
     if agrees(word, tag, old, new):
         return []
     if agreement == "skip":
@@ -122,7 +121,8 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     if any(tag == "CC" and word != "&" for tag, word in zip(tags[head + 1 :], after, strict=True)):
         # "a man and a dog" are many; in doubt: "my friend and guide", "the man with a cat and a dog", "a man or a dog"
         return "plural" if after[0] == "and" and list(tags[head + 2 : head + 3]) != ["NN"] else None
-    if after[:1] == ["of"] and any(tag in ("NNS", "NNPS") for tag in tags[head + 1 :]):
+    quantity = not english.VAGUE_NUMBER.isdisjoint(after)  # "a ton of series"
+    if after[:1] == ["of"] and (quantity or any(tag in ("NNS", "NNPS") for tag in tags[head + 1 :])):
         return None if tags[head] == "NN" else "plural"  # "a group of dogs is", or "are"
     if lower[head] in english.PRONOUN_NUMBER:
         return english.PRONOUN_NUMBER[lower[head]]
@@ -186,8 +186,8 @@ def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
             head = None
         elif tag in ("NN", "PRP", "DT") and words[i].lower() in english.PRONOUN_NUMBER:
             return i if head is None else head
-        elif tag == "JJ" and i + 1 < len(tags) and tags[i + 1].startswith("NN"):
-            continue  # "union leftist militants"
+        elif tag == "JJ" and i + 1 < len(tags) and tags[i + 1].startswith("NN") and not _FINITE & {*tags}:
+            continue  # "union leftist militants", but "the way other countries view it"
         elif (head is not None and tag not in ("HYPH", "CD")) or tag in english.AFTER_HEAD:
             break
     return head

@@ -83,7 +83,9 @@ def _from_frame(sentence: Sentence, roles: tuple[str, str], frame: Frame, clause
     if any(a.role in {f"{prefix}-{role}" for prefix in "CR" for role in roles} for a in frame.arguments):
         return Skipped("an argument is discontinuous, or a relative pronoun refers to it")
     spans = {role: (argument.start, argument.end) for role, [argument] in zip(roles, found, strict=True)}
-    lemma = frame.roleset.split(".")[0]
+    lemma, _, sense = frame.roleset.partition(".")
+    if sense == "LV":
+        return Skipped("a light verb with a noun")
     if sentence.dependencies is None and sentence.constituents is None:
         return _without_tree(sentence, roles, spans, frame.verb[0], lemma)
     clause = next((c for c in clauses if c.verb is not None and frame.verb[0] <= c.verb < frame.verb[1]), None)

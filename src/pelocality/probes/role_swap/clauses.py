@@ -79,6 +79,8 @@ def dependency_clauses(sentence: Sentence) -> Iterator[Clause]:
         functions = [_function(relation) for relation in relations]
         if "subject" not in functions or "cop" in relations or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
             continue
+        if tags is not None and tags[verb] == "VBN" and not any(relation.startswith("aux") for relation in relations):
+            continue  # "the man made catastrophe"
         slots = (
             _dependent_slot(sentence, layer, child, function)
             for child, function in zip(below, functions, strict=True)

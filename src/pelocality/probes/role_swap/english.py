@@ -21,11 +21,12 @@ def words(text: str) -> frozenset[str]:
 
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
+QUANTIFIED = frozenset(a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing"))
 PRONOUN_NUMBER: dict[str, Number] = {
     **dict.fromkeys(("i", "me"), "1sg"),
     **dict.fromkeys(("he", "him", "she", "her", "it"), "3sg"),
     **dict.fromkeys(("we", "us", "you", "they", "them"), "plural"),
-    **{quantity + kind: "3sg" for quantity in ("some", "any", "every", "no") for kind in ("one", "body", "thing")},
+    **dict.fromkeys(QUANTIFIED, "3sg"),
 }
 REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
 RECIPROCALS = frozenset({("each", "other"), ("one", "another")})
@@ -35,6 +36,17 @@ NEGATIVE_POLARITY = words("any anyone anybody anything either neither ever much 
 ANY = words("any anyone anybody anything")
 NEGATIVE_QUANTIFIERS = words("no nobody nothing none neither few little only")  # license the words above
 OTHERS = words("another other others")
+INDEFINITE = words("a an one each some")
+FOCUS = words("almost nearly only even just not merely mostly especially particularly exactly")  # of the phrase after
+FOCUS_AFTER = words("alone too either whatsoever else there here nearby ago apart")  # of the phrase before
+PERSONS = (words("i me"), words("we us"), words("you"))
+# Levin (1993) 50 and 51.1, verbs of posture and directed motion: a noun phrase after them tells a way or a state
+MOTION_VERBS = words(
+    "go goes went gone going come comes came coming fall falls fell fallen falling arrive arrives arrived arriving "
+    "travel travels travelled traveled travelling traveling sit sits sat sitting stand stands stood standing "
+    "lie lies kneel kneels knelt kneeling crouch crouches crouched crouching"
+)
+PLACES = words("indoors outdoors inside outside upstairs downstairs downtown abroad overseas home")
 POSSESSIVES = words("his her its their hers theirs")
 THIRD_PERSON = words("he him she her it they them")
 COPULAS = words(
@@ -45,6 +57,9 @@ COPULAS = words(
 MAKE = words("make makes made making")
 # may belong to the noun before them as well as to its verb
 NOUN_PREPOSITIONS = words("in at on with without before for from about by near under between to as of")
+# after a noun: its complement, or a part of it. Not those that name a goal, a source or a cause of the verb
+NOUN_LINKS = words("in at on with without for about near under between among of than like that whether except but")
+TIME_LINKS = words("when whenever while")
 PREPOSITIONS = NOUN_PREPOSITIONS | words(
     "past outside inside near down up off over across along through into onto around against behind above below beside "
     "beneath beyond during after until like opposite round toward towards upon via within despite per"
@@ -55,10 +70,12 @@ INVARIABLE = MODALS | {"had", "did"}  # finite, and the same with any subject
 PASSIVE_AUXILIARIES = words("be am is are was were been being 's 're 'm get gets got getting")
 # with a noun without article the two are one predicate: "took place", "makes sense"
 LIGHT_VERBS = MAKE | words(
+    "play plays played playing "
     "shake shakes shook shaking take takes took taking taken have has had having give gives gave giving given do does "
     "did doing done get gets got getting pay pays paid paying keep keeps kept keeping lose loses lost losing "
     "catch catches caught catching"
 )
+DO = words("do does did doing done")  # stands for another predicate: "did a great job", "do the opposite"
 AUXILIARIES = INVARIABLE | words("am is are was were 's 're 'm has have does do")
 # verbs that lead down to the verb phrase of the main verb
 LEADING_VERBS = AUXILIARIES | PASSIVE_AUXILIARIES | words("having doing done to ought better used going dare need")
@@ -84,14 +101,17 @@ MEASURES = (
     MONTHS
     | DAYS
     | words(
-        "second minute hour day night morning afternoon evening week weekend month year decade century time "
+        "second sec minute min hour hr day night morning afternoon evening week weekend month year decade century time "
         "monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
-        "inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
+        "metre kilometre centimeter centimetre meters "
+        "feet inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
     )
 )
 IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
 # "says hello": the object is quoted words, not a patient
-QUOTING_VERBS = words("say says said saying spell spells spelled spelling")
+QUOTING_VERBS = words(
+    "say says said saying spell spells spelled spelling think thinks thought thinking guess wonder mean means"
+)
 # singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
 VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
@@ -104,6 +124,7 @@ LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
+DEFINITE = words("a an the this that these those")
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
 # likeness, place and company that hold in both directions, or so nearly that no label changes.

@@ -27,8 +27,6 @@ def exchange(
         text = _moved(sentence, candidate, candidate.other(here), here)
         if isinstance(text, Skipped):
             return text
-        if text.endswith(".") and sentence.words[here.end : here.end + 1] == (".",):
-            return Skipped("an abbreviation would end the sentence")
         replacements.append((here.start, here.end, text, role))
     if agreement != "ignore":
         verb = reinflected_verb(sentence, candidate, agreement)
@@ -82,7 +80,8 @@ def _uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     text, word = sentence.surface(start, end), sentence.words[start]
     if sentence.language == "en" and not starts_sentence(sentence, start) and word[0].isupper() and word != "I":
         quoted = start > 0 and sentence.words[start - 1] in ('"', "“", "``")
-        if not is_all_capitals(sentence) and (quoted or (word.lower() in english.LOWER_CASE and end - start > 1)):
+        run_on = word.lower() in english.LOWER_CASE and (end - start > 1 or word.istitle())
+        if not is_all_capitals(sentence) and (quoted or run_on):
             return _UNKNOWN_CAPITAL  # a sentence that begins inside another
     if not starts_sentence(sentence, start) or not word[0].isupper() or word == "I" or is_all_capitals(sentence):
         return text

@@ -14,7 +14,7 @@ from pelocality.probes.role_swap.agreement import head_in_tree, head_of
 from pelocality.probes.role_swap.candidates import Candidate
 from pelocality.probes.role_swap.clauses import Slot
 from pelocality.probes.role_swap.mood import is_negative, mood_of
-from pelocality.probes.role_swap.remainder import CLAUSE_TAGS, check_remainder
+from pelocality.probes.role_swap.remainder import CLAUSE_TAGS, check_remainder, is_certain
 
 
 def exclusion(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
@@ -36,9 +36,14 @@ def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
     if verb is not None and any(start <= verb < end for start, end in (first, second)):
         return "the arguments overlap with the verb"
     starts, ends = ({place[k] for place in sentence.surface_tokens} for k in (0, 1))
+    if verb is not None and sum(is_punctuation(word) for word in sentence.words[first[1] : verb]) % 2:
+        return "punctuation belongs to an argument in part"  # "Ada, saw him": a comma that no other closes
     for start, end in (first, second):
         if start not in starts or end not in ends:
             return "an argument cuts a surface token"
+        dotted = "." in sentence.words[end - 1] and not sentence.words[end - 1][0].isdigit()
+        if dotted and any(sentence.words[k : k + 1] in ((), (".",)) for k in (first[1], second[1])):
+            return "an abbreviation would end the sentence"  # "U.K" before a full stop, "U.K." without one
         if " - " in sentence.surface(start, end) or not _keeps_marks_paired(sentence.words, start, end):
             return "punctuation belongs to an argument in part"
     if _comparable(sentence, *first) == _comparable(sentence, *second):
@@ -52,6 +57,9 @@ _OPENING = {'"': '"', "“": "”", "``": "''", "(": ")", "[": "]", "‘": "’"
 def _keeps_marks_paired(words: Sequence[str], start: int, end: int) -> bool:
     """Return whether commas and quotes inside a span have their counterpart there, and none outside belongs to it."""
     inside = [word for word in words[start:end] if is_punctuation(word) and word not in ("-", "'", "’")]
+    quotes = [k for k in range(start, end) if words[k] in ("'", "’") and not words[k - 1].endswith(("s", "S"))]
+    if len(quotes) % 2:  # "the hat 'Ada", but "the nuns' hat"
+        return False
     if not set(inside) <= {",", *_OPENING, *_OPENING.values()}:
         return False
     after = words[end] if end < len(words) else ""
@@ -143,19 +151,31 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
     is_light = verb is not None and lower[verb] in english.LIGHT_VERBS
     for argument in candidate.arguments:
         phrase_tags = tags[argument.start : argument.end] if tags is not None else None
-        following = argument.end if argument.end < len(lower) else -1
+        following = min(argument.end, len(lower) - 1)
         if lower[following] == "of" or (tags is not None and tags[following] in ("WDT", "WP", "WP$")):
             return "an argument goes on after its end"
+        if lower[argument.start - 1 : argument.start] and lower[argument.start - 1] in english.FOCUS:
+            return "an adverb before an argument may belong to it"  # "almost every nun", "not the hat"
+        following += lower[following] == ","
+        if lower[following : following + 1] and lower[following] in english.FOCUS_AFTER:
+            return "an adverb after an argument may belong to it"  # "the nun alone", "no hat whatsoever"
         reason = _check_noun_phrase(lower[argument.start : argument.end], phrase_tags, is_light)
         if reason:
             return reason
         if candidate.clause.voice == "active" and argument.function == "oblique":
             return "an argument is not subject or object"  # "works as a coach", "serves in the army"
+        phrase = lower[argument.start : argument.end]
+        if argument.function == "oblique" and phrase_tags is not None and not is_certain(phrase, phrase_tags):
+            return "an argument is not subject or object"  # "eliminated by force", "sunk by nuns in the harbour"
     reason = check_remainder(candidate, lower, tags) if tags is not None else None
-    return reason or _check_reference(sentence, candidate, lower)
+    if reason is None and tags is not None and _has_ellipsis(candidate, lower, tags):
+        return "an auxiliary stands for the verb phrase"
+    return reason or _check_reference(sentence, candidate, lower, tags)
 
 
-def _check_reference(sentence: Sentence, candidate: Candidate, lower: Sequence[str]) -> str | None:
+def _check_reference(
+    sentence: Sentence, candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None
+) -> str | None:
     """Look for words whose meaning depends on an argument: pronouns, quantifiers, *another*."""
     phrases = [lower[slot.start : slot.end] for slot in candidate.arguments]
     inside = {i for slot in candidate.arguments for i in range(slot.start, slot.end)}
@@ -163,9 +183,11 @@ def _check_reference(sentence: Sentence, candidate: Candidate, lower: Sequence[s
     for phrase, other in (phrases, phrases[::-1]):
         if len(phrase) > 1 and not third.isdisjoint(phrase) and not _is_first_or_second_person(other):
             return "a pronoun in one argument may refer to the other"
-        if phrase[0] in ("one", "each", "some") and not english.OTHERS.isdisjoint(other):
+        if phrase[0] in english.INDEFINITE and not english.OTHERS.isdisjoint(other):
             return "a reflexive or reciprocal in the clause"
     outside = {lower[i] for i in range(*candidate.clause.extent) if i not in inside}
+    if tags is not None and _is_named_again(candidate, phrases, lower, tags):
+        return "a pronoun besides the arguments may refer to one"
     if not outside.isdisjoint(third | english.REFLEXIVES) and not all(map(_is_first_or_second_person, phrases)):
         return "a pronoun besides the arguments may refer to one"
     if not english.NEGATIVE_POLARITY.isdisjoint((*phrases[0], *phrases[1])) and (
@@ -180,9 +202,47 @@ def _check_reference(sentence: Sentence, candidate: Candidate, lower: Sequence[s
         return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
     clause = candidate.clause
     before_verb = range(clause.extent[0], min(clause.extent[1], clause.verb or 0))
-    if any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
+    if "together" in outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
         return "a floating quantifier belongs to an argument"
     return None
+
+
+def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether an auxiliary ends a later clause: "I chose Ada and I am glad I did", "..., isn't she?"."""
+    last = max(argument.end for argument in candidate.arguments)
+    for k in range(last, len(lower)):
+        rest = [i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")]
+        does = lower[k] in english.DO and tags[k] != "VB" and all(is_punctuation(lower[i]) for i in rest[:1])
+        if does or (
+            lower[k] in english.AUXILIARIES and [(tags[i], lower[i + 1 : i + 2]) for i in rest[:1]] == [("PRP", ["?"])]
+        ):
+            return True
+    return False
+
+
+def _is_named_again(
+    candidate: Candidate, phrases: Sequence[Sequence[str]], lower: Sequence[str], tags: Sequence[str]
+) -> bool:
+    """Return whether a pronoun that is an argument would stand where a reflexive must, or refer to a new controller.
+
+    "I asked him to help me" would become "he asked me to help me", "let him fool you" without a subject "let you fool".
+    """
+    before, after = min(s.start for s in candidate.arguments), max(s.end for s in candidate.arguments)
+    rest = range(after, candidate.clause.extent[1])
+    tail = itertools.takewhile(
+        lambda i: tags[i] not in ("CC", ",", ".", ":") and lower[i] not in english.TIME_LINKS, rest
+    )
+    others = {lower[i] for i in tail}
+    if candidate.clause.finite is None:
+        others.update(lower[:before])
+        verb = next((i for i in range(before) if tags[i].startswith("VB")), None)
+        if verb is not None and not any(tag.startswith(("NN", "PRP")) for tag in tags[:verb]):
+            others.add("you")  # the subject of an imperative
+    pronouns = {phrase[0] for phrase in phrases if len(phrase) == 1}
+    third = candidate.clause.finite is None and not pronouns.isdisjoint(english.THIRD_PERSON)
+    return (third and not others.isdisjoint(english.THIRD_PERSON)) or any(
+        pronouns & person and others & person for person in english.PERSONS
+    )
 
 
 def _is_first_or_second_person(words: Sequence[str]) -> bool:
@@ -204,10 +264,12 @@ def _check_verb(
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
     if verb in english.COPULAS or lemma in ("be", "become", "seem", "remain", "stay"):
         return "the verb is a copula"
-    if verb in english.verb_forms(symmetric) or lemma in symmetric:
+    if verb in english.verb_forms(symmetric) or lemma in symmetric or verb == "seeing":
         return "the verb is symmetric"
-    if verb in english.MEASURE_VERBS:
+    if verb in english.MEASURE_VERBS or verb in english.MOTION_VERBS:
         return "the verb takes a measure"
+    if verb in english.DO:
+        return "a light verb with a noun"
     if verb in english.QUOTING_VERBS:
         return "the verb introduces quoted words"
     for argument in candidate.arguments:
@@ -227,15 +289,32 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     last = max(argument.end for argument in candidate.arguments)
     if lower[position] in english.HAVE and lower[last : last + 1] == ["on"]:
         return "the verb is 'have on'"
-    objects = [slot for slot in candidate.arguments if slot.function == "object"]
-    if tags is not None and any(set(tags[position + 1 : slot.start]) - {"RP", "IN"} for slot in objects):
-        return "words between the verb and an argument"  # "announced on Wednesday a new tool"
+    for slot in candidate.arguments:
+        if tags is None:
+            break
+        plain = lower[slot.start] in english.DEFINITE or tags[slot.start] in ("PRP", "PRP$", "NNP")
+        if lower[position] in english.HAVE and slot.start > position and not plain:
+            return "the subject of 'have' may stand after it"  # "no record has Ada", "few hats had Ada"
+        if slot.function == "object" and set(tags[position + 1 : slot.start]) - {"RP", "IN"}:
+            return "words between the verb and an argument"  # "announced on Wednesday a new tool"
+        between = zip(lower[position + 1 : slot.start], tags[position + 1 : slot.start], strict=True)
+        if slot.function == "oblique" and [word for word, tag in between if tag != "RP"] != ["by"]:
+            return "words between the verb and an argument"  # "sunk in a raid by the navy"
+    if candidate.clause.shared or (tags is not None and _shares_subject(last, lower, tags)):
+        return "another verb has the same subject"
     subject = candidate.subject
     if candidate.clause.finite is None and subject is not None and lower[subject.start - 1 : subject.start] == ["and"]:
         return "the arguments are parts of a longer phrase"  # "limits for nuns and judges returning to town"
     if tags is not None and _may_be_finite(candidate, position, lower, tags):
         return "whether the verb is finite is in doubt"
     return None
+
+
+def _shares_subject(last: int, lower: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether a verb follows a conjunction after the last argument."""
+    links = [k for k in range(last, len(tags)) if tags[k] == "CC"][:1]
+    rest = [tags[k] for link in links for k in range(link + 1, len(tags)) if tags[k] not in ("RB", ",")]
+    return rest[:1] != [] and rest[0] in ("VB", "VBP", "VBZ", "VBD", "MD")
 
 
 def _may_be_finite(candidate: Candidate, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
@@ -255,25 +334,34 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     coordinated = any(a in ("and", "or") and b in pronouns for a, b in itertools.pairwise(words))
     if coordinated or (len(words) > 1 and words[0] in pronouns - {"her"}):
         return "a pronoun inside a longer argument"
+    if words[-1] in english.PLACES:
+        return "an argument is not a plain noun phrase"  # "football indoors"
+    if any(word.endswith("-") and len(word) > 1 for word in words) or any(a == b for a, b in itertools.pairwise(words)):
+        return "an argument has a false start"  # "th- the hat", "the the hat"
     if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
         return "an argument is not headed by a noun"
     if tags is None:
         return None
-    if tags[0] in ("IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
+    if "UH" in tags:
+        return "an argument has a false start"  # "the, uh, hat"
+    if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
     if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"
         return "an argument is not headed by a noun"
     for k in range(len(words)):
         # "a meal, which he liked": a comma must follow
-        if words[k] == "," and k > head and not _is_list(words[k + 1 :], tags[k + 1 :]):
+        apart = words[k] == "," and (k > head or tags[k + 1] in ("DT", "PRP$"))
+        if apart and not _is_list(words[k + 1 :], tags[k + 1 :]):
             return "punctuation belongs to an argument in part"
-        if k and tags[k] in ("DT", "PRP$", "PDT") and _follows_noun(tags[:k]):
+        if k and (tags[k] in ("DT", "PRP$", "PDT") or words[k] in ("last", "next")) and _follows_noun(tags[:k]):
             return "an argument is not a plain noun phrase"  # "meat just the juice in the can"
     if any(tags[k].startswith("NN") and tags[k + 1 : k + 3] == ("TO", "VB") for k in range(len(tags))):
         return "an argument contains an infinitive"  # "a role to play": its subject is the other argument
     unit = words[head] in english.MEASURES or words[head].removesuffix("s") in english.MEASURES
-    if words[head][0].isdigit() or (unit and not (head and tags[head - 1].startswith("NN"))):  # but "road blocks"
+    if (
+        words[head][0].isdigit() or "$" in tags or (unit and not (head and tags[head - 1].startswith("NN")))
+    ):  # but "road blocks"
         return "an argument is a measure"
     if is_light and head == 0 and tags[head] in ("NN", "NNS") and words[head] not in english.PRONOUN_NUMBER:
         return "a light verb with a noun"  # "took place", "makes sense", "shook hands"
@@ -283,7 +371,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
 def _is_list(words: Sequence[str], tags: Sequence[str]) -> bool:
     """Return whether the words after a comma are further parts of a list: coordinated, and without a clause."""
     joined = {word for word, tag in zip(words, tags, strict=True) if tag == "CC"}
-    return bool(joined) and joined <= {"and", "or", "&"} and CLAUSE_TAGS.isdisjoint(tags)
+    return bool(joined) and joined <= {"and", "&"} and CLAUSE_TAGS.isdisjoint(tags)
 
 
 def _follows_noun(tags: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.agreement import has_determiner_mismatch
 from pelocality.probes.role_swap.candidates import Candidate, find_candidates
 from pelocality.probes.role_swap.clauses import Slot
+from pelocality.probes.role_swap.remainder import is_certain
 
 _UPOS_KINDS = {
     "NOUN": "noun",
@@ -38,6 +39,9 @@ _TAG_KINDS = {
 }
 
 
+_BARE = ("NN", "NNS", "JJ")
+
+
 def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) -> str | None:
     """Return the reason not to trust a clause of an automatic tree; ``second`` is another parser's sentence."""
     verb, first, last = candidate.clause.verb, *sorted(candidate.arguments, key=lambda slot: slot.start)
@@ -49,13 +53,16 @@ def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) 
     if not first.end <= verb < last.start or set(kinds[verb + 1 : last.start]) - ({"adposition"} if passive else set()):
         return "words between the verb and an argument"
     tags = english.tags_of(sentence) if sentence.language == "en" else None
+    # "have painted faces": a verb in the perfect, or an adjective?
+    if tags and sentence.words[verb - 1].lower() in english.HAVE and tags[verb] == "VBN" and tags[last.start] in _BARE:
+        return "the parser may be wrong"
     for slot in (first, last) if tags else ():
         phrase, phrase_tags = (layer[slot.start : slot.end] for layer in (sentence.words, tags or ()))
         if has_determiner_mismatch(phrase, phrase_tags):
             return "a determiner does not agree with its noun"
         if any(a == "NNS" and b.startswith("NN") for a, b in pairwise(phrase_tags)):  # "gave boards independence"
             return "the parser may be wrong"
-    if tags is not None and not _is_certain_object(sentence.words[last.start : last.end], tags[last.start : last.end]):
+    if tags is not None and not is_certain(sentence.words[last.start : last.end], tags[last.start : last.end]):
         return "the parser may be wrong"
     # "helping a child dig": two nouns, or a noun and a verb?
     if sentence.words[verb].lower() in english.HELPING_VERBS and kinds[last.end - 2 : last.end] == ["noun", "noun"]:
@@ -102,7 +109,7 @@ def _is_plain(sentence: Sentence, first: Slot, last: Slot, kinds: Sequence[str],
         and {"verb", "link"}.isdisjoint(after)
         and after.count("adposition") <= 1
         and (
-            last.end - last.start == 1
+            (last.end - last.start == 1 and kinds[last.start] != "noun")
             or english.NOUN_PREPOSITIONS.isdisjoint(w.lower() for w in sentence.words[last.end : last.end + 1])
         )
         and all(_is_noun_phrase(sentence.words[s.start : s.end], kinds[s.start : s.end]) for s in (first, last))
@@ -125,14 +132,3 @@ def _is_noun_phrase(words: Sequence[str], kinds: Sequence[str]) -> bool:
 def _is_setting(kinds: Sequence[str]) -> bool:
     """Return whether nothing but adverbs stands before the clause, or a phrase that a mark ends."""
     return set(kinds) <= {"adverb", "mark"} or (kinds[-1] == "mark" and {"verb", "link"}.isdisjoint(kinds))
-
-
-def _is_certain_object(words: Sequence[str], tags: Sequence[str]) -> bool:
-    """Return whether a phrase is no adverbial, and has no phrase but *of* that may belong to the verb."""
-    lower = [word.lower() for word in words]
-    if len(words) == 1 and tags[0] == "NN" and lower[0] not in english.PRONOUN_NUMBER:
-        return False  # "travel light", "go bowling"
-    return not any(
-        word in english.PREPOSITIONS and not (word == "of" and k and tags[k - 1].startswith("NN"))
-        for k, word in enumerate(lower)
-    )

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics._inputs import float_tensor
-from pelocality.metrics._row_pass import block_statistics, row_blocks, rows_needed
+from pelocality.metrics._row_pass import block_statistics, pool_sums, row_blocks, rows_needed
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
 from pelocality.metrics.position_tables import Similarity, project, softmax_weights
-from pelocality.metrics.published import Measurement, pool_sums
+from pelocality.metrics.published import Measurement
 
 # How far (in nats) the largest bias of a row may lie below the largest of all in float64.
 _RANGE = 600.0
@@ -83,7 +83,8 @@ def _measure_one_bias(bias: Tensor, tolerance: Tolerance) -> Tensor:
     d = (left - right[1:]).abs()  # d[k-1], times each row's normaliser
     low, high = d.cummin(0).values, d.cummax(0).values
     spread = high - low
-    # sum_k (d_k - min d) over the first m, from non-negative terms: when the minimum falls, all terms before it grow
+    # sum_k (d_k - min d) over the first m, from non-negative terms: each further pair adds d_k - min d, and where it
+    # lowers the minimum, the terms of all pairs before it grow by as much
     drop = torch.cat([zero, low[:-1] - low[1:]])
     excess = (d - low + torch.arange(n - 1, device=d.device) * drop).cumsum(0)
     largest = torch.maximum(left, right[1:]).cummax(0).values
@@ -160,9 +161,8 @@ def measure_absolute(
             sums = q.new_zeros(4, dtype=torch.float64)
             for _, first, stop in row_blocks(1, n, q.device):
                 block = softmax_weights(q[rows_needed(first, stop, n)], k)
-                s = block_statistics(block[None], first, stop, rtol=rtol)
-                parts = (s.locality, s.irregularity, s.difference, s.paired)
-                sums += torch.stack([part.sum(dtype=torch.float64) for part in parts])
+                statistics = block_statistics(block[None], first, stop, rtol=rtol)
+                sums += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
             heads.append(sums)
     values = pool_sums(n, *torch.stack(heads).unbind(-1))
     return Measurement(*(value.to(queries.dtype).reshape(queries.shape[:-2]) for value in values))
