@@ -30,7 +30,8 @@ def dense_shape(attention: torch.Tensor, repeats: int) -> None:
             report(f"locality, {backend}", shape, lambda: locality(attention), attention.sum, repeats)
             report(f"symmetry, {backend}", shape, lambda: symmetry(attention), attention.sum, repeats)
     leaf = attention.clone().requires_grad_()
-    report("measure + backward, torch", shape, lambda: backward(leaf), attention.sum, max(3, repeats // 3))
+    with compiled(False):
+        report("measure + backward, torch", shape, lambda: backward(leaf), attention.sum, max(3, repeats // 3))
 
 
 def backward(attention: torch.Tensor) -> None:
@@ -50,7 +51,7 @@ def loops(smoke: bool) -> None:
     print(ROW.format("measure on the same, float64", str((n, n)), "", f"{ratio:.1f}", ""))
 
 
-def streaming(device: str, smoke: bool, repeats: int) -> None:
+def without_matrix(device: str, smoke: bool, repeats: int) -> None:
     n = 4096 if smoke else 131_072
     distance = torch.arange(-(n - 1), n, device=device, dtype=torch.float64)
     bias = -0.01 * distance.abs()
@@ -81,7 +82,7 @@ def main() -> None:
     print(ROW.format("---", "---", "---:", "---:", "---:"))
     for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
         dense(device, options.smoke, options.repeats)
-        streaming(device, options.smoke, options.repeats)
+        without_matrix(device, options.smoke, options.repeats)
     loops(options.smoke)
 
 

@@ -36,9 +36,10 @@ encoding = getattr(encodings, arguments.encoding)(HEADS, **OPTIONS.get(arguments
 layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.0, batch_first=True)
 layer.self_attn = PositionalSelfAttention(WIDTH, HEADS, encoding, mode=arguments.mode)
 encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)  # each layer has its own copy
-own = encoding_parameters(encoder)  # an encoding's few numbers need a higher learning rate
-rest = [parameter for name, parameter in encoder.named_parameters() if name not in own]
-optimizer = torch.optim.Adam([{"params": [embedding.weight, *rest]}, {"params": [*own.values()], "lr": 2e-2}], lr=1e-3)
+positional = encoding_parameters(encoder)  # an encoding's few numbers need a higher learning rate
+rest = [parameter for name, parameter in encoder.named_parameters() if name not in positional]
+groups = [{"params": [embedding.weight, *rest]}, {"params": [*positional.values()], "lr": 2e-2}]
+optimizer = torch.optim.Adam(groups, lr=1e-3)
 
 
 def masked_word_loss(rows: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,13 @@ STUDIES = {
         "decoders_in_training.py --text {data}/books.txt.gz --batch 16",
         "decoders_in_training.py --smoke",
     ),
+    "relocated_positions": ("relocated_positions.py --text {data}/books.txt.gz", "relocated_positions.py --smoke"),
+    "downstream_accuracy": (
+        "downstream_accuracy.py --text {data}/books.txt.gz --senteval {data}/sentcls --glue {data}/glue "
+        "--frames {data}/ewt_train.jsonl --nli {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "
+        "--pairs {data}/snli_dev_subset.jsonl",
+        "downstream_accuracy.py --smoke",
+    ),
     "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),
     "shuffle_swap_snli": (
         "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl",

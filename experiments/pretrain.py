@@ -163,8 +163,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
     parser.add_argument("--family", choices=FAMILIES, default="bert")
     parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
-    parser.add_argument("--decay", type=float, help="the paper's w; default 0.5")
-    parser.add_argument("--symmetry", type=float, help="the paper's s; default 1")
+    parser.add_argument("--decay", type=float, nargs="+", help="the paper's w, or one for each head; default 0.5")
+    parser.add_argument("--symmetry", type=float, nargs="+", help="the paper's s, or one for each head; default 1")
     parser.add_argument("--form", choices=("weights", "logits"), help="default logits")
     parser.add_argument("--learnable", action="store_true", default=None, help="learn decay and symmetry")
     parser.add_argument("--layers", type=int, default=4)
@@ -187,6 +187,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="mixed precision; default on a GPU only, as most CPUs are three times slower with it",
     )
     arguments = parser.parse_args(words)
+    for name in ("decay", "symmetry"):
+        given = getattr(arguments, name)
+        setattr(arguments, name, given[0] if given and len(given) == 1 else given)
     for name, default in ATTENUATED.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)

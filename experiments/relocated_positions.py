@@ -29,7 +29,6 @@ Predictions, written before the first full run; 1 to 4 after a pilot of one seed
 
 import argparse
 import copy
-import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -40,10 +39,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from pretrain import train_tokenizer
-from runs import DATA, claim, fingerprint, markdown, packaged_model, write_atomically
-from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
+from cells import embeddings, load, paragraphs
+from runs import DATA, claim, fingerprint, markdown, write_atomically
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
 
 from pelocality import AttenuatedEncoding, DistanceTable, NoEncoding, attach, attached, positional_attention
 from pelocality.models import distillation_loss, relocate
@@ -75,32 +76,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=256, help="pieces that are not trained on")
     parser.add_argument("--sentences", type=int, nargs=2, default=[3000, 1000], help="of bigram shift, train and test")
     parser.add_argument("--words", type=int, default=32, help="identical words that the positions are measured on")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
     arguments = parser.parse_args()
     if arguments.smoke:
         vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:1]})
     return arguments
-
-
-def paragraphs(path: Path) -> list[str]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if len(line.split()) >= 8]
-
-
-def load(arguments: argparse.Namespace, text: list[str]) -> tuple[Any, Any]:
-    """Return the model and its tokenizer; with --smoke a tiny BERT, stored, as a tokenizer trained again may differ."""
-    path = arguments.output / "model" if arguments.smoke else arguments.model or packaged_model()
-    if not arguments.smoke or path.exists():
-        return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
-    tokenizer = train_tokenizer(text, 300)
-    set_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.3, **sizes)
-    model = BertModel(config).eval()
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return model, tokenizer
 
 
 def bigram_shift(text: list[str], counts: list[int], seed: int) -> tuple[list[str], np.ndarray]:
@@ -120,44 +102,10 @@ def bigram_shift(text: list[str], counts: list[int], seed: int) -> tuple[list[st
     return sentences, exchanged
 
 
-@torch.no_grad()
-def features(model: nn.Module, tokenizer: Any, sentences: list[str]) -> Tensor:
-    """Return the mean and the maximum over tokens of three layers: a third, two thirds and all of the way up."""
-    rows = []
-    for start in range(0, len(sentences), 64):
-        batch = tokenizer(
-            sentences[start : start + 64], padding=True, truncation=True, max_length=64, return_tensors="pt"
-        )
-        states = model(**batch, output_hidden_states=True).hidden_states
-        seen = batch["attention_mask"][..., None].bool()
-        depth = len(states) - 1
-        for_layers = []
-        for layer in (depth // 3, 2 * depth // 3, depth):
-            for_layers.append((states[layer] * seen).sum(1) / seen.sum(1))
-            for_layers.append(states[layer].masked_fill(~seen, -torch.inf).amax(1))
-        rows.append(torch.cat(for_layers, -1))
-    return torch.cat(rows)
-
-
-def probe_accuracy(inputs: Tensor, labels: np.ndarray, train: int) -> float:
+def probe_accuracy(inputs: np.ndarray, labels: np.ndarray, train: int) -> float:
     """Return the test accuracy of a logistic regression on standardised features, with a ridge penalty."""
-    x = (inputs - inputs[:train].mean(0)) / inputs[:train].std(0).clamp(min=1e-6)
-    y = torch.from_numpy(labels).float()
-    weight = torch.zeros(x.shape[1] + 1, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        logits = x[:train] @ weight[:-1] + weight[-1]
-        value = (
-            nn.functional.binary_cross_entropy_with_logits(logits, y[:train]) + 5 / train * weight[:-1].square().sum()
-        )
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    predicted = x[train:] @ weight[:-1].detach() + weight[-1].detach() > 0
-    return float((predicted == y[train:].bool()).float().mean())
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200))
+    return float(model.fit(inputs[:train], labels[:train]).score(inputs[train:], labels[train:]))
 
 
 class Cells:
@@ -167,7 +115,7 @@ class Cells:
         self.arguments, self.seed, self.text = arguments, seed, text
         self.folder = arguments.output / f"seed-{seed}"
         claim(self.folder, identity | {"seed": seed})
-        self.model, self.tokenizer = load(arguments, text)
+        self.model, self.tokenizer = load(text, arguments.output, arguments.smoke, arguments.device, arguments.model)
         order = np.random.default_rng(seed).permutation(len(text))
         tenth = max(1, len(text) // 10)
         self.held_out = [text[i] for i in sorted(order[:tenth])]
@@ -195,7 +143,7 @@ class Cells:
                 text = self.sample(length, pieces // times)
                 losses = distillation_loss(model, self.model, self.tokenizer, text, length=length)
                 row |= dict(zip((f"token_loss_{times}", f"mean_loss_{times}"), losses, strict=True))
-            inputs = features(model, self.tokenizer, self.sentences)
+            inputs = embeddings(model, self.tokenizer, self.sentences, layers=True)
             row["bigram_shift"] = probe_accuracy(inputs, self.exchanged, self.arguments.sentences[0])
             write_atomically(file, json.dumps(row, indent=1))
         return json.loads(file.read_text())
@@ -270,7 +218,7 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    paths = ("text", "output", "model", "seeds", "threads")
+    paths = ("text", "output", "model", "seeds", "threads", "device")
     identity = {key: value for key, value in vars(arguments).items() if key not in paths}
     identity["text"] = fingerprint(arguments.text.read_bytes())
     if arguments.model is not None:

@@ -22,7 +22,7 @@ from pelocality.encodings import (
     T5Buckets,
 )
 from pelocality.encodings.base import cast
-from pelocality.metrics.streaming import measure_relative
+from pelocality.metrics.without_matrix import measure_relative
 
 
 def filled(encoding):

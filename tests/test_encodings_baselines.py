@@ -12,7 +12,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from pelocality.encodings import KERPLE, ALiBi, FixedWindow, NoEncoding, SinusoidalEncoding, T5Buckets
 from pelocality.metrics import measure, symmetry
-from pelocality.metrics.streaming import measure_relative
+from pelocality.metrics.without_matrix import measure_relative
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 6, 8, 12, 14, 16, 20, 25, 112])

@@ -15,7 +15,7 @@ from pelocality import plots
 from pelocality.corpora import Dependencies, Sentence, read_conllu, read_frames
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation.dependencies import compare_head_types, dependency_accuracy, dependency_distances
-from pelocality.evaluation.dependencies._attended import word_attention
+from pelocality.evaluation.dependencies._most_attended import word_attention
 from pelocality.evaluation.dependencies.accuracy import half_of
 from pelocality.evaluation.dependencies.result import DIRECTIONS, DependencyAccuracy
 from pelocality.models import attach

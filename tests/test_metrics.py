@@ -16,7 +16,7 @@ from pelocality.encodings import AttenuatedEncoding
 from pelocality.metrics import _row_pass, crop, locality, measure, relative_asymmetry, symmetry
 from pelocality.metrics.accumulate import MeanOver
 from pelocality.metrics.position_tables import position_weights
-from pelocality.metrics.streaming import measure_absolute, measure_relative
+from pelocality.metrics.without_matrix import measure_absolute, measure_relative
 from tests import golden, witness
 from tests.data import DATA, NEEDS_DATA
 from tests.names import METRICS
@@ -174,6 +174,20 @@ def test_forward_mode_agrees_with_finite_differences(name, also_backward):
     step = 1e-6
     after, before = (number((logits + sign * step * direction).softmax(-1)) for sign in (1, -1))
     torch.testing.assert_close(tangent, (after - before) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "measure"])
+def test_transforms_of_torch_func_agree_with_autograd(name):
+    def value(logits):
+        return NUMBERS[name](logits.softmax(-1)).sum()
+
+    logits, direction = torch.randn(2, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaf = logits.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(value)(logits), gradient)
+    torch.testing.assert_close(torch.func.jvp(value, (logits,), (direction,))[1], (gradient * direction).sum())
+    hessian = torch.autograd.functional.hessian(value, logits)
+    torch.testing.assert_close(torch.func.hessian(value)(logits), hessian)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])

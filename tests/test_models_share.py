@@ -24,7 +24,7 @@ def batches(count, size=4, length=N, seed=0):
 def share_of(matrices, causal=False):
     """Return the share of attention matrices (sentence, n, n) over all tokens."""
     n = matrices.shape[-1]
-    sums = TextSums(1, 1)
+    sums = TextSums((0,), {}, 1)
     pairs = torch.ones(len(matrices), n, n, dtype=torch.bool)
     sums.add(0, matrices[:, None], pairs.tril() if causal else pairs)
     return float(sums.share())
@@ -99,7 +99,7 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
     masks = torch.zeros(6, N, N, dtype=torch.bool)
     for sentence, (start, stop) in enumerate([(0, 9), (1, 8), (1, 5), (0, 4), (2, 9), (0, 2)]):
         masks[sentence, start:stop, start:stop] = True
-    sums = TextSums(1, 1)
+    sums = TextSums((0,), {}, 1)
     for matrix, mask in zip(matrices, masks, strict=True):
         sums.add(0, matrix[None, None], mask[None])
     assert float(sums.share()) == pytest.approx(slow_share(matrices, masks), abs=1e-12)

@@ -12,7 +12,7 @@ import pelocality
 
 SOURCE = Path(pelocality.__file__).parent
 
-# what each room imports of the others, exactly; a new room or arrow is entered here
+# what each package imports of the others, exactly; a new package or arrow is entered here
 ARROWS = {
     "_checks": set(),
     "_display": set(),
@@ -28,9 +28,9 @@ ARROWS = {
 }
 
 
-def imports_of(room):
-    """The rooms that a room imports at any depth, type checking and lazy imports included."""
-    path = SOURCE / room
+def imports_of(package):
+    """The packages that a package imports at any depth, type checking and lazy imports included."""
+    path = SOURCE / package
     files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
     found = set()
     for file in files:
@@ -41,22 +41,22 @@ def imports_of(room):
             elif isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name.split(".")[1] for name in names if name.startswith("pelocality.")}
-    return found - {room, "__version__"}
+    return found - {package, "__version__"}
 
 
-def rooms():
+def packages():
     paths = (path for path in SOURCE.iterdir() if not path.name.startswith("__"))
     return sorted(path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists())
 
 
-@pytest.mark.parametrize("room", rooms())
-def test_rooms_import_what_they_are_meant_to(room):
-    assert imports_of(room) == ARROWS[room]
+@pytest.mark.parametrize("package", packages())
+def test_packages_import_what_they_are_meant_to(package):
+    assert imports_of(package) == ARROWS[package]
 
 
-def test_arrows_between_rooms_point_down():
+def test_arrows_between_packages_point_down():
     order = list(ARROWS)
-    assert all(order.index(below) < order.index(room) for room, targets in ARROWS.items() for below in targets)
+    assert all(order.index(below) < order.index(package) for package, targets in ARROWS.items() for below in targets)
 
 
 def test_importing_loads_no_heavy_library():

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import pelocality.probes
 from pelocality.corpora import (
     Dependencies,
     Pair,
@@ -27,6 +28,7 @@ from pelocality.corpora import (
     read_pairs,
     read_snli,
 )
+from pelocality.evaluation import evaluate
 from pelocality.probes import (
     constituency_shuffling,
     minimal_pairs,
@@ -36,6 +38,7 @@ from pelocality.probes import (
     window_shuffling,
 )
 from pelocality.probes._build import generator_for
+from pelocality.probes._rows import features_of
 from tests.data import corpora
 
 TREE = (
@@ -244,6 +247,42 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
         probe_info(read)
     with pytest.raises(ValueError, match="the columns builder, spans and side; got a"):
         minimal_pairs(datasets.Dataset.from_dict({"a": [1]}))
+
+
+# every builder, over pairs and over sentences; a new one must be entered here
+BUILDERS = {
+    "constituency_shuffling": lambda items: constituency_shuffling(items, range(2, 6)),
+    "window_shuffling": lambda items: window_shuffling(items, range(2, 6)),
+    "random_shuffling": random_shuffling,
+    "semantic_role_swap": lambda items: semantic_role_swap(items, source="constituents", label_policy="neutral"),
+}
+CHASE = "(ROOT (S (NP (DT The) (NN dog)) (VP (VBD chased) (NP (DT the) (NN cat))) (. .)))"
+
+
+def test_all_builders_are_named_above():
+    returns = {
+        name: function.__annotations__.get("return")
+        for name, function in vars(pelocality.probes).items()
+        if callable(function) and not isinstance(function, type)
+    }
+    of_probes = {"minimal_pairs"}  # takes a probe
+    assert {name for name, made in returns.items() if made == "datasets.Dataset"} - of_probes == set(BUILDERS)
+
+
+@pytest.mark.parametrize("kind", ["pair", "sentence"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_rows_of_every_builder_have_what_its_users_need(name, kind):
+    item = pair(premise=CHASE, hypothesis=CHASE) if kind == "pair" else sentence(CHASE)
+    probe = BUILDERS[name]([item])
+    [row] = probe
+    single = kind == "sentence" and name != "semantic_role_swap"  # which makes pairs of sentences
+    required = features_of(sentences=single) | {"builder": datasets.Value("string")}
+    assert {column: probe.features.get(column) for column in required} == required
+    [scored] = minimal_pairs(probe)
+    assert scored["UID"] == row["builder"] == probe_info(probe).builder == name
+    assert (scored["sentence_good"], scored["sentence_bad"]) == (row[f"original_{row['side']}"], row[row["side"]])
+    found = evaluate(lambda *texts: ["entailment"] * len(texts[0]), None, probe, progress=False)
+    assert (len(found.examples), found.agreement.value) == (1, 1)
 
 
 def test_the_number_of_processes_and_other_rows_change_nothing():

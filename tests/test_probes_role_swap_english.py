@@ -210,6 +210,9 @@ NUN = "(DT The) (NN nun)"
         (V.format(NUN, "(VBD did) (NP (DT the) (NN job))"), "a light verb with a noun"),
         (V.format(NUN, "(VBZ is) (VP (VBG seeing) (NP (DT the) (NN judge)))"), "the verb is symmetric"),
         (V.format(NUN, "(VBD took) (NP (CC and) (DT the) (NN hat))"), "an argument is not a noun phrase"),
+        (V.format(NUN, "(VBD ran) (NP (VBG playing) (NN chess))"), "an argument is not a noun phrase"),
+        (V.format("(DT The) (NNS nuns)", "(VBD ate) (NP (DT the) (NNS apples)) (ADVP (RB together))"),
+         "a floating quantifier belongs to an argument"),
         # control, ellipsis, and pronouns of the other clause
         ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (PRP we)) (VP (VBD did)))  (. .))",
          "an auxiliary stands for the verb phrase"),

@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 import random
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,9 @@ from pelocality.corpora import (
     Dependencies,
     Pair,
     Sentence,
+    StanzaParser,
     parse_bracketed,
+    parsers,
     plain_sentence,
 )
 from pelocality.probes import probe_info, semantic_role_swap
@@ -143,10 +147,66 @@ def test_spacy_parses_plain_text():
 
 def test_a_missing_parser_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "stanza", None)
-    with pytest.raises(ImportError, match="pip install stanza"):
+    with pytest.raises(ImportError, match="stanza needs it and its model 'en': pip install stanza"):
         semantic_role_swap(["The dog chased the cat."], parser="stanza")
     with pytest.raises(ValueError, match="parser must be one of 'spacy', 'stanza'"):
         semantic_role_swap(["The dog chased the cat."], parser="nltk")
+
+
+def stanza_stand_in(monkeypatch, pipeline):
+    """Put a module in the place of stanza whose pipelines are made by a function."""
+    parsers._pipeline.cache_clear()
+    monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace(Pipeline=pipeline))
+
+
+def stanza_document(text):
+    """Build the attributes that stanza documents, for *The dog chased the cat.*"""
+    rows = [
+        ("The", 2, "det", "DET", "Definite=Def|PronType=Art"),
+        ("dog", 3, "nsubj", "NOUN", "Number=Sing"),
+        ("chased", 0, "root", "VERB", "Mood=Ind|Number=Sing|Person=3|Tense=Past|VerbForm=Fin"),
+        ("the", 5, "det", "DET", "Definite=Def|PronType=Art"),
+        ("cat", 3, "obj", "NOUN", "Number=Sing"),
+        (".", 3, "punct", "PUNCT", None),
+    ]
+    words = [SimpleNamespace(text=w, head=h, deprel=r, upos=u, feats=f) for w, h, r, u, f in rows]
+    after = [" "] * 4 + [""] * 2
+    tokens = [SimpleNamespace(text=w.text, words=[w], spaces_after=s) for w, s in zip(words, after, strict=True)]
+    tree = "(ROOT (S (NP (DT The) (NN dog)) (VP (VBD chased) (NP (DT the) (NN cat))) (. .)))"
+    assert text == "The dog chased the cat."
+    return SimpleNamespace(sentences=[SimpleNamespace(words=words, tokens=tokens, constituency=tree)])
+
+
+def test_stanza_parses_plain_text(monkeypatch):
+    asked = []
+
+    def pipeline(language, **options):
+        asked.append((language, options))
+        return stanza_document
+
+    stanza_stand_in(monkeypatch, pipeline)
+    try:
+        probe = semantic_role_swap(["The dog chased the cat."], parser="stanza")
+        assert probe["hypothesis"] == ["The cat chased the dog."]
+        [parsed] = StanzaParser()(["The  dog chased\nthe cat."])
+    finally:
+        parsers._pipeline.cache_clear()
+    assert parsed.text == "The dog chased the cat."
+    assert parsed.automatic
+    assert parsed.dependencies.heads == (2, 3, 0, 5, 3, 3)
+    assert parsed.constituents.tags == ("DT", "NN", "VBD", "DT", "NN", ".")
+    assert parsed.dependencies.features[2]["Tense"] == "Past"
+    [(language, options)] = asked
+    assert (language, options["tokenize_no_ssplit"], options["download_method"]) == ("en", True, None)
+
+
+def test_a_missing_model_of_stanza_is_named(monkeypatch):
+    def pipeline(language, **options):
+        raise FileNotFoundError("Resources file not found")
+
+    stanza_stand_in(monkeypatch, pipeline)
+    with pytest.raises(ImportError, match="model 'en' of stanza is not installed: Resources file not found"):
+        semantic_role_swap(["The dog chased the cat."], parser="stanza")
 
 
 def test_plain_text_without_parser_is_refused():
@@ -236,7 +296,10 @@ def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     parts = {"heads": (2, 0, 2), "relations": ("nsubj", "root", "obj"), "upos": ("NOUN", "VERB", "NOUN")}
     item = chain("kissa", "näki", "koira", language="fi", automatic=False, **parts)
     refused = semantic_role_swap([item], source="dependencies")
-    assert probe_info(refused).dropped == {"swaps in language 'fi' were not read; see languages=": 1}
+    [(reason, count)] = probe_info(refused).dropped.items()
+    assert count == 1
+    assert reason.startswith("language 'fi': order alone may not tell its roles")
+    assert "languages=('fi',)" in reason
     assert semantic_role_swap([item], source="dependencies", languages=("fi",))["hypothesis"] == ["koira näki kissa"]
 
 

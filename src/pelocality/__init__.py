@@ -1,6 +1,6 @@
 """How local and how symmetric are a model's positional encodings, and what does that do to it?
 
-The rooms, each name loaded on first use (``import pelocality`` alone loads neither torch nor transformers):
+The packages, each name loaded on first use (``import pelocality`` alone loads neither torch nor transformers):
 
 - ``metrics``: numbers from a positional weight matrix, from encodings too long for one, and summed over batches.
 - ``encodings``: the attenuated encoding, its inverse problem and baselines; attention layers that take any of them.
@@ -9,7 +9,7 @@ The rooms, each name loaded on first use (``import pelocality`` alone loads neit
 - ``probes``: sentences and pairs whose words were moved in a known way, as datasets.
 - ``evaluation``: from a model and a probe to numbers with intervals; which heads follow which dependencies.
 - ``statistics``: the intervals and tests under evaluation.
-- ``plots``: pictures of all of it.
+- ``plots``: figures of all of it.
 
 The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
 """

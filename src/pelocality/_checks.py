@@ -24,7 +24,7 @@ def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int
         TypeError: The value is not an integer.
         ValueError: It is too small or too large.
     """
-    # __sym_max__: the symbolic integers of torch.export, told without importing torch
+    # __sym_max__: the symbolic integers of torch.export, recognised without importing torch
     if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or hasattr(value, "__sym_max__")):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:

@@ -19,7 +19,8 @@ def _pipeline(package: str, model: str, **options: Any) -> Any:
     try:
         module = importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f"parsing plain text with {package} needs it: pip install {package}") from error
+        needs = f"needs it and its model {model!r}"
+        raise ImportError(f"parsing plain text with {package} {needs}: pip install {package}") from error
     try:
         return module.load(model) if package == "spacy" else module.Pipeline(model, **options)
     except OSError as error:

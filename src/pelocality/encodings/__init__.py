@@ -8,16 +8,16 @@ transformer.
 """
 
 from pelocality.encodings.alibi import ALiBi as ALiBi
-from pelocality.encodings.attention import biased_attention as biased_attention
+from pelocality.encodings.attention_function import biased_attention as biased_attention
+from pelocality.encodings.attention_module import PositionalSelfAttention as PositionalSelfAttention
 from pelocality.encodings.attenuated import AttenuatedEncoding as AttenuatedEncoding
 from pelocality.encodings.base import Encoding as Encoding
+from pelocality.encodings.base_relative import RelativeEncoding as RelativeEncoding
 from pelocality.encodings.buckets import T5Buckets as T5Buckets
-from pelocality.encodings.kerple import KERPLE as KERPLE
-from pelocality.encodings.layers import PositionalSelfAttention as PositionalSelfAttention
-from pelocality.encodings.relative import RelativeEncoding as RelativeEncoding
-from pelocality.encodings.simple import (
+from pelocality.encodings.distance_table import DistanceTable as DistanceTable
+from pelocality.encodings.fixed import (
     FixedWindow as FixedWindow,
     NoEncoding as NoEncoding,
     SinusoidalEncoding as SinusoidalEncoding,
 )
-from pelocality.encodings.table import DistanceTable as DistanceTable
+from pelocality.encodings.kerple import KERPLE as KERPLE

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality.encodings._checks import PerHead, per_head
-from pelocality.encodings.relative import RelativeEncoding
+from pelocality.encodings.base_relative import RelativeEncoding
 
 
 class ALiBi(RelativeEncoding):

@@ -12,7 +12,7 @@ from pelocality._checks import count
 from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings._scores import masked_softmax, toeplitz
 from pelocality.encodings.base import check_lengths
-from pelocality.encodings.relative import RelativeEncoding, ScoreModification, inherits
+from pelocality.encodings.base_relative import RelativeEncoding, ScoreModification, inherits
 
 Form = Literal["weights", "logits"]
 
@@ -88,7 +88,7 @@ class AttenuatedEncoding(RelativeEncoding):
         self._learned = frozenset(names)
         lean = per_head("symmetry", symmetry, heads)
         if causal and (bool((lean != 1).any()) or "symmetry" in self._learned):
-            raise ValueError("a causal encoding has no right side: leave symmetry at 1 and do not learn it")
+            raise ValueError("symmetry must be 1 and not learned with causal=True, which hides the right side")
         self._register("decay", per_head("decay", decay, heads))
         self._register("symmetry", lean)
         self._register("scale", per_head("scale", scale, heads, positive=False))
@@ -241,13 +241,15 @@ class AttenuatedEncoding(RelativeEncoding):
             >>> locality(encoding.weights(128)), direction_balance(encoding.weights(128))
             (tensor([0.4000]), tensor([-0.3000]))
         """
-        from pelocality.encodings.inverse import solve
+        from pelocality.encodings._from_targets import solve
 
-        decay, symmetry = solve(locality, direction_balance, length, causal)
-        if heads is None:
-            heads = len(decay)
-        elif len(decay) not in (1, count("heads", heads)):
-            raise ValueError(f"locality and direction_balance must be one for each of {heads} heads, got {len(decay)}")
+        targets = (("locality", locality), ("direction_balance", direction_balance))
+        given = max(per_head(name, target, None, positive=False).numel() for name, target in targets)
+        heads = given if heads is None else count("heads", heads)
+        localities, balances = (
+            per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
+        )
+        decay, symmetry = zip(*solve(localities, balances, length, causal), strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
-from pelocality.encodings.relative import RelativeEncoding
+from pelocality.encodings.base_relative import RelativeEncoding
 
 
 class T5Buckets(RelativeEncoding):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._checks import PerHead, per_head, positive
-from pelocality.encodings.relative import RelativeEncoding
+from pelocality.encodings.base_relative import RelativeEncoding
 
 
 class KERPLE(RelativeEncoding):

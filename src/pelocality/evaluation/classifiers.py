@@ -16,7 +16,7 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import alone, gathered, my_part, together
 from pelocality.evaluation._examples import name_of, scalar_columns
-from pelocality.evaluation._labels import is_correct, normalised
+from pelocality.evaluation._labels import check_match, is_correct, normalised
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import check_confidence
@@ -24,9 +24,11 @@ from pelocality.statistics import check_confidence
 logger = logging.getLogger(__name__)
 _CHUNK = 1024  # texts given to a model at a time, sorted by length within
 _TEXTS = (("premise", "hypothesis"), ("sentence",))
-_SIDES = ("original_", "")  # prefixes of columns
-_NOT_COPIED = {f"{side}{name}" for side in _SIDES for name in ("premise", "hypothesis", "sentence", "provenance")}
-_PREDICTED = [f"{side}{name}" for side in _SIDES for name in ("prediction", "probability", "correct")]
+_VERSIONS = ("original_", "")  # prefixes of the columns before and after the perturbation
+_NOT_COPIED = {
+    f"{prefix}{name}" for prefix in _VERSIONS for name in ("premise", "hypothesis", "sentence", "provenance")
+}
+_PREDICTED = [f"{prefix}{name}" for prefix in _VERSIONS for name in ("prediction", "probability", "correct")]
 _ADDED = ("original", "group", "agrees", *_PREDICTED)
 
 
@@ -104,12 +106,14 @@ def evaluate(
     probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(alone(model), tokenizer, labels, probe_labels, batch_size, max_length)
+        classifier = Classifier(alone(model), tokenizer, labels, batch_size, max_length)
     elif callable(model):
         classifier = CallableClassifier(model, labels, probe_labels)
     else:
         raise TypeError(f"model must be a transformers model or a callable, got {type(model).__name__}")
-    for prefix, predictions in zip(_SIDES, _predictions(classifier, probe, texts, progress), strict=True):
+    if classifier.classes is not None:
+        check_match(classifier.classes, probe_labels)
+    for prefix, predictions in zip(_VERSIONS, _predictions(classifier, probe, texts, progress), strict=True):
         frame[f"{prefix}prediction"], frame[f"{prefix}probability"] = zip(*predictions, strict=True)
         both = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)
         frame[f"{prefix}correct"] = [None if label is None else is_correct(label, found) for label, found in both]
@@ -128,7 +132,7 @@ def _text_columns(probe: Any) -> tuple[str, ...]:
     if "sentence_good" in probe.column_names:
         raise ValueError("probe holds minimal pairs, which have no labels; use evaluate_minimal_pairs")
     texts = _TEXTS[0] if "premise" in probe.column_names else _TEXTS[1]
-    missing = {f"{side}{name}" for side in _SIDES for name in texts} - set(probe.column_names)
+    missing = {f"{prefix}{name}" for prefix in _VERSIONS for name in texts} - set(probe.column_names)
     if missing:
         raise ValueError(f"probe must have premise and hypothesis, or sentence, and originals; no {sorted(missing)}")
     if not len(probe):
@@ -181,8 +185,8 @@ def _predictions(
 ) -> list[list[Prediction]]:
     """Return the predictions for the originals and for the perturbed texts; repeated texts are predicted once."""
     columns = probe.with_format(None)
-    sides = [list(zip(*(columns[f"{side}{name}"] for name in texts), strict=True)) for side in _SIDES]
-    unique = list(dict.fromkeys(itertools.chain(*sides)))
+    versions = [list(zip(*(columns[f"{prefix}{name}"] for name in texts), strict=True)) for prefix in _VERSIONS]
+    unique = list(dict.fromkeys(itertools.chain(*versions)))
     for text in itertools.chain(*unique):
         if not isinstance(text, str):
             raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
@@ -191,4 +195,4 @@ def _predictions(
         for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):
             predictions += classifier(mine[start : start + _CHUNK])
     found = dict(zip(unique, gathered(predictions, len(unique)), strict=True))
-    return [[found[text] for text in side] for side in sides]
+    return [[found[text] for text in version] for version in versions]

@@ -34,7 +34,7 @@ class MinimalPairEvaluation(DisplayMixin):
         model: name of the model, and what was attached to it.
         score: name of the score.
         ties: pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
-            tiny differences, suggest a model that is blind to word order, such as one without positions.
+            tiny differences, suggest a model that does not depend on word order, such as one without positions.
         confidence: coverage of the intervals.
     """
 
@@ -112,7 +112,7 @@ def evaluate_minimal_pairs(
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
         raise ValueError(f"pairs must have sentence_good and sentence_bad, got {pairs.column_names}")
     if not len(pairs):
-        raise ValueError("pairs is empty")
+        raise ValueError("pairs is empty; probe_info(pairs).dropped has the reasons if minimal_pairs built it")
     frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])

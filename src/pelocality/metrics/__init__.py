@@ -27,10 +27,10 @@ from pelocality.metrics.published import (
     measure as measure,
     symmetry as symmetry,
 )
-from pelocality.metrics.streaming import measure_absolute as measure_absolute, measure_relative as measure_relative
 from pelocality.metrics.structure import (
     entropy as entropy,
     monotonicity as monotonicity,
     sink_rate as sink_rate,
     toeplitz_share as toeplitz_share,
 )
+from pelocality.metrics.without_matrix import measure_absolute as measure_absolute, measure_relative as measure_relative

@@ -96,7 +96,7 @@ def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = Non
         found = _measure_compiled(weights, 0, pairs, tolerance)
     else:
         found = _measure_in_blocks(weights, pairs, tolerance)
-    if unpack_dual(flat).tangent is not None:  # type: ignore[no-untyped-call]
+    if unpack_dual(flat).tangent is not None or not _has_storage(flat):  # type: ignore[no-untyped-call]
         sums = _differentiable_sums(flat, found.irregularity if pairs else None)
     elif flat.requires_grad and torch.is_grad_enabled():
         sums = _Differentiable.apply(flat, found, pairs)  # type: ignore[no-untyped-call]
@@ -158,7 +158,16 @@ def _rows_measured(block: Tensor, first: int, stop: int) -> Tensor:
 
 
 def _is_compiled(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed()
+    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed() and _has_storage(flat)
+
+
+def _has_storage(flat: Tensor) -> bool:
+    """Return whether the values lie in memory; the tensors inside of the transforms of `torch.func` do not."""
+    try:
+        flat.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache
@@ -169,7 +178,7 @@ def _numba_is_installed() -> bool:
 def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
     from pelocality.metrics._row_pass_numba import measure_rows
 
-    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.flat, tolerance.per_nat, ABSOLUTE_FLOOR)
+    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.base, tolerance.per_nat, ABSOLUTE_FLOOR)
     return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
 
 
@@ -255,7 +264,7 @@ class _PairedBlock:
         spread = high - low
         # The subtraction loses digits where the spread is small beside the differences, and only where it is small
         # beside the tolerance can a row be constant: recompute such blocks without cancellation.
-        least = 2 * max(ABSOLUTE_FLOOR, tolerance.flat + tolerance.per_nat)
+        least = 2 * max(ABSOLUTE_FLOOR, tolerance.base + tolerance.per_nat)
         if bool((spread < torch.clamp(high / 16, min=least)).any()):
             return self.irregularity(low, spread, tolerance), difference, paired
         return (difference - (self.min_pairs + self.valid.sum(-1)) * low) / spread, difference, paired

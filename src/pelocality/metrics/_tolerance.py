@@ -23,17 +23,17 @@ ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 class Tolerance:
     """The relative range of d up to which a row counts as constant: the rounding of a softmax and of its logits.
 
-        rtol = flat + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs
+        rtol = base + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs
 
     Exponential, sum and division leave an error of a few eps in every weight; rounded logits leave an error
     proportional to the logits, whose range within the row is ln(s / l).
 
     Args:
-        flat: The term of every row.
+        base: The term of every row.
         per_nat: The term of a row whose weights span a factor of e or more.
     """
 
-    flat: float
+    base: float
     per_nat: float = 0.0
 
     @classmethod
@@ -64,7 +64,7 @@ class Tolerance:
         """
         tiny = torch.finfo(largest.dtype).tiny
         nats = (largest.clamp(min=tiny) / smallest.clamp(min=tiny)).log().clamp(max=1)
-        threshold = (self.flat + self.per_nat * nats) * largest
+        threshold = (self.base + self.per_nat * nats) * largest
         constant = spread <= torch.clamp(threshold, min=floor)
         return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
 

@@ -82,7 +82,7 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None, without_firs
 
     Returns:
         (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side without weight (the
-        future of a causal matrix) or has no such pair. Not differentiable.
+        future of a causal matrix) or without such a pair. Not differentiable.
 
     Raises:
         TypeError: As for `locality`.

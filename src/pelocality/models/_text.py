@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality._distributed import gathered, rank_and_size, summed
+from pelocality._distributed import alone, gathered, rank_and_size, summed, together
 from pelocality.models._inputs import token_batch
 from pelocality.models._observe import Observed, observe
-from pelocality.models._run import check_length, eager_attention
+from pelocality.models._run import check_length, eager_attention, find_base
 from pelocality.models._words import special_ids
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
@@ -69,6 +69,41 @@ def observe_text(
         raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
 
 
+def text_sums(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    layers: Sequence[int] | None = None,
+    each: Callable[[int, Observed, int, Tensor, Tensor], None] | None = None,
+    **options: Any,
+) -> TextSums:
+    """Return the sums over all texts, of the processes together.
+
+    Args:
+        model: a transformers model, with or without a head.
+        batches: tokenised batches.
+        layers: layers to add, by their index in the model; None: all that have attention.
+        each: called for each batch and layer with the number of the batch, what was observed of it, the index of the
+            layer in that, the included tokens (batch, m), and the attention (batch, head, m, m) renormalised over them.
+        options: for `observe_text`.
+    """
+    base = find_base(alone(model))
+    sums: TextSums | None = None
+    texts = 0
+    with together() as same:
+        for number, observed, included in observe_text(model, base, batches, same, **options):
+            if sums is None:
+                sums = TextSums(observed.requested(layers), observed.others, observed.maps[0].shape[1])
+            for place, layer in enumerate(sums.layers):
+                index = observed.layers.index(layer)
+                attention = sums.add(place, observed.maps[index], included_pairs(included, observed.visible[index]))
+                if each is not None:
+                    each(number, observed, index, included, attention)
+            texts += int(included.any(1).sum())
+    assert sums is not None  # observe_text raises where there is no text
+    sums.add_processes(texts)
+    return sums
+
+
 def included_pairs(included: Tensor, visible: Tensor) -> Tensor:
     """Return the pairs of included tokens (batch, m) whose key the query sees (batch, n, n): (batch, m, m)."""
     m = included.shape[1]
@@ -78,25 +113,31 @@ def included_pairs(included: Tensor, visible: Tensor) -> Tensor:
 class TextSums:
     """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
 
-    def __init__(self, layers: int, heads: int) -> None:
-        self.total = torch.zeros(layers, heads, 0, 0, dtype=torch.float64)
+    def __init__(self, layers: tuple[int, ...], other_layers: Mapping[int, str], heads: int) -> None:
+        self.layers, self.other_layers, self.texts = layers, other_layers, 0
+        self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64)
         self.squares = torch.zeros_like(self.total)
-        self.rounding = torch.zeros(layers, 1, 0, 0, dtype=torch.float64)
+        self.rounding = torch.zeros(len(layers), 1, 0, 0, dtype=torch.float64)
         self.uniform = torch.zeros_like(self.rounding)
-        self.counts = torch.zeros(layers, 0, 0, dtype=torch.int64)
+        self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64)
+
+    def _change(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace each of the sums."""
+        for name, sums in vars(self).items():
+            if isinstance(sums, Tensor):
+                setattr(self, name, function(sums))
 
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
         more = max(0, length - self.counts.shape[-1])
         if more:
-            for name, sums in vars(self).items():
-                setattr(self, name, nn.functional.pad(sums, (0, more, 0, more)))
+            self._change(lambda sums: nn.functional.pad(sums, (0, more, 0, more)))
 
-    def add_processes(self) -> None:
-        """Add the sums of all other processes."""
+    def add_processes(self, texts: int) -> None:
+        """Add the sums of all other processes, and set the number of texts of all."""
         self._grow(max(gathered([self.counts.shape[-1]])))
-        for name, sums in vars(self).items():
-            setattr(self, name, summed(sums))
+        self._change(summed)
+        self.texts = sum(gathered([texts]))
 
     def add(self, layer: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.

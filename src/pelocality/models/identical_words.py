@@ -136,7 +136,6 @@ def positional_attention(
     mean = sums.attention / len(ids)
     source = provenance(
         model,
-        base,
         sums.visible,
         special_tokens=special_tokens,
         words=names,

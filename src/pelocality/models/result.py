@@ -20,7 +20,7 @@ import pelocality
 from pelocality import metrics as _metrics
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._run import attached_encoding, label, model_name, other_layers_note
+from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
 from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
 from pelocality.statistics import t_interval
 
@@ -67,8 +67,9 @@ class Provenance:
     texts: int = 0
 
 
-def provenance(model: nn.Module, base: Any, visible: Tensor, **more: Any) -> Provenance:
-    """Return the provenance of a result, from the model as given and its base transformer."""
+def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
+    """Return the provenance of a result of a model."""
+    base = find_base(model)
     return Provenance(
         model=model_name(model),
         model_class=type(base).__name__,

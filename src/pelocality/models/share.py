@@ -10,9 +10,8 @@ import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
-from pelocality._distributed import alone, gathered, together
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
-from pelocality.models._text import TextSums, included_pairs, observe_text
+from pelocality.models._text import text_sums
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,30 +122,18 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
-    base = find_base(alone(model))
-    sums: TextSums | None = None
-    sentences = 0
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    options |= {"without_first": without_first, "progress": progress}
-    with together() as same:
-        for _, observed, included in observe_text(model, base, batches, same, **options):
-            layers, others = observed.layers, observed.others
-            sums = sums or TextSums(len(layers), observed.maps[0].shape[1])
-            for layer, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                sums.add(layer, weights, included_pairs(included, visible))
-            sentences += int(included.any(1).sum())
-    assert sums is not None  # observe_text raises where there is no text
-    sums.add_processes()
+    sums = text_sums(model, batches, without_first=without_first, progress=progress, **options)
     if not bool((sums.counts >= 2).any()):
         raise ValueError("no pair of positions is in two sentences; pass more text")
     return PositionShare(
         share=sums.share(),
-        layers=layers,
+        layers=sums.layers,
         prediction=sums.total / sums.counts[:, None],
         counts=sums.counts,
-        sentences=sum(gathered([sentences])),
+        sentences=sums.texts,
         model=model_name(model),
         special_tokens=special_tokens,
-        encoding=attached_encoding(base),
-        other_layers=others,
+        encoding=attached_encoding(find_base(model)),
+        other_layers=sums.other_layers,
     )

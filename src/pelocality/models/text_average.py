@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality._distributed import alone, gathered, together
-from pelocality.models._run import find_base
+from pelocality.models._observe import Observed
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
-from pelocality.models._text import TextSums, included_pairs, observe_text
+from pelocality.models._text import included_pairs, text_sums
 from pelocality.models.result import MeanAttention, provenance
 
 _FEWEST = 3  # tokens of a text that has a symmetry
@@ -95,33 +94,19 @@ def text_average(
         >>> result.attention.shape, result.share.shape, result.per_sample["locality"].shape
         (torch.Size([2, 2, 10, 10]), torch.Size([2, 2]), torch.Size([20, 2, 2]))
     """
-    base = find_base(alone(model))
-    sums: TextSums | None = None
     per_text: dict[int, list[dict[str, Tensor]]] = {}  # by number of the batch and by layer
-    texts = 0
-    numbers: tuple[int, ...] = ()
-    others: dict[int, str] = {}
+
+    def measure(number: int, observed: Observed, index: int, included: Tensor, attention: Tensor) -> None:
+        _check_gaps(included)
+        measured = included.sum(1) >= _FEWEST
+        if bool(measured.any()):
+            weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
+            values = sample_metrics(attention[measured], pairs[measured], included[measured])
+            values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
+            per_text.setdefault(number, []).append(values)
+
     options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    options |= {"without_first": without_first, "progress": progress}
-    with together() as same:
-        for number, observed, included in observe_text(model, base, batches, same, **options):
-            _check_gaps(included)
-            if sums is None:
-                others = observed.others
-                numbers = observed.requested(layers)
-                sums = TextSums(len(numbers), observed.maps[0].shape[1])
-            measured = included.sum(1) >= _FEWEST
-            for place, layer in enumerate(numbers):
-                index = observed.layers.index(layer)
-                weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
-                attention = sums.add(place, weights, pairs)
-                if bool(measured.any()):
-                    values = sample_metrics(attention[measured], pairs[measured], included[measured])
-                    values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
-                    per_text.setdefault(number, []).append(values)
-            texts += int(included.any(1).sum())
-    assert sums is not None  # observe_text raises where there is no text
-    sums.add_processes()
+    sums = text_sums(model, batches, layers, measure, without_first=without_first, progress=progress, **options)
     per_sample = stacked(per_text)
     if not per_sample:
         raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
@@ -133,10 +118,10 @@ def text_average(
     return TextAverage(
         attention=mean,
         per_sample=per_sample,
-        layers=numbers,
-        source=provenance(model, base, visible, special_tokens=special_tokens, texts=sum(gathered([texts]))),
+        layers=sums.layers,
+        source=provenance(model, visible, special_tokens=special_tokens, texts=sums.texts),
         visible=None if bool(visible.all()) else visible,
-        other_layers=others,
+        other_layers=sums.other_layers,
         share=sums.share(),
         counts=counts[part],
     )

@@ -1,7 +1,7 @@
 """Which heads attend along which dependencies, and how long dependencies are."""
 
 from pelocality.evaluation.dependencies.accuracy import dependency_accuracy as dependency_accuracy
-from pelocality.evaluation.dependencies.distances import (
+from pelocality.evaluation.dependencies.corpus_distances import (
     DependencyDistances as DependencyDistances,
     dependency_distances as dependency_distances,
 )

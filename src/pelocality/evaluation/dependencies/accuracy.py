@@ -14,7 +14,7 @@ from torch import nn
 from pelocality._checks import count, flag
 from pelocality._distributed import alone, gathered, my_part, together
 from pelocality.corpora import Sentence
-from pelocality.evaluation.dependencies._attended import most_attended
+from pelocality.evaluation.dependencies._most_attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked, without_subtype
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
 from pelocality.models._run import name_with_encoding

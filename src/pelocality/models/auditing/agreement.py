@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing.declared import Rotary
-from pelocality.models.auditing.measured import PADDING, Call, Lookup, Reach, Reading
-from pelocality.models.auditing.rotations import Rotation
+from pelocality.models.auditing.measured import PADDING, Call, Lookup, Reach, Reading, Window
+from pelocality.models.auditing.rotations import Rotation, wrapped
 
 UNDECLARED = "undeclared"
 _DEFAULT_BASE = 1e4
@@ -40,23 +41,13 @@ class Angles:
             self.runs.append((positions.double(), far.angles, int(positions.max()) + 1))
         self.tolerance = turn.tolerance
 
-    def agree(self, rotary: Rotary, **changed: Any) -> bool:
-        """Return whether these are the angles of declared embeddings."""
-        return self.departure(rotary, **changed) is None
-
-    def agree_nearby(self, rotary: Rotary, **changed: Any) -> bool:
-        """Return whether they are, at consecutive positions from the first."""
-        departure = self.departure(rotary, **changed)
-        return departure is None or departure > len(self.turn.angles)
-
     def departure(self, rotary: Rotary, **changed: Any) -> int | None:
         """Return the first position with other angles than those of declared embeddings, or None."""
         if rotary.dims != self.turn.dims:
             return 0
         for positions, angles, length in self.runs:
             wanted = positions[:, None] * rotary.frequencies(length, **changed)
-            off = torch.remainder(angles - wanted + torch.pi, 2 * torch.pi) - torch.pi
-            apart = (off.abs() > self.tolerance + 1e-6 * wanted).any(1)
+            apart = (wrapped(angles - wanted).abs() > self.tolerance + 1e-6 * wanted).any(1)
             if bool(apart.any()):
                 return int(positions[apart][0])
         return None
@@ -67,6 +58,10 @@ class Angles:
         if len(frequencies) < 2 or frequencies[1] <= 0:
             return None
         return float((frequencies[0] / frequencies[1]) ** len(frequencies))
+
+    def text(self, base: float | None, scaling: str) -> str:
+        """Return the measured rotation in words, of this base and scaling."""
+        return rotary_text(base, scaling, self.turn.factor, self.turn.dims, self.turn.head)
 
 
 def rotary_text(base: float | None, scaling: str, factor: float | None, dims: int, head: int) -> str:
@@ -90,55 +85,53 @@ def scaling_text(rotary: Rotary) -> str:
 def compare_rotations(wanted: Rotary | str | None, angles: Angles | None) -> tuple[str, list[str]]:
     """Return the measured rotation in words, and what differs from the declared one."""
     if angles is None:
-        if not isinstance(wanted, Rotary):
-            return "", []
-        return "", [f"declared rotary base {number(wanted.base)}, measured no rotation"]
+        declared = isinstance(wanted, Rotary)
+        return "", [f"declared rotary base {number(wanted.base)}, measured no rotation"] if declared else []
     turn = angles.turn
     own = Rotary(angles.base() or _DEFAULT_BASE, turn.dims, "default", {}, 0)
     if not isinstance(wanted, Rotary):
-        found = _found(angles, own)
-        text = rotary_text(found[0], found[1], turn.factor, turn.dims, turn.head)
-        return text, ([f"declared no rotation, measured {text}"] if wanted is None else [])
+        text = angles.text(*_found(angles, own))
+        return text, [f"declared no rotation, measured {text}"] if wanted is None else []
     differences = []
     factor = wanted.attention_factor
     if turn.factor is not None and abs(turn.factor - factor) > max(1e-3, 10 * angles.tolerance - 1e-2) * factor:
         differences.append(f"declared attention factor {number(factor)}, measured {number(turn.factor)}")
     if not wanted.known:
-        base, _ = _found(angles, own)
-        return rotary_text(base, wanted.scaling, turn.factor, turn.dims, turn.head), differences
-    if angles.agree(wanted):
-        return rotary_text(wanted.base, scaling_text(wanted), turn.factor, turn.dims, turn.head), differences
-    if turn.dims != wanted.dims:
+        return angles.text(_found(angles, own)[0], wanted.scaling), differences
+    text, departure = angles.text(wanted.base, scaling_text(wanted)), angles.departure(wanted)
+    if departure is None:
+        return text, differences
+    same_dims = turn.dims == wanted.dims
+    if not same_dims:
         differences.append(f"declared {wanted.dims} rotated dimensions of {turn.head}, measured {turn.dims}")
-    base, scaling = _found(angles, wanted if turn.dims == wanted.dims else own)
-    departure = angles.departure(wanted)
-    declared = (number(wanted.base), wanted.scaling)
-    nearby = base is not None and (number(base), scaling.split(" ")[0]) == declared  # as declared, but not far off
-    if turn.dims == wanted.dims and (base is None or nearby):
-        text = rotary_text(wanted.base, scaling_text(wanted), turn.factor, turn.dims, turn.head)
+    base, scaling = _found(angles, wanted if same_dims else own)
+    name = scaling.split(" ")[0]
+    as_declared = base is None or (number(base), name) == (number(wanted.base), wanted.scaling)  # but not far off
+    if same_dims and as_declared:
         return text, [*differences, f"declared {text}, measured other angles from position {departure} on"]
     if base is None or number(base) != number(wanted.base):
         measured = "angles of no known form" if base is None else number(base)
         differences.append(f"declared rotary base {number(wanted.base)}, measured {measured}")
-    if base is not None and scaling.split(" ")[0] != wanted.scaling:
+    if base is not None and name != wanted.scaling:
         measured = "none" if scaling == "default" else scaling
         differences.append(f"declared rotary scaling {scaling_text(wanted)}, measured {measured}")
-    return rotary_text(base, scaling, turn.factor, turn.dims, turn.head), differences
+    return angles.text(base, scaling), differences
 
 
 def _found(angles: Angles, like: Rotary) -> tuple[float | None, str]:
     """Return base and scaling of measured angles; None where they are of no known form."""
     base = angles.base()
     candidates = [like.base, _DEFAULT_BASE, *(() if base is None else (_rounded(base), base))]
-    for agree in (angles.agree, angles.agree_nearby):
-        for candidate in candidates if agree == angles.agree else candidates[1:]:
+    for nearby in (False, True):  # everywhere, or at consecutive positions from the first
+        for candidate in candidates[nearby:]:
             for scaling in dict.fromkeys(["default", like.scaling]):
-                if agree(like, base=candidate, scaling=scaling):
+                departure = angles.departure(like, base=candidate, scaling=scaling)
+                if departure is None or (nearby and departure > len(angles.turn.angles)):
                     return candidate, "default" if scaling == "default" else scaling_text(like)
     frequencies = angles.turn.frequencies()
     if base is not None and 0 < frequencies[0] < 1:
         factor = float(1 / frequencies[0])
-        if angles.agree(Rotary(base, angles.turn.dims, "linear", {"factor": factor}, 0)):
+        if angles.departure(Rotary(base, angles.turn.dims, "linear", {"factor": factor}, 0)) is None:
             return base, f"linear (factor {number(factor)})"
     return None, "default"
 
@@ -176,14 +169,13 @@ def slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
     return slopes if bool((off <= allowed).all()) and bool((slopes.abs() * n > 2 * rounding).all()) else None
 
 
-def compare_slopes(wanted: Tensor | None, slopes: Tensor | None, error: Tensor, of_heads: Any) -> list[str]:
+def compare_slopes(wanted: Tensor | None, slopes: Tensor | None, error: Tensor) -> list[str]:
     """Return what differs from declared slopes.
 
     Args:
         wanted: declared slopes (head,), or None.
         slopes: measured slopes (head,), or None.
         error: how far the measured ones may be off, (head,).
-        of_heads: a function from a number of heads to their slopes.
     """
     if wanted is None:
         return [] if slopes is None else ["declared no ALiBi slopes, measured some"]
@@ -192,7 +184,7 @@ def compare_slopes(wanted: Tensor | None, slopes: Tensor | None, error: Tensor, 
     if len(wanted) == len(slopes) and bool(((wanted - slopes).abs() <= 0.02 * slopes.abs() + error).all()):
         return []
     heads = len(slopes)
-    like = [h for h in range(1, 4 * heads) if h != heads and _same_slopes(of_heads(h), slopes)]
+    like = [h for h in range(1, 4 * heads) if h != heads and _same_slopes(published_slopes(h), slopes)]
     measured = f"those of {like[0]} heads" if like else slope_text(slopes)
     return [f"declared ALiBi slopes of {len(wanted)} heads ({slope_text(wanted)}), measured {measured}"]
 
@@ -222,40 +214,27 @@ def bucket_lookup(bias: Tensor, lookups: Sequence[Lookup]) -> Lookup | None:
 # ---- windows and causality
 
 
-def reach_text(reach: Reach) -> str:
-    """Return the window in words."""
-    if not reach.regular:
-        return "irregular"
-    if reach.chunk is not None:
-        return f"chunks of {reach.chunk}"
-    if reach.window is None:
-        return "none"
-    return str(reach.window) if reach.causal else f"{reach.window} to either side"
-
-
-def window_text(wanted: tuple[str, int] | str | None, causal: bool | None) -> str:
-    """Return a declared window in the words of `reach_text`."""
-    if not isinstance(wanted, tuple):
-        return wanted or "none"
-    kind, size = wanted
+def window_text(window: Window, causal: bool | None) -> str:
+    """Return a window in words."""
+    if not isinstance(window, tuple):
+        return window or "none"
+    kind, size = window
     if kind == "chunks":
         return f"chunks of {size}"
     return f"{size} to either side" if causal is False else str(size)
 
 
-def compare_reach(wanted: tuple[str, int] | str | None, causal: bool | None, reach: Reach) -> list[str]:
+def compare_reach(wanted: Window, causal: bool | None, reach: Reach) -> list[str]:
     """Return what differs from the declared window and causality."""
-    differences = []
     if causal is True and not reach.causal:
-        differences.append("declared causal, measured attention to later keys")
+        return ["declared causal, measured attention to later keys"]
     if causal is False and reach.causal:
-        differences.append("declared to see both directions, measured causal")
+        return ["declared to see both directions, measured causal"]
     unreached = isinstance(wanted, tuple) and wanted[1] >= reach.length
-    if wanted == UNDECLARED or unreached or not reach.regular or differences:
-        return differences
-    if window_text(wanted, reach.causal) != reach_text(reach):
-        differences.append(f"declared window {window_text(wanted, causal)}, measured {reach_text(reach)}")
-    return differences
+    measured = window_text(reach.window, reach.causal)
+    if wanted == UNDECLARED or unreached or measured in ("irregular", window_text(wanted, reach.causal)):
+        return []
+    return [f"declared window {window_text(wanted, causal)}, measured {measured}"]
 
 
 # ---- tables at the input

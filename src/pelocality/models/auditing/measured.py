@@ -37,23 +37,16 @@ _PRODUCTS = {  # the place of the two factors among the arguments
 }
 
 
+Window = tuple[str, int] | str | None
+"""("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
+
+
 @dataclass(frozen=True)
 class Reach:
-    """Which keys the queries of a layer see.
-
-    Attributes:
-        causal: whether none lies after its query.
-        window: the distance of the farthest key plus one (causal), or the distance to either side; None without a
-            limit within the length.
-        chunk: the size of the blocks within which queries see keys, or None.
-        regular: whether window, chunk and causality together say which keys are seen.
-        length: the number of positions.
-    """
+    """Which keys the queries of a layer see: whether none lies after its query, the window, and of how many keys."""
 
     causal: bool
-    window: int | None
-    chunk: int | None
-    regular: bool
+    window: Window
     length: int
 
 
@@ -220,23 +213,20 @@ def _flat(states: Tensor) -> Tensor:
 
 
 def reach_of(visible: Tensor) -> Reach:
-    """Return which keys are seen, from (n, n) of bool."""
+    """Return which keys are seen, from (n, n) of bool; a window without a name is "irregular"."""
     n = len(visible)
     position = torch.arange(n, device=visible.device)
     distance = position[:, None] - position
-    behind = int(distance[visible].amax()) if visible.any() else 0
-    ahead = int(-distance[visible].amin()) if visible.any() else 0
+    seen = distance[visible]
+    behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
     causal = ahead <= 0 and n > 1
-    limit = max(behind, ahead)
-    band = (distance <= behind) & (distance >= -ahead)
-    if torch.equal(visible, band):
-        window = None if limit == n - 1 else behind + 1 if causal else limit
-        return Reach(causal, window, None, causal or behind == ahead, n)
-    hidden = (~visible[:, 0]).nonzero()
-    chunk = int(hidden[0, 0]) if len(hidden) else n
-    same = position[:, None] // max(chunk, 1) == position // max(chunk, 1)
+    if torch.equal(visible, (distance <= behind) & (distance >= -ahead)):
+        limit = None if max(behind, ahead) == n - 1 else ("window", behind + 1 if causal else behind)
+        return Reach(causal, limit if causal or behind == ahead else "irregular", n)
+    chunk = max(int((~visible[:, 0]).int().argmax()), 1)  # the first query that does not see the first key
+    same = position[:, None] // chunk == position // chunk
     regular = torch.equal(visible, same & (distance >= 0) if causal else same)
-    return Reach(causal, None, chunk if regular else None, regular, n)
+    return Reach(causal, ("chunks", chunk) if regular else "irregular", n)
 
 
 @contextmanager

@@ -38,10 +38,15 @@ class Rotation:
 
     def frequencies(self) -> Tensor:
         """Return radians per position (pair,), from consecutive positions."""
-        steps = torch.remainder(self.angles.diff(dim=0) + torch.pi, 2 * torch.pi) - torch.pi
+        steps = wrapped(self.angles.diff(dim=0))
         position = torch.arange(len(steps) + 1, dtype=steps.dtype)
         total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # unwrapped
         return (total * position[:, None]).sum(0) / (position**2).sum()
+
+
+def wrapped(angles: Tensor) -> Tensor:
+    """Return angles between -pi and pi."""
+    return torch.remainder(angles + torch.pi, 2 * torch.pi) - torch.pi
 
 
 def rotation_of(states: Tensor, still: Tensor | None, hints: Sequence[int] = ()) -> Rotation | str | None:

@@ -216,7 +216,9 @@ class RoleSwap:
     ) -> Iterator[tuple[Candidate | None, list[Replacement] | Skipped | Dropped]]:
         """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
         if not callable(self.source) and sentence.language not in self.languages:
-            yield None, Dropped(f"swaps in language {sentence.language!r} were not read; see languages=")
+            language = sentence.language
+            why = "order alone may not tell its roles, and no swap was read"
+            yield None, Dropped(f"language {language!r}: {why}; languages=({language!r},) swaps all the same")
             return
         second = None
         for candidate in find_candidates(sentence, self.roles, self.source):

@@ -158,11 +158,8 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
             return reason
         if candidate.clause.voice == "active" and argument.function == "oblique":
             return "an argument is not subject or object"  # "works as a coach", "serves in the army"
-        if (
-            argument.function == "oblique"
-            and tags is not None
-            and not is_certain(lower[argument.start : argument.end], phrase_tags)
-        ):
+        phrase = lower[argument.start : argument.end]
+        if argument.function == "oblique" and phrase_tags is not None and not is_certain(phrase, phrase_tags):
             return "an argument is not subject or object"  # "eliminated by force", "sunk by nuns in the harbour"
     reason = check_remainder(candidate, lower, tags) if tags is not None else None
     if reason is None and tags is not None and _has_ellipsis(candidate, lower, tags):
@@ -199,7 +196,7 @@ def _check_reference(
         return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
     clause = candidate.clause
     before_verb = range(clause.extent[0], min(clause.extent[1], clause.verb or 0))
-    if any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
+    if "together" in outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
         return "a floating quantifier belongs to an argument"
     return None
 
@@ -282,7 +279,9 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     last = max(argument.end for argument in candidate.arguments)
     if lower[position] in english.HAVE and lower[last : last + 1] == ["on"]:
         return "the verb is 'have on'"
-    for slot in candidate.arguments if tags is not None else ():
+    for slot in candidate.arguments:
+        if tags is None:
+            break
         if slot.function == "object" and set(tags[position + 1 : slot.start]) - {"RP", "IN"}:
             return "words between the verb and an argument"  # "announced on Wednesday a new tool"
         between = zip(lower[position + 1 : slot.start], tags[position + 1 : slot.start], strict=True)
@@ -323,7 +322,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return None
     if "UH" in tags:
         return "an argument has a false start"  # "the, uh, hat"
-    if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBZ", "VBP"):
+    if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
     if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"

@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import brentq
 
 from pelocality._checks import count
-from pelocality.encodings._checks import per_head
 
 # Decays per squared token: below the first all weights are equal up to rounding, above the second all but the diagonal
 # are 0.
@@ -18,36 +17,23 @@ _ONE_SIDED = math.inf
 
 
 def solve(
-    locality: float | Sequence[float], direction_balance: float | Sequence[float], length: int, causal: bool
-) -> tuple[list[float], list[float]]:
-    """Return the decays and symmetries of an attenuated encoding, one per target.
+    localities: Sequence[float], balances: Sequence[float], length: int, causal: bool
+) -> list[tuple[float, float]]:
+    """Return the decay w and the symmetry s of an attenuated encoding for each target.
 
     Args:
-        locality: A number or one per head, as in `AttenuatedEncoding.from_targets`.
-        direction_balance: A number or one per head.
+        localities: One for each head, as in `AttenuatedEncoding.from_targets`.
+        balances: Direction balances, one for each head.
         length: Number of positions.
         causal: Whether the encoding is causal.
 
-    Returns:
-        w and s, lists of equal length.
-
     Raises:
-        TypeError: A target that is not a number.
         ValueError: A target that cannot be reached.
     """
-    n = count("length", length, least=2)
-    localities = per_head("locality", locality, None, positive=False).tolist()
-    balances = per_head("direction_balance", direction_balance, None, positive=False).tolist()
     if causal and any(balance not in (0.0, -1.0) for balance in balances):
         raise ValueError("a causal encoding attends to the past only, its direction_balance is -1: leave it out")
-    heads = max(len(localities), len(balances))
-    if {len(localities), len(balances)} - {1, heads}:
-        raise ValueError(
-            f"locality and direction_balance must be one per head each, got {len(localities)} and {len(balances)}"
-        )
-    targets = zip(localities * (heads // len(localities)), balances * (heads // len(balances)), strict=True)
-    pairs = [_decay_and_symmetry(target, balance, n, causal) for target, balance in targets]
-    return [w for w, _ in pairs], [s for _, s in pairs]
+    n = count("length", length, least=2)
+    return [_decay_and_symmetry(*targets, n, causal) for targets in zip(localities, balances, strict=True)]
 
 
 def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -> tuple[float, float]:
@@ -84,7 +70,7 @@ def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -
 def _root(residual: Callable[[float], float], low: float, high: float) -> float:
     """Return the decay at which a function is zero; searched over its logarithm, since decays span many magnitudes."""
     if residual(low) * residual(high) > 0:  # the target differs from the bound by less than the rounding of float64
-        raise ValueError("the targets are too close to the bounds of the reachable range for float64")
+        raise ValueError("the targets are too close to the ends of their range for float64; choose less extreme ones")
     found = brentq(lambda log: residual(math.exp(log)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
     return math.exp(float(found))
 

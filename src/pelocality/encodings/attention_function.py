@@ -12,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pelocality.encodings._scores import attend, attention_weights, toeplitz, transformed
 from pelocality.encodings.base import Encoding, check_encoding
-from pelocality.encodings.relative import RelativeEncoding, inherits
+from pelocality.encodings.base_relative import RelativeEncoding, inherits
 from pelocality.metrics.distances import diagonal_sums
 
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
@@ -169,8 +169,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    alike = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
-    if not alike or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
+    same_batch = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
         raise ValueError(
             "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit, got "
             f"shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"

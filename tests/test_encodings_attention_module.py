@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, FixedWindow, NoEncoding
-from pelocality.encodings.layers import PositionalSelfAttention
+from pelocality.encodings.attention_module import PositionalSelfAttention
 from pelocality.metrics import locality
 
 MODES = pytest.mark.parametrize("mode", ["add", "concat", "sequence"])

@@ -12,14 +12,14 @@ from torch.nn import functional
 from pelocality._checks import count, flag
 from pelocality.encodings._checks import per_head
 from pelocality.encodings._scores import HIDDEN, attend, attention_weights
-from pelocality.encodings.attention import biased_attention
+from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
-from pelocality.encodings.simple import NoEncoding
+from pelocality.encodings.fixed import NoEncoding
 
 Mode = Literal["add", "concat", "sequence"]
 
 
-class PositionalSelfAttention(nn.Module):
+class PositionalSelfAttention(nn.MultiheadAttention):
     """Multi-head self-attention with a positional encoding.
 
         add:       softmax(Q K^T / sqrt(d_head) + bias) V,                        W_o
@@ -64,10 +64,6 @@ class PositionalSelfAttention(nn.Module):
         (torch.Size([2, 10, 32]), torch.Size([2, 10, 10]))
     """
 
-    # disables the fused path of nn.TransformerEncoderLayer, which would ignore the encoding
-    _qkv_same_embed_dim = False
-    batch_first = True
-
     def __init__(
         self,
         embed_dim: int,
@@ -79,7 +75,6 @@ class PositionalSelfAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         if count("embed_dim", embed_dim) % count("num_heads", num_heads):
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
         if mode not in ("add", "concat", "sequence"):
@@ -89,16 +84,16 @@ class PositionalSelfAttention(nn.Module):
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         encoding = NoEncoding() if encoding is None else encoding
         check_encoding(encoding, num_heads)
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.mode, self.dropout, self.encoding = mode, dropout, encoding
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **place)) if bias else None
-        self.out_proj = nn.Linear(embed_dim * (2 if mode == "concat" else 1), embed_dim, bias, **place)
+        super().__init__(embed_dim, num_heads, dropout, bias, batch_first=True, **place)
+        # disables the fused path of nn.TransformerEncoderLayer, which would ignore the encoding
+        self._qkv_same_embed_dim = False
+        self.mode = mode
+        # a copy where it is moved, since .to() works in place
+        self.encoding = encoding if device is None and dtype is None else copy.deepcopy(encoding).to(**place)
+        if mode == "concat":
+            self.out_proj = nn.Linear(2 * embed_dim, embed_dim, bias, **place)  # type: ignore[assignment]
         self.mix_proj = nn.Linear(embed_dim, embed_dim, bias, **place) if mode == "sequence" else None
-        if device is not None or dtype is not None:  # a copy, since .to() works in place
-            self.encoding = copy.deepcopy(encoding).to(**place)
-        nn.init.xavier_uniform_(self.in_proj_weight)  # as nn.MultiheadAttention does
         for linear in (self.out_proj, self.mix_proj):
             if linear is not None and linear.bias is not None:
                 nn.init.zeros_(linear.bias)

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from pelocality.metrics import measure
 from pelocality.metrics.position_tables import position_weights
-from pelocality.metrics.streaming import measure_absolute, measure_relative
+from pelocality.metrics.without_matrix import measure_absolute, measure_relative
 from tests import golden, witness
 from tests.test_metrics import BOTH, backend  # noqa: F401
 from tests.test_metrics_position_tables import random_table

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pelocality._checks import count
 from pelocality.encodings._checks import per_head
-from pelocality.encodings.relative import RelativeEncoding
+from pelocality.encodings.base_relative import RelativeEncoding
 
 
 class NoEncoding(RelativeEncoding):

@@ -17,7 +17,7 @@ from pelocality.encodings import (
     FixedWindow,
     RelativeEncoding,
     T5Buckets,
-    attention,
+    attention_function,
     biased_attention,
 )
 
@@ -44,8 +44,8 @@ EVERY = pytest.mark.parametrize("name", ENCODINGS)
 @pytest.fixture(params=["short", "long"])
 def path(request, monkeypatch):
     """Use the code for short or for long sequences, both at lengths that are fast to test."""
-    monkeypatch.setattr(attention, "_LONG", 2**18 if request.param == "short" else 1)
-    monkeypatch.setattr(attention, "_BLOCK", 1000)  # so that a sequence takes several blocks
+    monkeypatch.setattr(attention_function, "_LONG", 2**18 if request.param == "short" else 1)
+    monkeypatch.setattr(attention_function, "_BLOCK", 1000)  # so that a sequence takes several blocks
     return request.param
 
 
@@ -108,7 +108,7 @@ def test_gradients_are_those_of_finite_differences(queries, extra, form):
         return biased_attention(query, key, value, encoding)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "_LONG", 1)
+        patch.setattr(attention_function, "_LONG", 1)
         assert torch.autograd.gradcheck(attend, (*inputs, *encoding.parameters()))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pelocality._checks import count, flag
 from pelocality.encodings._checks import PerHead, per_head
-from pelocality.encodings.relative import RelativeEncoding
+from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
 from pelocality.metrics._inputs import Attention
 from pelocality.metrics._masks import is_causal
@@ -179,7 +179,7 @@ class DistanceTable(RelativeEncoding):
 
             v'(k) = a (v(k) + v(-k)) / 2 + b (v(k) - v(-k)) / 2 - c |k|
 
-        An intervention on trained positions: ``antisymmetric=0`` makes them symmetric, -1 mirrors them, and both
+        An intervention on trained positions: ``antisymmetric=0`` makes them symmetric, -1 reverses them, and both
         factors together make them flatter or more local.
 
         Args:
@@ -210,10 +210,10 @@ class DistanceTable(RelativeEncoding):
             per_head(name, value, rows, positive=False)[:, None].to(self.values.device) for name, value in given.items()
         )
         v = self.values.detach().to(torch.float64)
-        mirrored = v.flip(-1) if self.signed else v
+        reverse = v.flip(-1) if self.signed else v
         k = torch.arange(-reach if self.signed else 0, self.length, device=v.device)
         # in this order the defaults give v exactly, and b = 0 gives equal numbers at k and -k
-        return self._with_values((a + b) / 2 * v + (a - b) / 2 * mirrored - c * k.abs())
+        return self._with_values((a + b) / 2 * v + (a - b) / 2 * reverse - c * k.abs())
 
     def resize(self, length: int) -> Self:
         """Return a table with the same numbers for another length.

@@ -1,0 +1,359 @@
+"""Does downstream accuracy rise with the locality and the symmetry of a model's positions?
+
+    python experiments/downstream_accuracy.py --smoke --output runs
+    python experiments/downstream_accuracy.py --text books.txt.gz --senteval sentcls --glue glue \
+        --frames ewt_train.jsonl --nli snli_dev_full.jsonl mnli_dev.jsonl --pairs snli_dev_subset.jsonl --output runs
+
+Turned models: MiniLM's own positions, measured on identical words, in a fixed signed table per layer and head, turned
+(see `cells.py`) and healed: a copy is trained on the same tokens in every cell to give the hidden states of the
+untouched model. Controls with the same training: its own positions kept, none, attenuated encodings, ALiBi.
+From nothing: BERTs of 4 layers, 128 wide, pre-trained with learned positions, none, an attenuated encoding in its
+published form (w = .5), in logits with w = .1 and 1, and mixed: half of the heads decay by .05 to the left and .2 to
+the right, the other half are their mirror images, so that the model is symmetric and no head is.
+Each cell is frozen and its mean embeddings go to a logistic regression, as in SentEval: MR, CR, SUBJ, MPQA by
+cross-validation, TREC, SST-2, CoLA, RTE, STS-B and NLI by their fixed split. Order-sensitive tasks (two neighbouring
+words exchanged; a constituent of 3 to 6 words shuffled; roles swapped; each told from its original, cross-validated so
+that both stay together) get the mean and the maximum of three layers. Floors: TF-IDF of words, and of words and pairs
+of words. NLI is also tested on premises with shuffled words: the fall against the same pairs unshuffled.
+A seed gives the sample of sentences, the splits and the text of the healing. Complete cells are not repeated.
+
+Predictions, written before the first full run:
+
+1. Healing: own table ends nearest to the untouched model, then antisymmetric x .5, then the other turned tables;
+   mirrored is worse than symmetrised, as its directions are wrong and not only lost; attenuated with w = .1 and 1 are
+   farthest, since they are far more local than any layer of the model.
+2. Sentence tasks: all cells within 3 points of each other on average, bigrams add at most 2 points over words, and the
+   slopes on locality, symmetry and relative asymmetry include 0 over the turned tables. Over all cells the slope on
+   locality is below 0, through w = .1 and 1 alone: what they lose is the model's content, not its order. So the paper's
+   claim does not reproduce here: words are enough for these tasks.
+3. Order-sensitive tasks: none is at .50 in bigram shift and constituents, exactly, as a bag of words is; own table is
+   within .03 of own positions; symmetrised loses more than half of what own has over .50; x .5 lies between; mirrored
+   is healed to more than symmetrised, as the directions are all there. So the slope is above 0 on relative asymmetry
+   and below 0 on symmetry. On locality it is above 0 over the turned tables (flatter .03 below own, sharper not).
+4. Swapped roles are told above .55 even without order, by what the builder changes beside order (the case of pronouns),
+   and by TF-IDF as well; own positions add .05 to that.
+5. Shuffled premises cost less than 2 points in every cell, random order the most, and the falls have no slope on
+   symmetry: a mean over words hardly moves when words do.
+6. From nothing: sentence tasks within 3 points of each other; learned positions and w = 1 have the lowest loss; mixed
+   is above w = .1 in bigram shift, although both are symmetric as models, and w = .1 is near chance there.
+"""
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
+from pretrain import parse as parse_pretraining, prepare, pretrain
+from runs import (
+    DATA,
+    TINY,
+    claim,
+    fingerprint,
+    last_complete_checkpoint,
+    markdown,
+    signed,
+    write_atomically,
+)
+from safetensors.torch import load_model
+from scipy.stats import t as student_t
+from sentence_tasks import SENTEVAL, Task, glue, inference, order_sensitive, scores, senteval, tfidf
+from small_models import make_model
+from statsmodels.regression.linear_model import OLS
+from statsmodels.regression.mixed_linear_model import MixedLM
+
+from pelocality.statistics import Estimate, mean_over_runs
+
+TURNED = (
+    "own",
+    "own table",
+    "antisymmetric x 0",
+    "antisymmetric x .5",
+    "antisymmetric x -1",
+    "none",
+    "attenuated w = .1",
+    "ALiBi",
+    "all x .5",
+    "all x 1.5",
+    "decay + .1",
+    "attenuated w = .01",
+    "attenuated w = 1",
+    "own, healed",
+)
+# small BERTs by their flags for pretrain.py; in "mixed" each half of the heads is the mirror image of the other
+ATTENUATED = ("--encoding", "attenuated")
+FROM_NOTHING: dict[str, tuple[Any, ...]] = {
+    "from nothing: learned": ("--encoding", "learned"),
+    "from nothing: none": ("--encoding", "none"),
+    "from nothing: mixed": (*ATTENUATED, "--decay", "mixed"),
+    "from nothing: w = .1": (*ATTENUATED, "--decay", 0.1),
+    "from nothing: w = 1": (*ATTENUATED, "--decay", 1),
+    "from nothing: published form": (*ATTENUATED, "--form", "weights"),
+}
+METRICS = ("locality", "symmetry", "relative_asymmetry")
+KINDS = dict.fromkeys(SENTEVAL, "sentences") | dict.fromkeys(("CoLA", "RTE", "STS-B", "NLI"), "GLUE")
+KINDS |= dict.fromkeys(("bigram shift", "constituents", "roles"), "order")
+AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI"}
+FLOORS = {"TF-IDF, words": 1, "TF-IDF, words and pairs": 2}
+SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": 24, "folds": 2, "words": 2, "batch": 8, "steps": 2}
+SMOKE_CELLS = ["own", "own table", "antisymmetric x 0", "all x .5", "none", "from nothing: mixed"]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--text", type=Path, default=DATA / "text.txt", help="to heal on, a paragraph a line; may be .gz"
+    )
+    parser.add_argument("--senteval", type=Path, help="folder of MR, CR, SUBJ, MPQA, TREC and SST-2; left out if none")
+    parser.add_argument("--glue", type=Path, help="folder of CoLA, RTE and STS-B; left out if none")
+    parser.add_argument("--frames", type=Path, default=DATA / "frames.jsonl", help="sentences with trees and frames")
+    parser.add_argument("--nli", type=Path, nargs="+", default=[DATA / "nli_train.jsonl"], help="pairs to train on")
+    parser.add_argument("--pairs", type=Path, default=DATA / "nli_pairs.jsonl", help="parsed pairs to test NLI on")
+    parser.add_argument("--output", type=Path, default=Path("outputs/downstream"), help="folder for cells and tables")
+    parser.add_argument("--cells", nargs="+", choices=(*CELLS, *FROM_NOTHING), default=[*TURNED, *FROM_NOTHING])
+    parser.add_argument("--steps", type=int, default=2500, help="of pre-training from nothing, 2,048 tokens each")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tokens", type=int, default=250_000, help="of healing, in each cell")
+    parser.add_argument("--length", type=int, default=48, help="tokens of a piece of text to heal on")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--held-out", type=int, default=256, help="pieces that are not trained on")
+    parser.add_argument("--words", type=int, default=32, help="identical words that the positions are measured on")
+    parser.add_argument("--sentences", type=int, help="most examples of a task, half as many to test on; default: all")
+    parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--bf16", action="store_true", help="mixed precision: twice as fast where the processor has it")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:1], "cells": SMOKE_CELLS})
+    return arguments
+
+
+def pretrained(arguments: argparse.Namespace, cell: str, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a small BERT pre-trained with an encoding, its tokenizer and its result; an interrupted run resumes."""
+    folder = arguments.output / "pretrained" / f"{cell.rpartition(': ')[2].replace(' ', '_')}-{seed}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    size = TINY if arguments.smoke else ["--length=64", "--batch=32"]
+    flags = [*size, *FROM_NOTHING[cell], "--steps", arguments.steps, "--every", min(500, arguments.steps)]
+    heads = parse_pretraining(["--output", str(folder), *size]).heads
+    if "mixed" in flags:
+        half = heads // 2
+        pairs = ["--decay", *[0.05] * half, *[0.2] * half, "--symmetry", *[4] * half, *[0.25] * half]
+        flags = [*size, *ATTENUATED, *pairs, *flags[flags.index("mixed") + 1 :]]
+    flags = [str(flag) for flag in (*flags, "--seed", seed)]
+    pretrain(arguments.text, {folder: flags}, workers=1)
+    settings = parse_pretraining([str(arguments.text), "--output", str(folder), *flags])
+    tokenizer, _, _ = prepare(settings)
+    model = make_model(settings, tokenizer)
+    load_model(model, last_complete_checkpoint(folder) / "model.safetensors")
+    result = json.loads((folder / "result.json").read_text())
+    found = {name: result[name] for name in ("held_out_loss", "tokens")}
+    return model.base_model.to(arguments.device).eval(), tokenizer, found
+
+
+def tasks_of(arguments: argparse.Namespace, seed: int) -> list[Task]:
+    """Return the tasks of a seed, sampled."""
+    found = senteval(arguments.senteval) if arguments.senteval else []
+    found += glue(arguments.glue) if arguments.glue else []
+    most = arguments.sentences
+    found.append(inference(arguments.nli, arguments.pairs, seed, most and 2 * most, most and most // 2))
+    found += order_sensitive(arguments.frames, seed)
+    return [task.sample(most, seed) for task in found]
+
+
+def all_scores(
+    tasks: list[Task], model: Any, tokenizer: Any, arguments: argparse.Namespace, seed: int
+) -> dict[str, float]:
+    """Return the scores of a frozen model on all tasks."""
+    found: dict[str, float] = {}
+    for task in tasks:
+
+        def embed(texts: list[str], layers: bool = task.kind == "order") -> np.ndarray:
+            unique, places = np.unique(np.array(texts, dtype=object), return_inverse=True)
+            return embeddings(model, tokenizer, list(unique), layers=layers, bf16=arguments.bf16)[places]
+
+        found |= scores(task, embed, arguments.folds, seed)
+    return found
+
+
+def run_seed(
+    arguments: argparse.Namespace, seed: int, text: list[str], identity: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the cells of a seed, each read from its file if it is complete."""
+    folder = arguments.output / f"seed-{seed}"
+    claim(folder, identity | {"seed": seed})
+    files = {cell: folder / f"{cell.replace(' ', '_')}.json" for cell in (*FLOORS, *arguments.cells)}
+    tasks: list[Task] = []
+    for cell, file in files.items():
+        if file.exists():
+            continue
+        started = time.time()
+        if not tasks:
+            model, tokenizer = load(text, arguments.output, arguments.smoke, arguments.device)
+            tasks = tasks_of(arguments, seed)
+            sizes = {
+                task.name: [len(task.labels), None if task.test is None else int(task.test.sum())] for task in tasks
+            }
+            write_atomically(folder / "sizes.json", json.dumps(sizes, indent=1))
+            order = np.random.default_rng(seed).permutation(len(text))
+            enough = 2 * arguments.tokens + 2 * arguments.held_out * arguments.length  # of words; a token is less
+            counts = np.cumsum([len(text[index].split()) for index in order])
+            chosen = [text[index] for index in order[: 1 + int(np.searchsorted(counts, enough))]]
+        row: dict[str, Any] = {"cell": cell, "seed": seed}
+        if cell in FLOORS:
+            row["scores"] = {}
+            for task in tasks:
+                row["scores"] |= scores(task, tfidf(task, FLOORS[cell]), arguments.folds, seed)
+        else:
+            of_cell, of_tokenizer = model, tokenizer
+            if cell in FROM_NOTHING:
+                of_cell, of_tokenizer, result = pretrained(arguments, cell, seed)
+                row |= result
+            elif cell != "own":
+                options = {"length": arguments.length, "batch_size": arguments.batch, "held_out": arguments.held_out}
+                options |= {"tokens": arguments.tokens, "every": 10**6, "seed": seed, "words": arguments.words}
+                found = healed(cell, model, tokenizer, chosen, bf16=arguments.bf16, **options)
+                of_cell, losses = found.model.eval(), found.curve.iloc[[0, -1]]
+                row |= {"token_loss_before": losses["token_loss"].iloc[0], "token_loss": losses["token_loss"].iloc[1]}
+                row |= {"mean_loss": losses["mean_loss"].iloc[1], "tokens": int(losses["tokens"].iloc[1])}
+            row |= position_metrics(of_cell, of_tokenizer, arguments.length + 2, arguments.words)
+            row["scores"] = all_scores(tasks, of_cell, of_tokenizer, arguments, seed)
+        write_atomically(file, json.dumps(row, indent=1))
+        print(f"seed {seed}, {cell}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+    return [json.loads(file.read_text()) for file in files.values()]
+
+
+def long_table(found: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a row per cell, seed and task, scores in points."""
+    rows = []
+    for cell in found:
+        measured = {name: value for name, value in cell.items() if name != "scores"}
+        rows += [measured | {"task": name, "score": 100 * value} for name, value in cell["scores"].items()]
+    table = pd.DataFrame(rows)
+    falls = table["task"].str.startswith("NLI, ")
+    table["kind"] = table["task"].map(KINDS).where(~falls, "shuffled premises")
+    return table
+
+
+def slope(rows: pd.DataFrame, metric: str) -> Estimate:
+    """Return the change in points per .1 of a metric, and its 95 % interval over cells, tasks and seeds.
+
+    A linear mixed model of the scores less the mean over cells of their task and seed, with random effects of the cell
+    and of its task, and of the task on the slope; Student's t with two degrees of freedom fewer than cells.
+    """
+    rows = rows.assign(points=rows["score"] - rows.groupby(["task", "seed"])["score"].transform("mean"))
+    rows["dose"] = 10 * (rows[metric] - rows[metric].mean())
+    several = {name: rows[name].nunique() > 1 for name in ("task", "seed")}
+    effects = {"cell": "0 + C(cell)", "slope": "0 + C(task):dose"} if several["task"] else {}
+    effects |= {"cell in task": "0 + C(cell):C(task)"} if several["seed"] else {}
+    if effects:
+        model = MixedLM.from_formula("points ~ dose", rows, groups=np.ones(len(rows)), vc_formula=effects)
+    else:
+        model = OLS.from_formula("points ~ dose", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a variance of 0 is on the boundary
+        fitted = model.fit(method=["lbfgs", "powell"]) if effects else model.fit()
+    value, error = fitted.params["dose"], fitted.bse["dose"]
+    reach = student_t.ppf(0.975, max(1, rows["cell"].nunique() - 2)) * error
+    return Estimate(value, value - reach, value + reach)
+
+
+def slopes(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the slopes of each kind of task on each metric, over groups of cells."""
+    groups = {"all healed": TURNED[1:], "turned tables": tuple(TURNS), "from nothing": tuple(FROM_NOTHING)}
+    found = []
+    for (kind, of_kind), (group, cells) in product(table.groupby("kind", sort=False), groups.items()):
+        chosen = of_kind[of_kind["cell"].isin(cells)]
+        number = chosen["cell"].nunique()
+        if number > 3:
+            numbers = {metric.replace("_", " "): signed(slope(chosen, metric), "+.2f") for metric in METRICS}
+            found.append({"scores": kind, "cells": f"{group} ({number})"} | numbers)
+    return pd.DataFrame(found)
+
+
+def summary(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return a row per cell: metrics, loss and scores; and a row per cell of the falls under shuffled premises."""
+    cells, falls = [], []
+    for cell, rows in table.groupby("cell", sort=False):
+        first = rows.groupby("seed").first()
+        row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, "token_loss")}
+        kinds = rows.groupby(["kind", "seed"], sort=False)["score"].mean()
+        of_tasks = rows.groupby(["task", "seed"])["score"].mean()
+        row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items()}
+        cells.append(row | {task: over_seeds(of_tasks, task) for task, kind in KINDS.items() if kind == "order"})
+        probes = {"Shuffle-3 to 6": "Shuffle", "windows": "Window", "random order": "Random"}
+        fallen = rows[rows["kind"] == "shuffled premises"]
+        of_probe = {
+            name: fallen[fallen["task"].str.contains(part)].groupby("seed")["score"].mean()
+            for name, part in probes.items()
+        }
+        symmetry = {"symmetry": spoken(first["symmetry"]), "NLI": over_seeds(of_tasks, "NLI")}
+        falls.append({"positions": cell} | symmetry | {name: points(values) for name, values in of_probe.items()})
+    return pd.DataFrame(cells), pd.DataFrame(falls)
+
+
+def points(values: pd.Series) -> str:
+    """Format a mean over seeds with its interval."""
+    found = mean_over_runs(values)
+    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]" if len(values) > 1 else f"{found.value:.1f}"
+
+
+def over_seeds(scores: pd.Series, name: str) -> str:
+    """Format the scores of a task or a kind, empty where it was left out."""
+    return points(scores[name]) if name in scores.index.get_level_values(0) else ""
+
+
+def spoken(values: pd.Series) -> str:
+    """Format a mean of metrics, empty for what has none."""
+    return "" if values.isna().all() else f"{values.mean():.3f}"
+
+
+def figure(table: pd.DataFrame) -> plt.Figure:
+    """Plot the mean score of each cell on each metric: sentence tasks above, order-sensitive ones below."""
+    kinds = [kind for kind in ("sentences", "GLUE", "order") if (table["kind"] == kind).any()]
+    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.6 * len(kinds)), layout="constrained", squeeze=False)
+    measured = table[table["locality"].notna()]
+    for row, kind in zip(axes, kinds, strict=True):
+        means = measured[measured["kind"] == kind].groupby("cell")[[*METRICS, "score"]].mean()
+        for ax, metric in zip(row, METRICS, strict=True):
+            for cells, style in (("turned", "o"), ("others", "s")):
+                shown = means[means.index.isin(TURNS) == (cells == "turned")]
+                ax.plot(shown[metric], shown["score"], style, markersize=5, label=cells)
+            for cell, of_cell in means.iterrows():
+                ax.annotate(cell, (of_cell[metric], of_cell["score"]), (4, 3), textcoords="offset points", fontsize=7)
+            ax.set(xlabel=metric.replace("_", " "), ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
+            ax.margins(x=0.15, y=0.1)
+    return fig
+
+
+def main() -> None:
+    plt.switch_backend("agg")
+    arguments = parse()
+    torch.set_num_threads(arguments.threads)
+    paths = ("text", "senteval", "glue", "frames", "nli", "pairs", "output", "cells", "seeds", "threads", "device")
+    identity = {key: value for key, value in vars(arguments).items() if key not in paths}
+    files = [arguments.text, arguments.frames, *arguments.nli, arguments.pairs]
+    identity["files"] = fingerprint(b"".join(file.read_bytes() for file in files))
+    text = paragraphs(arguments.text)
+    rows: list[dict[str, Any]] = []
+    for seed in arguments.seeds:  # an interrupted experiment has complete seeds
+        rows += run_seed(arguments, seed, text, identity)
+    table = long_table(rows)
+    table.to_csv(arguments.output / "downstream_accuracy.csv", index=False, float_format="%.5g")
+    cells, falls = summary(table)
+    print(f"seeds {arguments.seeds}, {arguments.tokens:,} tokens of healing\n\n{markdown(cells)}\n\n{markdown(falls)}")
+    print(f"\npoints per .1 of the metric:\n\n{markdown(slopes(table))}")
+    figure(table).savefig(arguments.output / "downstream_accuracy.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()

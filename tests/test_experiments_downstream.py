@@ -1,0 +1,117 @@
+"""The study of downstream accuracy: its tasks, cells and slopes."""
+
+import importlib
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.data import EXAMPLES
+from tests.scripts import ROOT, run as run_script
+
+pytest.importorskip("sklearn")
+sys.path.append(str(ROOT / "experiments"))
+CELLS, TASKS = (importlib.import_module(name) for name in ("cells", "sentence_tasks"))
+
+
+def test_an_original_and_its_perturbation_are_never_in_training_and_test_at_once():
+    for task in TASKS.order_sensitive(EXAMPLES / "frames.jsonl", seed=0):
+        sampled = task.sample(20, seed=0)
+        assert len(sampled.labels) <= 20
+        pairs = pd.DataFrame({"group": sampled.groups, "label": sampled.labels}).groupby("group")["label"]
+        assert pairs.apply(sorted).map(tuple).unique().tolist() == [("original", "perturbed")]
+        if task.name != "roles":  # equal words: whoever sees no order is right once in each pair
+            assert TASKS.scores(sampled, TASKS.tfidf(sampled, 1), 3, 0) == {task.name: 0.5}
+
+
+def test_sentences_are_read_in_both_encodings_and_by_the_published_split(tmp_path):
+    for names in TASKS.SENTEVAL.values():
+        for name in (*names[0], *names[1]):
+            (tmp_path / name).write_text("0 a plain film .\n1 good\n", encoding="utf-8")
+    (tmp_path / "rt-polarity.all").write_bytes("0 naïve\x85 and long .\n1 crème\n".encode("latin-1"))
+    (tmp_path / "custrev.all").write_bytes("1 crème brûlée .\n".encode())
+    tasks = {task.name: task for task in TASKS.senteval(tmp_path)}
+    assert tasks["MR"].texts[0] == ["naïve\x85 and long .", "crème"]  # the mark ends no line
+    assert tasks["CR"].texts[0] == ["crème brûlée ."]
+    assert tasks["MPQA"].test is None
+    assert tasks["TREC"].test.tolist() == [False, False, True, True]
+    assert tasks["SST-2"].test.sum() == 2
+    assert tasks["SST-2"].sample(2, seed=0).test.tolist() == [False, False, True]
+
+
+def test_glue_is_read_with_its_quotes_and_missing_looking_words(tmp_path):
+    rows = {"CoLA": 'x\t1\t\tHe said "none.\nx\t0\t*\tnull', "RTE": "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tno"}
+    rows["STS-B"] = "index\tsentence1\tsentence2\tscore\n0\tA.\tB.\t2.5"
+    for name, text in rows.items():
+        (tmp_path / name).mkdir()
+        for part in ("train", "dev"):
+            (tmp_path / name / f"{part}.tsv").write_text(text + "\n")
+    cola, rte, sts = TASKS.glue(tmp_path)
+    assert cola.texts[0] == ['He said "none.', "null"] * 2
+    assert (cola.test.tolist(), rte.labels.tolist()) == ([False, False, True, True], ["no", "no"])
+    assert (sts.texts, sts.labels.tolist()) == ((["A."] * 2, ["B."] * 2), [2.5, 2.5])
+
+
+def test_no_premise_that_nli_is_tested_on_is_trained_on():
+    task = TASKS.inference(
+        [EXAMPLES / "nli_train.jsonl", EXAMPLES / "nli_train.jsonl"], EXAMPLES / "nli_pairs.jsonl", 0
+    )
+    premises = np.array(task.texts[0])
+    assert not set(premises[task.test]) & set(premises[~task.test])
+    for rows, texts in task.perturbed.values():
+        assert task.test[rows].all()
+        for row, text in zip(rows, texts, strict=True):
+            assert sorted(text.lower()) == sorted(premises[row].lower())
+            assert text != premises[row]
+
+
+def test_half_of_the_mixed_heads_mirror_the_other_half():
+    model = torch.nn.Module()
+    model.config = type("Config", (), {"num_attention_heads": 4})
+    bias = CELLS.encoding_of("mixed", model, None).interior_bias(9)
+    torch.testing.assert_close(bias[:2], bias[2:].flip(-1))
+    assert (bias[0] - bias[0].flip(-1)).abs().max() > 1
+
+
+def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks():
+    pytest.importorskip("statsmodels")
+    slope = importlib.import_module("downstream_accuracy").slope
+    draw = np.random.default_rng(0)
+    cells, tasks = draw.uniform(0, 0.3, 12), [2.6, 2.8, 3.0, 3.2, 3.4]
+    rows = [
+        {"cell": f"c{c}", "task": f"t{t}", "seed": s, "locality": x, "score": 60 + 9 * t + 10 * b * x + draw.normal()}
+        for c, x in enumerate(cells)
+        for t, b in enumerate(tasks)
+        for s in (0, 1)
+    ]
+    found = slope(pd.DataFrame(rows), "locality")
+    assert 2 < found.low < 3 < found.high < 4
+
+
+def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("statsmodels")
+    pytest.importorskip("accelerate")
+
+    def run(*more):
+        run_script(
+            "experiments/downstream_accuracy.py", "--smoke", "--output", tmp_path, *more, monkeypatch=monkeypatch
+        )
+        return capsys.readouterr().out
+
+    printed = run()
+    table = pd.read_csv(tmp_path / "downstream_accuracy.csv").set_index(["cell", "task"])
+    for cell in ("none", "TF-IDF, words"):  # a bag of words
+        assert table.loc[(cell, "bigram shift"), "score"] == table.loc[(cell, "constituents"), "score"] == 50
+        assert table.loc[(cell, "NLI, Random"), "score"] == 0
+    assert table.loc[("antisymmetric x 0", "NLI"), ["symmetry", "relative_asymmetry"]].tolist() == pytest.approx(
+        [1, 0], abs=1e-6
+    )
+    assert {"own", "own table", "from nothing: mixed"} <= set(table.index.get_level_values("cell"))
+    assert "| order | all healed (4) |" in printed
+    (tmp_path / "seed-0" / "none.json").unlink()
+    assert run() == printed
+    assert (tmp_path / "downstream_accuracy.png").exists()
+    with pytest.raises(ValueError, match="choose another --output"):
+        run("--bf16")
