@@ -274,9 +274,9 @@ def test_joined_arguments_are_plural_in_other_languages(number, rows):
     assert len(semantic_role_swap([item], languages=("es",))) == rows
 
 
-@pytest.mark.parametrize("agreement", ["skip", "reinflect"])
-@pytest.mark.parametrize(("first", "rows"), [("dogs", 0), ("dog", 1)])
-def test_a_verb_that_shares_the_subject_must_agree_with_the_new_one_too(first, rows, agreement):
+@pytest.mark.parametrize("agreement", ["skip", "reinflect", "ignore"])
+@pytest.mark.parametrize("first", ["dogs", "dog"])
+def test_a_second_verb_must_not_share_the_subject(first, agreement):
     plural = {"Number": "Plur"} if first == "dogs" else {"Number": "Sing"}
     past = {"VerbForm": "Fin", "Tense": "Past"}
     item = Sentence(
@@ -288,9 +288,7 @@ def test_a_verb_that_shares_the_subject_must_agree_with_the_new_one_too(first, r
                                   ({}, plural, past, {}, {"Number": "Sing"}, {}, past, {})),
     )  # fmt: skip
     probe = semantic_role_swap([item], source="dependencies", agreement=agreement)
-    assert [row["hypothesis"] for row in probe] == ["A man bit the dog and was gone"] * rows
-    assert probe_info(probe).skipped == ({} if rows else {"another verb would not agree with its new subject": 1})
-    assert semantic_role_swap([item], source="dependencies", agreement="ignore").num_rows == 1
+    assert probe_info(probe).skipped == {"another verb has the same subject": 1}
 
 
 @pytest.mark.parametrize(("number", "rows"), [("Plur", 0), ("Sing", 1)])
@@ -479,6 +477,6 @@ def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(
     info = probe_info(probe)
     with_rows = len(set(probe["uid"]))
     # few where case or agreement marks the roles
-    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.04 * info.items)
+    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.03 * info.items)
     assert info.items == with_rows + sum(info.dropped.values())
     assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)

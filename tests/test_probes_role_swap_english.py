@@ -149,7 +149,7 @@ NUN = "(DT The) (NN nun)"
          "an argument may go on after its end"),
         (V.format(NUN, "(VBD fed) (NP (JJR fatter) (NNS geese)) (PP (IN than) (NP (NNP Ada)))"),
          "an argument is a comparison"),
-        (V.format(NUN, "(VBD had) (NP (JJ enough) (NNS geese)) (S (VP (TO to) (VP (VB feed) (NP (PRP us)))))"),
+        (V.format(NUN, "(VBD bought) (NP (JJ enough) (NNS geese)) (S (VP (TO to) (VP (VB feed) (NP (PRP us)))))"),
          "an argument is a comparison"),
         # no subject or object
         (V.format(NUN, "(VBD left) (NP (NNP March) (CD 3))"), "an argument is a measure"),
@@ -185,6 +185,37 @@ NUN = "(DT The) (NN nun)"
          "an argument may go on after its end"),
         (V.format(NUN, "(VBD piled) (NP (NN hat)) (PP (IN upon) (NP (NN hat)))"),
          "an argument may go on after its end"),
+        # an adverb after an argument that may belong to it, with a comma between or not
+        (V.format(NUN + ") (ADVP (RB alone)", "(VBD saw) (NP (DT the) (NN hat))"),
+         "an adverb after an argument may belong to it"),
+        (V.format(NUN + ") (, ,) (ADVP (RB too)) (, ,", "(VBD saw) (NP (NNS hats))"),
+         "an adverb after an argument may belong to it"),
+        (V.format(NUN, "(VBD saw) (NP (DT no) (NN hat)) (ADVP (RB whatsoever))"),
+         "an adverb after an argument may belong to it"),
+        (V.format(NUN, "(VBD knew) (NP (NN everything)) (ADVP (RB there))"),
+         "an adverb after an argument may belong to it"),
+        (V.format(NUN, "(VBD saw) (NP (DT the) (NN hat)) (ADVP (RB nearby))"),
+         "an adverb after an argument may belong to it"),
+        (V.format(NUN, "(VBD knew) (NP (PRP everything)) (PP (IN in) (NP (NNP Bonn)))"),
+         "an argument may go on after its end"),
+        # another verb with the same subject, a tag, a time in the object
+        ("(S (S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada)))) (CC and) (VP (RB also) (VBP like) (NP (NNS hats))))",
+         "another verb has the same subject"),
+        ("(S (S (NP (DT The) (NN nun)) (VP (VBZ sees) (NP (NNS hats)))) (, ,) (SQ (VBZ does) (RB n't) (NP (PRP she))) (. ?))",
+         "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (DT The) (NN nun)) (VP (VBZ is) (VP (VBG milking) (NP (NNP Ada)))))"
+         " (, ,) (SQ (VBZ is) (NP (PRP she))) (. ?))", "an auxiliary stands for the verb phrase"),
+        (V.format(NUN, "(VBD changed) (NP (PRP$ my) (NN hat) (JJ last) (NN week))"),
+         "an argument is not a plain noun phrase"),
+        # read as an inversion, or as words that are thought
+        (V.format(NUN, "(VBZ has) (NP (DT no) (NN hat))"), "the subject of 'have' may stand after it"),
+        (V.format(NUN, "(VBD had) (NP (JJ few) (NNS hats))"), "the subject of 'have' may stand after it"),
+        (V.format(NUN, "(VBZ is) (VP (VBG thinking) (NP (CD four) (NNS hats)))"),
+         "the verb introduces quoted words"),
+        # an abbreviation whose full stop is also that of the sentence, an apposition open to the right
+        (V.format(NUN, "(VBD saw) (NP (DT the) (NNP U.K))"), "an abbreviation would end the sentence"),
+        (V.format("(DT The) (NNP U.S.)", "(VBD saw) (NP (DT the) (NN nun))"), "an abbreviation would end the sentence"),
+        (V.format(NUN, "(VBD saw) (NP (FW Felis) (, ,) (DT a) (NN cat))"), "punctuation belongs to an argument in part"),
         # a word before an argument that belongs to it
         ("(S (ADVP (RB Almost)) (NP (DT every) (NN nun)) (VP (VBD saw) (NP (DT a) (NN hat))))",
          "an adverb before an argument may belong to it"),

@@ -41,8 +41,6 @@ def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreem
     word, tag = sentence.words[finite], tags[finite] if tags is not None else None
     if old is not None and tag is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
-    if clause.shared and (old is None or old != new):
-        return Skipped("another verb would not agree with its new subject")
     if agrees(word, tag, old, new):
         return []
     if agreement == "skip":

@@ -21,11 +21,12 @@ def words(text: str) -> frozenset[str]:
 
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
+QUANTIFIED = frozenset(a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing"))
 PRONOUN_NUMBER: dict[str, Number] = {
     **dict.fromkeys(("i", "me"), "1sg"),
     **dict.fromkeys(("he", "him", "she", "her", "it"), "3sg"),
     **dict.fromkeys(("we", "us", "you", "they", "them"), "plural"),
-    **{quantity + kind: "3sg" for quantity in ("some", "any", "every", "no") for kind in ("one", "body", "thing")},
+    **dict.fromkeys(QUANTIFIED, "3sg"),
 }
 REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
 RECIPROCALS = frozenset({("each", "other"), ("one", "another")})
@@ -37,6 +38,7 @@ NEGATIVE_QUANTIFIERS = words("no nobody nothing none neither few little only")  
 OTHERS = words("another other others")
 INDEFINITE = words("a an one each some")
 FOCUS = words("almost nearly only even just not merely mostly especially particularly exactly")  # of the phrase after
+FOCUS_AFTER = words("alone too either whatsoever else there here nearby ago apart")  # of the phrase before
 PERSONS = (words("i me"), words("we us"), words("you"))
 # Levin (1993) 50 and 51.1, verbs of posture and directed motion: a noun phrase after them tells a way or a state
 MOTION_VERBS = words(
@@ -107,7 +109,9 @@ MEASURES = (
 )
 IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
 # "says hello": the object is quoted words, not a patient
-QUOTING_VERBS = words("say says said saying spell spells spelled spelling")
+QUOTING_VERBS = words(
+    "say says said saying spell spells spelled spelling think thinks thought thinking guess wonder mean means"
+)
 # singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
 VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
@@ -120,6 +124,7 @@ LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
+DEFINITE = words("a an the this that these those")
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
 # likeness, place and company that hold in both directions, or so nearly that no label changes.

@@ -27,8 +27,6 @@ def exchange(
         text = _moved(sentence, candidate, candidate.other(here), here)
         if isinstance(text, Skipped):
             return text
-        if text.endswith(".") and sentence.words[here.end : here.end + 1] == (".",):
-            return Skipped("an abbreviation would end the sentence")
         replacements.append((here.start, here.end, text, role))
     if agreement != "ignore":
         verb = reinflected_verb(sentence, candidate, agreement)

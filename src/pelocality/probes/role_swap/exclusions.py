@@ -41,6 +41,9 @@ def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
     for start, end in (first, second):
         if start not in starts or end not in ends:
             return "an argument cuts a surface token"
+        dotted = "." in sentence.words[end - 1] and not sentence.words[end - 1][0].isdigit()
+        if dotted and any(sentence.words[k : k + 1] in ((), (".",)) for k in (first[1], second[1])):
+            return "an abbreviation would end the sentence"  # "U.K" before a full stop, "U.K." without one
         if " - " in sentence.surface(start, end) or not _keeps_marks_paired(sentence.words, start, end):
             return "punctuation belongs to an argument in part"
     if _comparable(sentence, *first) == _comparable(sentence, *second):
@@ -148,11 +151,14 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
     is_light = verb is not None and lower[verb] in english.LIGHT_VERBS
     for argument in candidate.arguments:
         phrase_tags = tags[argument.start : argument.end] if tags is not None else None
-        following = argument.end if argument.end < len(lower) else -1
+        following = min(argument.end, len(lower) - 1)
         if lower[following] == "of" or (tags is not None and tags[following] in ("WDT", "WP", "WP$")):
             return "an argument goes on after its end"
         if lower[argument.start - 1 : argument.start] and lower[argument.start - 1] in english.FOCUS:
             return "an adverb before an argument may belong to it"  # "almost every nun", "not the hat"
+        following += lower[following] == ","
+        if lower[following : following + 1] and lower[following] in english.FOCUS_AFTER:
+            return "an adverb after an argument may belong to it"  # "the nun alone", "no hat whatsoever"
         reason = _check_noun_phrase(lower[argument.start : argument.end], phrase_tags, is_light)
         if reason:
             return reason
@@ -202,12 +208,16 @@ def _check_reference(
 
 
 def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> bool:
-    """Return whether a form of *do* ends a later clause, as in "I chose Ada and I am glad I did"."""
+    """Return whether an auxiliary ends a later clause: "I chose Ada and I am glad I did", "..., isn't she?"."""
     last = max(argument.end for argument in candidate.arguments)
-    return any(
-        lower[k] in english.DO and tags[k] != "VB" and (k + 1 == len(lower) or is_punctuation(lower[k + 1]))
-        for k in range(last, len(lower))
-    )
+    for k in range(last, len(lower)):
+        rest = [i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")]
+        does = lower[k] in english.DO and tags[k] != "VB" and all(is_punctuation(lower[i]) for i in rest[:1])
+        if does or (
+            lower[k] in english.AUXILIARIES and [(tags[i], lower[i + 1 : i + 2]) for i in rest[:1]] == [("PRP", ["?"])]
+        ):
+            return True
+    return False
 
 
 def _is_named_again(
@@ -282,17 +292,29 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     for slot in candidate.arguments:
         if tags is None:
             break
+        plain = lower[slot.start] in english.DEFINITE or tags[slot.start] in ("PRP", "PRP$", "NNP")
+        if lower[position] in english.HAVE and slot.start > position and not plain:
+            return "the subject of 'have' may stand after it"  # "no record has Ada", "few hats had Ada"
         if slot.function == "object" and set(tags[position + 1 : slot.start]) - {"RP", "IN"}:
             return "words between the verb and an argument"  # "announced on Wednesday a new tool"
         between = zip(lower[position + 1 : slot.start], tags[position + 1 : slot.start], strict=True)
         if slot.function == "oblique" and [word for word, tag in between if tag != "RP"] != ["by"]:
             return "words between the verb and an argument"  # "sunk in a raid by the navy"
+    if candidate.clause.shared or (tags is not None and _shares_subject(last, lower, tags)):
+        return "another verb has the same subject"
     subject = candidate.subject
     if candidate.clause.finite is None and subject is not None and lower[subject.start - 1 : subject.start] == ["and"]:
         return "the arguments are parts of a longer phrase"  # "limits for nuns and judges returning to town"
     if tags is not None and _may_be_finite(candidate, position, lower, tags):
         return "whether the verb is finite is in doubt"
     return None
+
+
+def _shares_subject(last: int, lower: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether a verb follows a conjunction after the last argument."""
+    links = [k for k in range(last, len(tags)) if tags[k] == "CC"][:1]
+    rest = [tags[k] for link in links for k in range(link + 1, len(tags)) if tags[k] not in ("RB", ",")]
+    return rest[:1] != [] and rest[0] in ("VB", "VBP", "VBZ", "VBD", "MD")
 
 
 def _may_be_finite(candidate: Candidate, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
@@ -329,9 +351,10 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return "an argument is not headed by a noun"
     for k in range(len(words)):
         # "a meal, which he liked": a comma must follow
-        if words[k] == "," and k > head and not _is_list(words[k + 1 :], tags[k + 1 :]):
+        apart = words[k] == "," and (k > head or tags[k + 1] in ("DT", "PRP$"))
+        if apart and not _is_list(words[k + 1 :], tags[k + 1 :]):
             return "punctuation belongs to an argument in part"
-        if k and tags[k] in ("DT", "PRP$", "PDT") and _follows_noun(tags[:k]):
+        if k and (tags[k] in ("DT", "PRP$", "PDT") or words[k] in ("last", "next")) and _follows_noun(tags[:k]):
             return "an argument is not a plain noun phrase"  # "meat just the juice in the can"
     if any(tags[k].startswith("NN") and tags[k + 1 : k + 3] == ("TO", "VB") for k in range(len(tags))):
         return "an argument contains an infinitive"  # "a role to play": its subject is the other argument

@@ -26,7 +26,7 @@ def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[s
         return "an argument may be a clause"  # "had nuns working", "reported two nuns killed"
     if is_light and last.function == "object" and not is_certain(words, within, bare=True):
         return "an argument may hold a phrase of the verb"  # "had hats on the Liberty"
-    if set(within) <= {"PRP", "NNP", "NNPS"}:
+    if set(within) <= {"PRP", "NNP", "NNPS"} and english.QUANTIFIED.isdisjoint(words):
         return None  # a pronoun or a name has no modifiers after it: "told him to leave"
     k = last.end
     if tags[k : k + 1] == ("IN",) and lower[k + 1 : k + 2] == lower[k - 1 : k]:
