@@ -1,7 +1,6 @@
-"""Shared by the studies that fine-tune: a model with its positions in an encoding, healed, and how it is fine-tuned."""
+"""Shared by the studies that fine-tune the models of `cells`: their flags, the healed models, and the training."""
 
 import argparse
-import gzip
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,18 +9,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import cells
 import numpy as np
 import torch
 from datasets import Dataset
-from pretrain import train_tokenizer
 from runs import DATA, fingerprint, last_complete_checkpoint, packaged_model, train
 from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
-    BertModel,
     DataCollatorWithPadding,
     PrinterCallback,
     Trainer,
@@ -29,19 +26,17 @@ from transformers import (
     set_seed,
 )
 
-from pelocality import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding, load, positional_attention
-from pelocality.models import relocate
+from pelocality import load
 
-CELLS = ("own", "none", "symmetrised", "table", "antisymmetric x 2", "mixed", "alibi")
 # flags that do not belong to the settings of a run
 PATHS = ("output", "text", "model", "workers", "cells", "seeds", "report")
 
 
-def add_flags(parser: argparse.ArgumentParser, cells: Sequence[str], output: Path) -> None:
+def add_flags(parser: argparse.ArgumentParser, names: Sequence[str], output: Path) -> None:
     """Add the flags of the model, of healing and of fine-tuning."""
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="for healing, one paragraph a line")
     parser.add_argument("--model", type=Path, help="folder of an encoder that `attach` takes; default: MiniLM")
-    parser.add_argument("--cells", nargs="+", choices=cells, default=list(cells))
+    parser.add_argument("--cells", nargs="+", choices=names, default=list(names))
     parser.add_argument("--tokens", type=int, default=100_000, help="of healing")
     parser.add_argument("--length", type=int, default=64, help="tokens of a table, a piece of text and a pair, at most")
     parser.add_argument("--words", type=int, default=32, help="identical words that positions are measured on")
@@ -73,26 +68,15 @@ def identity(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def source(arguments: argparse.Namespace) -> Path:
     """Return the folder of the model to start from; with --smoke a tiny BERT, made once."""
-    path: Path = arguments.output / "model" if arguments.smoke else arguments.model or Path(packaged_model())
-    if arguments.smoke and not path.exists():
-        tokenizer = train_tokenizer(paragraphs(arguments.text), 300)
-        set_seed(0)
-        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-        config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.3, **sizes)
-        tokenizer.save_pretrained(path)
-        BertModel(config).save_pretrained(path)
-    return path
-
-
-def paragraphs(path: Path) -> list[str]:
-    """Return the paragraphs of a file with eight words or more."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if len(line.split()) >= 8]
+    if arguments.smoke:
+        cells.load(cells.paragraphs(arguments.text), arguments.output, smoke=True)
+        return Path(arguments.output / "model")
+    return Path(arguments.model or packaged_model())
 
 
 def texts(arguments: argparse.Namespace, seed: int) -> tuple[list[str], list[str]]:
     """Return as many paragraphs as healing reads, in an order of the seed, and others that no seed heals on."""
-    every = paragraphs(arguments.text)
+    every = cells.paragraphs(arguments.text)
     tenth = max(1, len(every) // 10)
     order = np.random.default_rng(seed).permutation(range(tenth, len(every)))
     words, found = arguments.tokens + arguments.held_out * arguments.length, []
@@ -104,22 +88,6 @@ def texts(arguments: argparse.Namespace, seed: int) -> tuple[list[str], list[str
     return found, every[:tenth]
 
 
-def encoding(cell: str, model: nn.Module, tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    """Return what the positions of a cell are, as `attach` takes it; the symmetrised table stays so in training."""
-    heads = model.config.num_attention_heads
-    if cell in ("none", "alibi"):
-        return NoEncoding(heads) if cell == "none" else ALiBi(heads)
-    if cell == "mixed":
-        directions = [4.0] * (heads // 2) + [0.25] * (heads - heads // 2)
-        return AttenuatedEncoding(heads, decay=0.1, symmetry=directions, form="logits")
-    options = {"length": arguments.length + 2, "words": arguments.words, "progress": False}
-    tables = DistanceTable.from_attention(positional_attention(model, tokenizer, **options))
-    if cell == "symmetrised":
-        unsigned = [table.scaled(antisymmetric=0.0) for table in tables]
-        return [DistanceTable.from_encoding(table, table.length, signed=False) for table in unsigned]
-    return tables if cell == "table" else [table.scaled(antisymmetric=2.0) for table in tables]
-
-
 def healed(cell: str, seed: int, arguments: argparse.Namespace) -> Path:
     """Return the folder of the model of a cell, which `relocate` has trained towards the untouched one."""
     start = source(arguments)
@@ -129,19 +97,9 @@ def healed(cell: str, seed: int, arguments: argparse.Namespace) -> Path:
     model, tokenizer = AutoModel.from_pretrained(start).eval(), AutoTokenizer.from_pretrained(start)
     model.to(device())
     checkpoints = folder.with_name(f"{folder.name}-checkpoints")
-    with autocast(arguments):
-        found = relocate(
-            model,
-            encoding(cell, model, tokenizer, arguments),
-            tokenizer,
-            texts(arguments, seed)[0],
-            tokens=arguments.tokens,
-            length=arguments.length,
-            held_out=arguments.held_out,
-            folder=checkpoints,
-            seed=seed,
-            progress=False,
-        )
+    options = {name: getattr(arguments, name) for name in ("tokens", "length", "held_out", "bf16", "words")}
+    read = texts(arguments, seed)[0]
+    found = cells.healed(cell, model, tokenizer, read, folder=checkpoints, seed=seed, **options)
     unfinished = folder.with_name(f"{folder.name}-unfinished")
     found.model.save_pretrained(unfinished)
     found.curve.to_csv(unfinished / "curve.csv", index=False)

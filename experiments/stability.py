@@ -4,13 +4,13 @@
     python experiments/stability.py --output runs --text books.txt.gz --glue GLUE --bf16     # MiniLM, twenty seeds
 
 Fine-tunes MiniLM on RTE, CoLA and STS-B from its own positions; its own as a table per layer and head; that table
-symmetrised; none; and ALiBi, all but its own healed first with the same budget. A seed gives the new head, the order
-of the data and dropout; all seeds of a cell start from one healed model. Per task and cell: the score on the
-development set (accuracy, Matthews' correlation, Pearson's correlation), its standard deviation over seeds, the ratio
-of that to own positions' (bootstrap over seeds) with the Brown-Forsythe test (false discoveries controlled over all
-comparisons), and failed runs: no better than the majority class, or than the mean score of STS-B. Forgetting: a model
-is fine-tuned on the three tasks in turn, each with a new head; `distillation_loss` of what is below the head to the
-untouched model, on text that no model was healed on, before and after each task.
+symmetrised (antisymmetric x 0); none; and ALiBi, all but its own fixed, and healed first with the same budget. A seed
+gives the new head, the order of the data and dropout; all seeds of a cell start from one healed model. Per task and
+cell: the score on the development set (accuracy, Matthews' correlation, Pearson's correlation), its standard deviation
+over seeds, the ratio of that to own positions' (bootstrap over seeds) with the Brown-Forsythe test (false discoveries
+controlled over all comparisons), and failed runs: no better than the majority class, or than the mean score of STS-B.
+Forgetting: a model is fine-tuned on the three tasks in turn, each with a new head; `distillation_loss` of what is
+below the head to the untouched model, on text that no model was healed on, before and after each task.
 
 Predictions, written before the first full run:
 
@@ -56,7 +56,7 @@ from transformers import AutoModel, AutoTokenizer
 from pelocality.models import distillation_loss
 from pelocality.statistics import mean_over_runs
 
-CELLS = ("own", "table", "symmetrised", "none", "alibi")
+CELLS = ("own", "own table", "antisymmetric x 0", "none", "ALiBi")
 LOSSES = ("token_loss", "mean_loss")
 TASKS = {"RTE": "accuracy", "CoLA": "Matthews' correlation", "STS-B": "Pearson's correlation"}
 
@@ -113,7 +113,7 @@ def head(task: str) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[str, Any]:
     """Return the score of one fine-tuned model; stored when complete."""
-    folder = arguments.output / f"{cell}-{task}-{seed}"
+    folder = arguments.output / f"{cell.replace(' ', '-')}-{task}-{seed}"
     file = folder / "result.json"
     if not file.exists():
         claim(folder, identity(arguments) | {"cell": cell, "task": task, "seed": seed})
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[
 
 def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
     """Return the distillation loss of a model before and after each task of the sequence; stored when complete."""
-    folder = arguments.output / f"{cell}-sequence-{seed}"
+    folder = arguments.output / f"{cell.replace(' ', '-')}-sequence-{seed}"
     file = folder / "forgetting.csv"
     if not file.exists():
         claim(folder, identity(arguments) | {"cell": cell, "seed": seed})

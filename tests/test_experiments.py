@@ -407,12 +407,12 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
 
 
 def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_resumes(tmp_path, monkeypatch, capsys):
-    arguments = ["--smoke", "--cells", "own", "none", "symmetrised", "--output", tmp_path]
+    arguments = ["--smoke", "--cells", "own", "none", "antisymmetric x 0", "--output", tmp_path]
     run("role_swap_training", *arguments, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
-    rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| own", "| none", "| symm"))]
+    rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| own", "| none", "| anti"))]
     assert [row[:2] for row in rows[:3]] == [["| own", "no"], ["| own", "yes"], ["| none", "no"]]
-    assert {row[0]: row[2] for row in rows[2:6]} == {"| none": "0.000", "| symmetrised": "0.000"}  # the dose
+    assert {row[0]: row[2] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
     assert float(rows[0][2]) > 0.01
     swaps = pd.read_json(tmp_path / "swaps.jsonl", lines=True)
     assert not set(swaps["hypothesis"][swaps["held_back"]]) & set(swaps["hypothesis"][~swaps["held_back"]])
@@ -441,9 +441,9 @@ def test_fine_tunings_are_compared_over_seeds_and_along_a_sequence(tmp_path, mon
     run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| RTE", "| CoLA", "| STS"))]
-    assert rows == [[f"| {task}", cell, "3"] for task in ("RTE", "CoLA", "STS-B") for cell in ("own", "table")]
+    assert rows == [[f"| {task}", cell, "3"] for task in ("RTE", "CoLA", "STS-B") for cell in ("own", "own table")]
     losses = pd.read_csv(tmp_path / "forgetting.csv").set_index(["cell", "after"])["token_loss"]
-    assert abs(losses["own", "before"]) < 1e-6 < losses["own", "STS-B"] < losses["table", "before"]
+    assert abs(losses["own", "before"]) < 1e-6 < losses["own", "STS-B"] < losses["own table", "before"]
     run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     assert "is complete" not in (again := capsys.readouterr().out)
     assert again.splitlines()[-1] == printed.splitlines()[-1]
