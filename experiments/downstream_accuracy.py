@@ -334,7 +334,7 @@ def spoken(values: pd.Series) -> str:
 def figure(table: pd.DataFrame) -> plt.Figure:
     """Plot the mean score of each cell on each metric, a row for each kind of task; dashed: TF-IDF of words."""
     kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
-    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.6 * len(kinds)), layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(len(kinds), 3, figsize=(15, 4.4 * len(kinds)), layout="constrained", squeeze=False)
     for row, kind in zip(axes, kinds, strict=True):
         of_kind = table[table["kind"] == kind]
         means = of_kind[of_kind["locality"].notna()].groupby("cell")[[*METRICS, "score"]].mean()
