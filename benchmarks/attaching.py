@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pelocality import DistanceTable, attach
-from pelocality.models.families import attachable
+from pelocality.models._run import find_base
+from pelocality.models.families import record_of
 
 _LENGTH = 24  # beyond the sliding windows of tiny configurations
 # the last serves sinks that multiply the output
@@ -62,8 +63,7 @@ def off_by(model: Any, *, disable: bool, implementation: str = "eager") -> float
     Raises:
         ValueError: `attach` refuses the model.
     """
-    record = attachable(model)
-    model = record.base(model.double().eval())
+    record, model = record_of(model), find_base(model.double().eval())
     modules = record.attention_modules(model)
     table = random_table(record.heads(model, modules[0]) if modules else 1)
     model.config._attn_implementation = "eager"

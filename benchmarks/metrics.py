@@ -30,7 +30,8 @@ def dense_shape(attention: torch.Tensor, repeats: int) -> None:
             report(f"locality, {backend}", shape, lambda: locality(attention), attention.sum, repeats)
             report(f"symmetry, {backend}", shape, lambda: symmetry(attention), attention.sum, repeats)
     leaf = attention.clone().requires_grad_()
-    report("measure + backward, torch", shape, lambda: backward(leaf), attention.sum, max(3, repeats // 3))
+    with compiled(False):
+        report("measure + backward, torch", shape, lambda: backward(leaf), attention.sum, max(3, repeats // 3))
 
 
 def backward(attention: torch.Tensor) -> None:

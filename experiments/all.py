@@ -1,8 +1,9 @@
-"""Run every study, or those that are named, one after the other.
+"""Run every study, or those that are named.
 
     python -m experiments.all --smoke --output runs                     # tiny models on examples/data
     python -m experiments.all --data FOLDER --output runs               # as published; docs/results lists the files
     python -m experiments.all --data FOLDER --output runs --only encoding_grid
+    python -m experiments.all --data FOLDER --output runs --jobs 4      # side by side: on a GPU
 
 Says first how long it will take, by `times.csv`. What a study prints is kept as OUTPUT/STUDY.md once it is complete; a
 study that has one is not repeated, and one that was cut off resumes where its script can.
@@ -12,6 +13,7 @@ import argparse
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -56,6 +58,13 @@ STUDIES = {
         "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl",
         "shuffle_swap_snli.py --smoke",
     ),
+    "role_swap_training": (
+        "role_swap_training.py --text {data}/books.txt.gz --bf16 --parsed {data}/snli_dev_subset.jsonl "
+        "--train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl --parse {data}/mnli_dev.jsonl "
+        "--frames {data}/ewt_train.jsonl {data}/ewt_dev.jsonl",
+        "role_swap_training.py --smoke",
+    ),
+    "stability": ("stability.py --text {data}/books.txt.gz --glue {data}/glue --bf16", "stability.py --smoke"),
 }
 WITHOUT_FILES = ("simulated_statistics", "vit_grid")  # print, and write nothing
 
@@ -82,6 +91,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the files that the published commands read")
     parser.add_argument("--output", type=Path, default=Path("outputs/all"), help="a folder for each study")
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES), help="studies to run")
+    parser.add_argument("--jobs", type=int, default=1, help="studies at a time")
     parser.add_argument("--smoke", action="store_true", help="tiny models on examples/data: to see all of it run")
     arguments = parser.parse_args()
     if not (arguments.smoke or arguments.data):
@@ -92,17 +102,20 @@ def main() -> None:
     missing = [name for name in wanted if not (arguments.output / f"{name}.md").exists()]
     minutes = pd.read_csv(HERE / "times.csv", index_col="study")["smoke" if arguments.smoke else "full"]
     print(f"{len(missing)} of {len(wanted)} studies to run, about {minutes[missing].sum():.0f} minutes on two cores")
-    failed = []
-    for name in missing:
+
+    def finished(name: str) -> bool:
         print(f"{name}: about {minutes[name]:g} minutes", flush=True)
         printed = arguments.output / f"{name}.md"
         unfinished = printed.with_suffix(".unfinished")
         with unfinished.open("w") as file:
-            finished = subprocess.run(wanted[name], stdout=file)
-        if finished.returncode:
-            failed.append(name)
-        else:
+            code = subprocess.run(wanted[name], stdout=file).returncode
+        if not code:
             unfinished.rename(printed)
+        return not code
+
+    longest_first = sorted(missing, key=lambda name: -minutes[name]) if arguments.jobs > 1 else missing
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        failed = [name for name, done in zip(longest_first, pool.map(finished, longest_first), strict=True) if not done]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}; run the same command again to resume them")
 

@@ -52,6 +52,7 @@ import numpy as np
 import pandas as pd
 import torch
 from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
+from fine_tuned import fine_tuned_scores
 from pretrain import parse as parse_pretraining, prepare, pretrain
 from runs import (
     DATA,
@@ -101,7 +102,7 @@ FROM_NOTHING: dict[str, tuple[Any, ...]] = {
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 KINDS = dict.fromkeys(SENTEVAL, "sentences") | dict.fromkeys(("CoLA", "RTE", "STS-B", "NLI"), "GLUE")
 KINDS |= dict.fromkeys(("bigram shift", "constituents", "roles"), "order")
-AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI"}
+AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI", "fine-tuned": "fine-tuned"}
 FLOORS = {"TF-IDF, words": 1, "TF-IDF, words and pairs": 2}
 SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": 24, "folds": 2, "words": 2, "batch": 8, "steps": 2}
 SMOKE_CELLS = ["own", "own table", "antisymmetric x 0", "all x .5", "none", "from nothing: mixed"]
@@ -126,8 +127,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--held-out", type=int, default=256, help="pieces that are not trained on")
     parser.add_argument("--words", type=int, default=32, help="identical words that the positions are measured on")
-    parser.add_argument("--sentences", type=int, help="most examples of a task, half as many to test on; default: all")
-    parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--sentences", type=int, default=2000, help="most of a task, half as many to test on; 0: all")
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument(
+        "--fine-tune",
+        action=argparse.BooleanOptionalAction,
+        default=torch.cuda.is_available(),
+        help="also fine-tune on CoLA, RTE, STS-B and NLI; default on a GPU only",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes that fit the classifiers of the folds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--bf16", action="store_true", help="mixed precision: twice as fast where the processor has it")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -164,7 +172,7 @@ def tasks_of(arguments: argparse.Namespace, seed: int) -> list[Task]:
     """Return the tasks of a seed, sampled."""
     found = senteval(arguments.senteval) if arguments.senteval else []
     found += glue(arguments.glue) if arguments.glue else []
-    most = arguments.sentences
+    most = arguments.sentences or None
     found.append(inference(arguments.nli, arguments.pairs, seed, most and 2 * most, most and most // 2))
     found += order_sensitive(arguments.frames, seed)
     return [task.sample(most, seed) for task in found]
@@ -181,7 +189,9 @@ def all_scores(
             unique, places = np.unique(np.array(texts, dtype=object), return_inverse=True)
             return embeddings(model, tokenizer, list(unique), layers=layers, bf16=arguments.bf16)[places]
 
-        found |= scores(task, embed, arguments.folds, seed)
+        found |= scores(task, embed, arguments.folds, seed, jobs=arguments.jobs)
+        if arguments.fine_tune and task.kind == "GLUE":
+            found |= fine_tuned_scores(task, model, tokenizer, seed, bf16=arguments.bf16)
     return found
 
 
@@ -239,45 +249,49 @@ def long_table(found: list[dict[str, Any]]) -> pd.DataFrame:
         measured = {name: value for name, value in cell.items() if name != "scores"}
         rows += [measured | {"task": name, "score": 100 * value} for name, value in cell["scores"].items()]
     table = pd.DataFrame(rows)
-    falls = table["task"].str.startswith("NLI, ")
-    table["kind"] = table["task"].map(KINDS).where(~falls, "shuffled premises")
+    kinds = KINDS | {task: "fine-tuned" for task in table["task"] if task.endswith("fine-tuned")}
+    kinds |= {task: "shuffled premises" for task in table["task"] if task.startswith("NLI, ") and task not in kinds}
+    table["kind"] = table["task"].map(kinds).fillna("shuffled premises, fine-tuned")
     return table
 
 
-def slope(rows: pd.DataFrame, metric: str) -> Estimate:
+def slope(rows: pd.DataFrame, metric: str, held: str | None = None) -> Estimate:
     """Return the change in points per .1 of a metric, and its 95 % interval over cells, tasks and seeds.
 
-    A linear mixed model of the scores less the mean over cells of their task and seed, with random effects of the cell
-    and of its task, and of the task on the slope; Student's t with two degrees of freedom fewer than cells.
+    A linear mixed model with a fixed effect of each task in each seed, random effects of the cell, of the cell in its
+    task, and of the task on the slope; Student's t with two degrees of freedom fewer than cells. `held` is a number
+    that is held fixed, at the cost of one more.
     """
-    rows = rows.assign(points=rows["score"] - rows.groupby(["task", "seed"])["score"].transform("mean"))
-    rows["dose"] = 10 * (rows[metric] - rows[metric].mean())
+    rows = rows.assign(sample=rows["task"] + rows["seed"].astype(str), dose=10 * (rows[metric] - rows[metric].mean()))
+    formula = "score ~ 0 + C(sample) + dose" + (f" + {held}" if held else "")
     several = {name: rows[name].nunique() > 1 for name in ("task", "seed")}
     effects = {"cell": "0 + C(cell)", "slope": "0 + C(task):dose"} if several["task"] else {}
     effects |= {"cell in task": "0 + C(cell):C(task)"} if several["seed"] else {}
-    if effects:
-        model = MixedLM.from_formula("points ~ dose", rows, groups=np.ones(len(rows)), vc_formula=effects)
-    else:
-        model = OLS.from_formula("points ~ dose", rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance of 0 is on the boundary
-        fitted = model.fit(method=["lbfgs", "powell"]) if effects else model.fit()
+        if effects:
+            model = MixedLM.from_formula(formula, rows, groups=np.ones(len(rows)), vc_formula=effects)
+            fitted = model.fit(method=["lbfgs", "powell"])
+        else:
+            fitted = OLS.from_formula(formula, rows).fit()
     value, error = fitted.params["dose"], fitted.bse["dose"]
-    reach = student_t.ppf(0.975, max(1, rows["cell"].nunique() - 2)) * error
+    reach = student_t.ppf(0.975, max(1, rows["cell"].nunique() - 2 - bool(held))) * error
     return Estimate(value, value - reach, value + reach)
 
 
-def slopes(table: pd.DataFrame) -> pd.DataFrame:
+def slopes(table: pd.DataFrame, held: str | None = None) -> pd.DataFrame:
     """Return the slopes of each kind of task on each metric, over groups of cells."""
-    groups = {"all healed": TURNED[1:], "turned tables": tuple(TURNS), "from nothing": tuple(FROM_NOTHING)}
+    groups = {"all healed": TURNED[1:], "turned tables": tuple(TURNS)}
+    groups |= {} if held else {"from nothing": tuple(FROM_NOTHING)}
     found = []
     for (kind, of_kind), (group, cells) in product(table.groupby("kind", sort=False), groups.items()):
         chosen = of_kind[of_kind["cell"].isin(cells)]
         number = chosen["cell"].nunique()
+        metrics = METRICS if held or group == "from nothing" else (*METRICS, "token_loss")
         if number > 3:
-            numbers = {metric.replace("_", " "): signed(slope(chosen, metric), "+.2f") for metric in METRICS}
+            numbers = {metric.replace("_", " "): signed(slope(chosen, metric, held), "+.2f") for metric in metrics}
             found.append({"scores": kind, "cells": f"{group} ({number})"} | numbers)
-    return pd.DataFrame(found)
+    return pd.DataFrame(found).fillna("")
 
 
 def summary(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -288,7 +302,7 @@ def summary(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, "token_loss")}
         kinds = rows.groupby(["kind", "seed"], sort=False)["score"].mean()
         of_tasks = rows.groupby(["task", "seed"])["score"].mean()
-        row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items()}
+        row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items() if kind in set(table["kind"])}
         cells.append(row | {task: over_seeds(of_tasks, task) for task, kind in KINDS.items() if kind == "order"})
         probes = {"Shuffle-3 to 6": "Shuffle", "windows": "Window", "random order": "Random"}
         fallen = rows[rows["kind"] == "shuffled premises"]
@@ -318,20 +332,28 @@ def spoken(values: pd.Series) -> str:
 
 
 def figure(table: pd.DataFrame) -> plt.Figure:
-    """Plot the mean score of each cell on each metric: sentence tasks above, order-sensitive ones below."""
-    kinds = [kind for kind in ("sentences", "GLUE", "order") if (table["kind"] == kind).any()]
+    """Plot the mean score of each cell on each metric, a row for each kind of task; dashed: TF-IDF of words."""
+    kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
     fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.6 * len(kinds)), layout="constrained", squeeze=False)
-    measured = table[table["locality"].notna()]
     for row, kind in zip(axes, kinds, strict=True):
-        means = measured[measured["kind"] == kind].groupby("cell")[[*METRICS, "score"]].mean()
+        of_kind = table[table["kind"] == kind]
+        means = of_kind[of_kind["locality"].notna()].groupby("cell")[[*METRICS, "score"]].mean()
+        floor = of_kind.loc[of_kind["cell"] == "TF-IDF, words", "score"].mean()
+        turned = means.index.isin(TURNS)
         for ax, metric in zip(row, METRICS, strict=True):
-            for cells, style in (("turned", "o"), ("others", "s")):
-                shown = means[means.index.isin(TURNS) == (cells == "turned")]
-                ax.plot(shown[metric], shown["score"], style, markersize=5, label=cells)
-            for cell, of_cell in means.iterrows():
-                ax.annotate(cell, (of_cell[metric], of_cell["score"]), (4, 3), textcoords="offset points", fontsize=7)
-            ax.set(xlabel=metric.replace("_", " "), ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
-            ax.margins(x=0.15, y=0.1)
+            ax.plot(means.loc[turned, metric], means.loc[turned, "score"], "o", label="own table, turned")
+            ax.plot(means.loc[~turned, metric], means.loc[~turned, "score"], "s", color="0.4", label="others")
+            middle = (means[metric].min() + means[metric].max()) / 2
+            for cell, (*_, score), x in zip(means.index, means.to_numpy(), means[metric], strict=True):
+                side = {"xytext": (5, 3), "ha": "left"} if x < middle else {"xytext": (-5, 3), "ha": "right"}
+                name = cell.replace("antisymmetric", "antisym.").replace("from nothing: ", "")
+                ax.annotate(name, (x, score), textcoords="offset points", fontsize=7, **side)
+            if means["score"].min() - floor < np.ptp(means["score"]):  # a floor far below would flatten the rest
+                ax.axhline(floor, color="0.7", ls="--", lw=0.8)
+            ax.margins(x=0.1, y=0.12)
+            ax.set(xlabel=metric.replace("_", " "))
+        row[0].set(ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
+    axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
     return fig
 
 
@@ -339,9 +361,24 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    paths = ("text", "senteval", "glue", "frames", "nli", "pairs", "output", "cells", "seeds", "threads", "device")
+    paths = (
+        "text",
+        "senteval",
+        "glue",
+        "frames",
+        "nli",
+        "pairs",
+        "output",
+        "cells",
+        "seeds",
+        "threads",
+        "device",
+        "jobs",
+    )
     identity = {key: value for key, value in vars(arguments).items() if key not in paths}
     files = [arguments.text, arguments.frames, *arguments.nli, arguments.pairs]
+    for folder in (arguments.senteval, arguments.glue):
+        files += sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
     identity["files"] = fingerprint(b"".join(file.read_bytes() for file in files))
     text = paragraphs(arguments.text)
     rows: list[dict[str, Any]] = []
@@ -352,6 +389,7 @@ def main() -> None:
     cells, falls = summary(table)
     print(f"seeds {arguments.seeds}, {arguments.tokens:,} tokens of healing\n\n{markdown(cells)}\n\n{markdown(falls)}")
     print(f"\npoints per .1 of the metric:\n\n{markdown(slopes(table))}")
+    print(f"\nthe same with the loss of healing held fixed:\n\n{markdown(slopes(table, 'token_loss'))}")
     figure(table).savefig(arguments.output / "downstream_accuracy.png", dpi=150)
 
 

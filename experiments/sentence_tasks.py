@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from cells import classifier
+from joblib import Parallel, delayed
 from scipy.sparse import hstack, issparse
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -184,27 +185,37 @@ def features(task: Task, columns: Sequence[Any]) -> Any:
     return hstack(parts).tocsr() if issparse(first) else np.concatenate(parts, 1)
 
 
-def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int) -> dict[str, float]:
+def score(task: Task, labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return accuracy, or what GLUE asks for."""
+    if task.name == "STS-B":
+        return float(pearsonr(predicted, labels)[0])
+    return float((matthews_corrcoef if task.name == "CoLA" else accuracy_score)(labels, predicted))
+
+
+def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int, *, jobs: int = 1) -> dict[str, float]:
     """Return the score of a task, and by probe the accuracy on perturbed pairs minus that on the same pairs.
 
     A logistic regression on standardised features, its penalty chosen within the training part; ridge for STS-B.
+    `jobs` processes work on the folds.
     """
     columns = [embed(column) for column in task.texts]
     inputs, labels = features(task, columns), task.labels
     if task.name == "STS-B":
         model = RidgeCV(np.logspace(-2, 4, 13)).fit(inputs[~task.test], labels[~task.test])
-        return {task.name: float(pearsonr(model.predict(inputs[task.test]), labels[task.test])[0])}
+        return {task.name: score(task, labels[task.test], model.predict(inputs[task.test]))}
     if task.test is None:
         splits = list(StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(labels, labels, task.groups))
     else:
         splits = [(np.flatnonzero(~task.test), np.flatnonzero(task.test))]
+    fitted = Parallel(jobs)(
+        delayed(classifier(sparse=issparse(inputs)).fit)(inputs[train], labels[train], groups=task.groups[train])
+        for train, _ in splits
+    )
     predicted = np.empty_like(labels)
-    for train, test in splits:
-        model = classifier(sparse=issparse(inputs)).fit(inputs[train], labels[train], groups=task.groups[train])
+    for model, (_, test) in zip(fitted, splits, strict=True):
         predicted[test] = model.predict(inputs[test])
     tested = np.concatenate([test for _, test in splits])
-    metric = matthews_corrcoef if task.name == "CoLA" else accuracy_score
-    found = {task.name: float(metric(labels[tested], predicted[tested]))}
+    found = {task.name: score(task, labels[tested], predicted[tested])}
     for name, (rows, texts) in task.perturbed.items():
         if len(rows):
             moved = model.predict(features(task, [embed(texts), columns[1][rows]]))

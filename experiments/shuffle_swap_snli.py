@@ -62,7 +62,7 @@ def training_pairs(paths, corpus, limit):
 
 def fine_tune(source, tokenizer, pairs, seed, folder, arguments):
     """Return the model of one seed, loaded from its folder if complete."""
-    settings = {name: getattr(arguments, name) for name in ("model", "epochs", "batch", "rate")}
+    settings = {name: getattr(arguments, name) for name in ("model", "epochs", "batch", "rate", "bf16")}
     claim(folder, settings | {"seed": seed, "pairs": fingerprint(json.dumps(pairs.to_dict()).encode())})
     final = folder / "final"
     if final.exists():
@@ -86,6 +86,8 @@ def fine_tune(source, tokenizer, pairs, seed, folder, arguments):
             per_device_train_batch_size=arguments.batch,
             per_device_eval_batch_size=128,
             learning_rate=arguments.rate,
+            bf16=arguments.bf16,
+            use_cpu=arguments.bf16 and not torch.cuda.is_available(),  # else bf16 asks for a GPU
             warmup_steps=0.1,  # share of all steps
             train_sampling_strategy="group_by_length",
             eval_strategy="epoch",
@@ -161,7 +163,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate")
-    parser.add_argument("--side", default="premise", choices=["premise", "hypothesis", "both"], help="side to shuffle")
+    parser.add_argument("--bf16", action="store_true", help="train and evaluate under bfloat16 autocast")
+    sides = ["premise", "hypothesis", "both"]
+    parser.add_argument("--side", nargs="+", default=["premise"], choices=sides, help="side to shuffle: a table each")
     parser.add_argument("--swap-label", default="not entailment", help="label of a swapped hypothesis")
     parser.add_argument("--limit", type=int, help="maximum number of training pairs")
     parser.add_argument("--pairs", type=int, help="maximum number of parsed pairs")
@@ -176,35 +180,44 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(source)
     corpus = list(islice(read_snli(arguments.parsed), arguments.pairs))
     pairs = training_pairs(arguments.train, corpus, arguments.limit)
-    probes = build(corpus, arguments.side, arguments.swap_label)
-    found = {name: [] for name in probes}
+    probes = {side: build(corpus, side, arguments.swap_label) for side in arguments.side}
+    found = {side: {name: [] for name in of_side} for side, of_side in probes.items()}
     localities, symmetries = [], []
     for seed in arguments.seeds:
-        folder = arguments.output / f"seed-{seed}"
-        model = fine_tune(source, tokenizer, pairs, seed, folder, arguments)
-        for name, probe in probes.items():
-            found[name].append(evaluate(model, tokenizer, probe, groups="original_premise"))
+        model = fine_tune(source, tokenizer, pairs, seed, arguments.output / f"seed-{seed}", arguments)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model.to(device)  # where it was trained before and is only loaded now
+        with torch.autocast(device, torch.bfloat16, enabled=arguments.bf16):
+            for side, name in ((side, name) for side, of_side in probes.items() for name in of_side):
+                found[side][name].append(evaluate(model, tokenizer, probes[side][name], groups="original_premise"))
         measured = measure(positional_attention(model, tokenizer, length=128, words=arguments.words))
         localities.append(float(measured.locality.mean()))
         symmetries.append(float(measured.symmetry.mean()))
 
-    name = Path(source).parent.name if arguments.model is None else arguments.model
+    name = Path(source).parent.name if arguments.model is None else arguments.model.rstrip("/").rpartition("/")[2]
     metrics = {"symmetry": {name: np.mean(symmetries)}, "locality": {name: np.mean(localities)}}
+    for side, of_side in found.items():
+        print(f"{len(pairs)} training pairs, seeds {arguments.seeds}, {side} shuffled; ", end="")
+        report(of_side, name, arguments.seeds, metrics, arguments.output / side)
+
+
+def report(found, name, seeds, metrics, folder):
+    """Print the tables of one side, and store them with every example."""
     table = paper_table({name: found}, **metrics)
-    runs = f"{len(pairs)} training pairs, seeds {arguments.seeds}, {arguments.side} shuffled"
-    print(f"{runs}; Student's interval over runs\n{table.to_markdown()}\n")
+    print(f"Student's interval over runs\n{table.to_markdown()}\n")
     single = {
         f"{name}, seed {seed}": {probe: of_probe[i] for probe, of_probe in found.items()}
-        for i, seed in enumerate(arguments.seeds)
+        for i, seed in enumerate(seeds)
     }
     print(f"each run; interval over pairs\n{paper_table(single).to_markdown()}\n")
     print(f"do constituents matter beyond windows?\n{markdown(constituents_beyond_windows(found))}\n")
-    print(markdown(agreements(found)))
-    table.values.to_csv(arguments.output / "table.csv", index=False)
-    (arguments.output / "table.tex").write_text(table.to_latex() + "\n")
+    print(f"{markdown(agreements(found))}\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    table.values.to_csv(folder / "table.csv", index=False)
+    (folder / "table.tex").write_text(table.to_latex() + "\n")
     for probe, runs_of_probe in found.items():
-        examples = [run.examples.assign(seed_of_run=s) for s, run in zip(arguments.seeds, runs_of_probe, strict=True)]
-        pd.concat(examples).to_csv(arguments.output / f"{probe}.csv")
+        examples = [run.examples.assign(seed_of_run=s) for s, run in zip(seeds, runs_of_probe, strict=True)]
+        pd.concat(examples).to_csv(folder / f"{probe}.csv")
 
 
 if __name__ == "__main__":

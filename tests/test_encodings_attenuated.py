@@ -182,8 +182,8 @@ def test_a_learned_encoding_starts_from_its_arguments():
         ({"scale": math.inf}, ValueError, "scale must be finite"),
         ({"form": "bias"}, ValueError, "form must be"),
         ({"learnable": "slope"}, ValueError, "learnable must be"),
-        ({"causal": True, "symmetry": 2.0}, ValueError, "no right side"),
-        ({"causal": True, "learnable": ["symmetry"]}, ValueError, "no right side"),
+        ({"causal": True, "symmetry": 2.0}, ValueError, "hides the right side"),
+        ({"causal": True, "learnable": ["symmetry"]}, ValueError, "hides the right side"),
     ],
 )
 def test_invalid_arguments_of_an_attenuated_encoding_raise_errors(arguments, error, words):

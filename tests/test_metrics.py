@@ -176,6 +176,20 @@ def test_forward_mode_agrees_with_finite_differences(name, also_backward):
     torch.testing.assert_close(tangent, (after - before) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "measure"])
+def test_transforms_of_torch_func_agree_with_autograd(name):
+    def value(logits):
+        return NUMBERS[name](logits.softmax(-1)).sum()
+
+    logits, direction = torch.randn(2, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaf = logits.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(value)(logits), gradient)
+    torch.testing.assert_close(torch.func.jvp(value, (logits,), (direction,))[1], (gradient * direction).sum())
+    hessian = torch.autograd.functional.hessian(value, logits)
+    torch.testing.assert_close(torch.func.hessian(value)(logits), hessian)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_second_derivatives_equal_finite_differences(n):
     logits = (

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
 from pelocality.models import _proof, attach, attached, load
-from pelocality.models.families import attachable, longest_input
+from pelocality.models.families import longest_input, record_of
 from tests.families import ANY, assert_same_outputs, same, same_weights, spread, state, tiny, tiny_any, tokens
 from tests.test_models_attachment import hooks, set_implementation
 from tests.test_models_restore import lines_of
@@ -154,7 +154,7 @@ def test_a_saved_model_loads_with_its_encodings(name, tmp_path):
     assert_same_outputs(output(loaded, ids), output(model, ids))
     with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
         type(model).from_pretrained(tmp_path)
-    assert len(attached(loaded).encodings) == len(attachable(model).attention_modules(model))
+    assert len(attached(loaded).encodings) == len(record_of(model).attention_modules(model))
 
 
 @pytest.mark.parametrize(("name", "target"), [("qwen3", "q_proj"), ("gpt_neox", "query_key_value"), ("opt", "v_proj")])

@@ -3,6 +3,7 @@
 import copy
 import random
 
+import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -169,6 +170,14 @@ def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypa
         torch.testing.assert_close(again.curve.to_numpy(), whole.curve.to_numpy(), rtol=1e-3, atol=1e-4)
         for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_autocast_around_the_training_does_not_keep_its_first_weights():
+    curves = []
+    for kept in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=kept):
+            curves.append(relocate(bert(), NoEncoding(2), make_tokenizer(True), TEXTS, **OPTIONS).curve)
+    pd.testing.assert_frame_equal(*curves)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

@@ -1,16 +1,16 @@
-"""A cache of the last bias of an encoding without parameters, valid until anything that it depends on changes."""
+"""A cache of the last bias of each encoding without parameters, valid until anything that it depends on changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from pelocality.encodings._scores import transformed
+from pelocality.metrics._inputs import transformed
 
 # Attributes that torch sets in every module, except ``training``, on which a bias may depend.
 _TORCH_ATTRIBUTES = frozenset(nn.Module().__dict__) - {"training"}
@@ -26,82 +26,59 @@ class _Entry:
 
 # Equal encodings, such as one per layer, share a bias; it is freed when it is no longer the last one of any of them.
 _ENTRIES: WeakValueDictionary[Hashable, _Entry] = WeakValueDictionary()
+_LAST: WeakKeyDictionary[nn.Module, _Entry] = WeakKeyDictionary()
+_READ = WeakTensorKeyDictionary()  # buffers on accelerators, whose content is read again only after a write
 
 
-class BiasCache:
-    """The last bias of an encoding.
+def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tensor]) -> Tensor:
+    """Return the bias of an encoding, from the cache if it is valid.
 
     Every call reads and compares everything that the bias depends on: class, attributes and buffers of the encoding and
     of all modules in it. The bias is cached only if all of these are constants and buffers.
+
+    Args:
+        encoding: The encoding.
+        request: Everything else that the bias depends on: lengths, dtype and device.
+        build: Function that builds the bias.
+
+    Returns:
+        The bias. Do not write into it; after a write, the next call builds it again.
     """
-
-    def __init__(self) -> None:
-        self._last: _Entry | None = None
-        self._contents: dict[str, tuple[Tensor, Hashable, Hashable]] = {}
-
-    def get(self, encoding: nn.Module, request: Hashable, build: Callable[[], Tensor]) -> Tensor:
-        """Return the bias of an encoding, from the cache if it is valid.
-
-        Args:
-            encoding: The encoding.
-            request: Everything else that the bias depends on: lengths, dtype and device.
-            build: Function that builds the bias.
-
-        Returns:
-            The bias. Do not write into it; after a write, the next call builds it again.
-        """
-        try:
-            content = self._content(encoding)
-        except RuntimeError:  # inside `torch.func` numbers cannot be read
-            content = None
-        if content is None:
-            return build()
-        key = content, request
-        entry = _ENTRIES.get(key)
-        if entry is not None and entry.bias._version == entry.version:
-            self._last = entry  # keeps it
-            return entry.bias
+    try:
+        content = _content(encoding)
+    except RuntimeError:  # inside `torch.func` numbers cannot be read
+        content = None
+    if content is None:
+        return build()
+    key = content, request
+    entry = _ENTRIES.get(key)
+    if entry is None or entry.bias._version != entry.version:
         # not an inference tensor, so that a bias built in evaluation can be used in training
         with torch.inference_mode(False), torch.enable_grad():
             bias = build()
         if bias.requires_grad or type(bias) is not Tensor or transformed(bias):
             return build()  # it depends on tensors outside the encoding
-        self._last = _ENTRIES[key] = _Entry(bias, bias._version)
-        return bias
+        entry = _ENTRIES[key] = _Entry(bias, bias._version)
+    _LAST[encoding] = entry  # keeps it
+    return entry.bias
 
-    def _content(self, encoding: nn.Module) -> Hashable | None:
-        """Return the constants and buffers of the encoding, or None if the bias may depend on anything else."""
-        found: list[Hashable] = []
-        for name, module in encoding.named_modules():
-            attributes = {key: value for key, value in vars(module).items() if key not in _TORCH_ATTRIBUTES}
-            attributes.pop("_cache", None)
-            learned = any(parameter is not None for parameter in module._parameters.values())
-            if learned or not all(map(_is_constant, attributes.values())):
+
+def _content(encoding: nn.Module) -> Hashable | None:
+    """Return the constants and buffers of the encoding, or None if the bias may depend on anything else."""
+    found: list[Hashable] = []
+    for name, module in encoding.named_modules():
+        attributes = {key: value for key, value in vars(module).items() if key not in _TORCH_ATTRIBUTES}
+        learned = any(parameter is not None for parameter in module._parameters.values())
+        if learned or not all(map(_is_constant, attributes.values())):
+            return None
+        found.append((name, type(module), tuple(attributes.items())))
+        for key, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad or transformed(buffer):
                 return None
-            found.append((name, type(module), tuple(attributes.items())))
-            for key, buffer in module._buffers.items():
-                if buffer is None:
-                    continue
-                if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad or transformed(buffer):
-                    return None
-                found.append((key, self._buffer_content(f"{name}.{key}", buffer)))
-        return tuple(found)
-
-    def _buffer_content(self, name: str, buffer: Tensor) -> Hashable:
-        """Return the content of a buffer; on an accelerator, read it again only if its version has changed."""
-        if buffer.device.type == "cpu":
-            return _tensor_content(buffer)
-        version = None if buffer.is_inference() else buffer._version, buffer.data_ptr()
-        known = self._contents.get(name)
-        if known is None or known[0] is not buffer or known[1] != version:
-            known = self._contents[name] = buffer, version, _tensor_content(buffer)
-        return known[2]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BiasCache:
-        return BiasCache()
-
-    def __reduce__(self) -> tuple[type[BiasCache], tuple[()]]:
-        return BiasCache, ()
+            found.append((key, _tensor_content(buffer)))
+    return tuple(found)
 
 
 def _is_constant(value: object) -> bool:
@@ -113,6 +90,14 @@ def _is_constant(value: object) -> bool:
 
 def _tensor_content(buffer: Tensor) -> Hashable:
     """Return the dtype, shape and bytes of a buffer."""
+    on_accelerator = buffer.device.type != "cpu"
+    version = None if buffer.is_inference() else buffer._version, buffer.data_ptr()
+    if on_accelerator and buffer in _READ and _READ[buffer][0] == version:
+        known: Hashable = _READ[buffer][1]
+        return known
     readable = buffer.float() if buffer.dtype == torch.bfloat16 else buffer  # numpy has no bfloat16
     array = readable.cpu().numpy()
-    return buffer.dtype, array.shape, array.tobytes()
+    content = buffer.dtype, array.shape, array.tobytes()
+    if on_accelerator:
+        _READ[buffer] = version, content
+    return content

@@ -88,7 +88,7 @@ class AttenuatedEncoding(RelativeEncoding):
         self._learned = frozenset(names)
         lean = per_head("symmetry", symmetry, heads)
         if causal and (bool((lean != 1).any()) or "symmetry" in self._learned):
-            raise ValueError("a causal encoding has no right side: leave symmetry at 1 and do not learn it")
+            raise ValueError("symmetry must be 1 and not learned with causal=True, which hides the right side")
         self._register("decay", per_head("decay", decay, heads))
         self._register("symmetry", lean)
         self._register("scale", per_head("scale", scale, heads, positive=False))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count, flag
-from pelocality.encodings._cache import BiasCache
+from pelocality.encodings._cache import cached_bias
 from pelocality.encodings._scores import masked_softmax
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -40,7 +40,6 @@ class Encoding(nn.Module, ABC):
         super().__init__()
         self.heads = count("heads", heads)
         self.causal = flag("causal", causal)
-        self._cache = BiasCache()
         self._like: Tensor
         # an empty tensor that records the dtype and device of the module
         self.register_buffer("_like", torch.empty(0), persistent=False)
@@ -237,7 +236,7 @@ class Encoding(nn.Module, ABC):
         # a mask may differ at every call; a compiler folds constants itself
         if visible is not None or torch.compiler.is_compiling():
             return build()
-        return self._cache.get(self, (queries, keys, dtype, self._like.device), build)
+        return cached_bias(self, (queries, keys, dtype, self._like.device), build)
 
     def additive_mask(
         self,

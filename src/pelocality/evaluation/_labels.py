@@ -25,7 +25,7 @@ def normalised(name: str) -> str:
     return NOT_ENTAILMENT if words == "non entailment" else words
 
 
-def class_names(config: Any, labels: Sequence[str] | None, probe_labels: Collection[str]) -> list[str]:
+def class_names(config: Any, labels: Sequence[str] | None) -> list[str]:
     """Return the normalised names of a model's classes in the order of its logits, from ``labels`` or its config."""
     configured = [str(config.id2label[i]) for i in range(config.num_labels)]
     if labels is None:

@@ -33,15 +33,14 @@ class Classifier:
         model: nn.Module,
         tokenizer: Any,
         labels: Sequence[str] | None,
-        probe_labels: set[str],
         batch_size: int,
         max_length: int | None,
     ) -> None:
-        self.classes = _labels.class_names(pretrained(model).config, labels, probe_labels)
-        _labels.check_match(self.classes, probe_labels)
+        self.classes = _labels.class_names(pretrained(model).config, labels)
         check_tokenizer(tokenizer)
         if batch_size > 1 and tokenizer.pad_token is None:
-            raise ValueError("no padding token; set tokenizer.pad_token and model.config.pad_token_id, or batch_size=1")
+            advice = "set tokenizer.pad_token and model.config.pad_token_id, or batch_size=1"
+            raise ValueError(f"tokenizer has no padding token; {advice}")
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
@@ -92,8 +91,6 @@ class CallableClassifier:
         self.function = function
         self.classes = None if labels is None else _labels.given_names(labels)
         names = {_labels.ENTAILMENT, _labels.NOT_ENTAILMENT, *_labels.OTHERS}
-        if self.classes is not None:
-            _labels.check_match(self.classes, probe_labels)
         # no known names without labels: then every name is accepted
         self.known = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
         self.truncated: set[Texts] = set()
@@ -115,5 +112,5 @@ class CallableClassifier:
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
         if np.isnan(scores).any():
-            raise ValueError("model returned scores that are NaN")
+            raise ValueError("model returned scores that are NaN; check its weights and precision")
         return [(self.classes[row.argmax()], float("nan")) for row in scores]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import alone, gathered, my_part, together
 from pelocality.evaluation._examples import name_of, scalar_columns
-from pelocality.evaluation._labels import is_correct, normalised
+from pelocality.evaluation._labels import check_match, is_correct, normalised
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import check_confidence
@@ -106,11 +106,13 @@ def evaluate(
     probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(alone(model), tokenizer, labels, probe_labels, batch_size, max_length)
+        classifier = Classifier(alone(model), tokenizer, labels, batch_size, max_length)
     elif callable(model):
         classifier = CallableClassifier(model, labels, probe_labels)
     else:
         raise TypeError(f"model must be a transformers model or a callable, got {type(model).__name__}")
+    if classifier.classes is not None:
+        check_match(classifier.classes, probe_labels)
     for prefix, predictions in zip(_VERSIONS, _predictions(classifier, probe, texts, progress), strict=True):
         frame[f"{prefix}prediction"], frame[f"{prefix}probability"] = zip(*predictions, strict=True)
         both = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)

@@ -112,7 +112,7 @@ def evaluate_minimal_pairs(
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
         raise ValueError(f"pairs must have sentence_good and sentence_bad, got {pairs.column_names}")
     if not len(pairs):
-        raise ValueError("pairs is empty")
+        raise ValueError("pairs is empty; probe_info(pairs).dropped has the reasons if minimal_pairs built it")
     frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])

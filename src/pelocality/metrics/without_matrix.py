@@ -83,7 +83,8 @@ def _measure_one_bias(bias: Tensor, tolerance: Tolerance) -> Tensor:
     d = (left - right[1:]).abs()  # d[k-1], times each row's normaliser
     low, high = d.cummin(0).values, d.cummax(0).values
     spread = high - low
-    # sum_k (d_k - min d) over the first m, from non-negative terms: when the minimum falls, all terms before it grow
+    # sum_k (d_k - min d) over the first m, from non-negative terms: each further pair adds d_k - min d, and where it
+    # lowers the minimum, the terms of all pairs before it grow by as much
     drop = torch.cat([zero, low[:-1] - low[1:]])
     excess = (d - low + torch.arange(n - 1, device=d.device) * drop).cumsum(0)
     largest = torch.maximum(left, right[1:]).cummax(0).values

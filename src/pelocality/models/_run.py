@@ -12,22 +12,12 @@ from torch import Tensor, nn
 
 from pelocality._checks import count
 from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
-from pelocality.models.families import attachable, longest_input
-from pelocality.models.families._record import ATTACHED, Architecture
+from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
+from pelocality.models.families import longest_input, record_of
+from pelocality.models.families._record import Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
-
-# model types without one (n, n) matrix of softmax attention per head
-_REFUSED = {
-    "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
-    "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
-        *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
-    ),
-    "its attention is the difference of two maps, which may be negative": ("diffllama",),
-    "its attention to itself and to the encoder's output share one softmax": ("t5gemma2_decoder",),
-}
 
 
 def find_base(model: nn.Module) -> Any:
@@ -38,7 +28,7 @@ def find_base(model: nn.Module) -> Any:
         ValueError: if it reads no tokens; the message names a part that does.
     """
     inner = pretrained(model)
-    base = attachable(inner).base(inner)
+    base = record_of(inner).base(inner)
     if reads_tokens(base):
         return base
     part = next((f"model.{name}" for name, module in inner.named_modules() if name and reads_tokens(module)), None)
@@ -73,28 +63,15 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
     def undo() -> None:
         for config, implementation in implementations:  # outer first: setting one also sets those inside it
             config._attn_implementation = implementation
-
-    with inference(model), restoring(undo), _without_capture_hooks(model):
-        for config, _ in implementations:
-            config._attn_implementation = "eager"
-        yield
-
-
-@contextmanager
-def _without_capture_hooks(model: nn.Module) -> Iterator[None]:
-    """Remove the hooks that transformers installs for ``output_attentions=True`` on leaving: they cannot be pickled.
-
-    It installs them again when they are needed.
-    """
-
-    def undo() -> None:
-        for module in model.modules():
+        for module in model.modules():  # hooks for output_attentions=True cannot be pickled, and come back when needed
             module.__dict__.pop("_output_capturing_hooks_installed", None)
             for key, hook in list(module._forward_hooks.items()):
                 if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
                     del module._forward_hooks[key]
 
-    with restoring(undo):
+    with inference(model), restoring(undo):
+        for config, _ in implementations:
+            config._attn_implementation = "eager"
         yield
 
 
@@ -124,43 +101,6 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
     return base(**inputs, return_dict=True)
 
 
-def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
-    """Run a base model and return its attention (batch, head, n, n) of each layer, checked.
-
-    Raises:
-        ValueError: if the model returns no weights, or weights of another shape.
-    """
-    name, model_type = described(base), base.config.model_type
-    if reason := next((reason for reason, types in _REFUSED.items() if model_type in types), None):
-        raise ValueError(f"{name} cannot be probed: {reason}")
-    if getattr(base.config, "attention_type", None) == "block_sparse":
-        raise ValueError(f"{name} cannot be probed with block-sparse attention; load it with 'original_full'")
-    batch, n = inputs["input_ids"].shape
-    check_ids(base, inputs["input_ids"])
-    try:
-        outputs = run(base, **inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        reason = f"it fails with {type(error).__name__}: {error}"
-        if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
-            reason = "it has no row for every position; ask for fewer tokens"
-        raise ValueError(f"{name} cannot be probed on {batch} x {n} tokens: {reason}") from error
-    maps = getattr(outputs, "attentions", None)
-    if not maps or not all(isinstance(weights, Tensor) for weights in maps):
-        raise ValueError(
-            f"{name} cannot be probed: it returned no attention weights with output_attentions=True; if its "
-            "implementation was chosen when it was built, load it again with attn_implementation='eager'"
-        )
-    for layer, weights in enumerate(maps):
-        if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
-            raise ValueError(
-                f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
-                f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
-            )
-    return tuple(maps)
-
-
 @contextmanager
 def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
@@ -169,7 +109,7 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         collected.append(record.attention_input(args, kwargs))
 
-    with hooked(record.attentions(base), collect):
+    with hooked(record.attention_layers(base), collect):
         yield collected
 
 
@@ -219,11 +159,10 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
 
 def attached_encoding(base: nn.Module) -> str | None:
     """Return the attached encoding with ``position_embeddings`` as text, all that differ between layers, or None."""
-    biases = [getattr(module, ATTACHED) for module in base.modules() if hasattr(module, ATTACHED)]
     texts = [
         f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
         f"position_embeddings='{'disable' if bias.positions_disabled else 'keep'}'"
-        for bias in biases
+        for bias in attached_biases(base)
     ]
     return "; ".join(dict.fromkeys(texts)) or None
 

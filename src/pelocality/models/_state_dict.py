@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from pelocality.models._restore import restoring
-from pelocality.models.families._record import ATTACHED
+from pelocality.models.families._record import ATTACHED, attached_biases
 
 BLOCKING_KEY = "experts_implementation"
 """The entry of a configuration of which each model class of transformers refuses, and repeats, an unknown value."""
@@ -44,11 +44,6 @@ def _lacks_encoding(attention: nn.Module, prefix: str, state_dict: dict[str, Any
     return weights <= state_dict.keys() and not any(key.startswith(encoding) for key in state_dict)
 
 
-def has_encodings(model: nn.Module) -> bool:
-    """Return whether an encoding is attached to a model or to any part of it."""
-    return any(ATTACHED in module._modules for module in model.modules())
-
-
 def mark_saved_folders(model: Any) -> None:
     """Replace a model's ``save_pretrained``, so that transformers alone refuses to load the folder it writes."""
     model.save_pretrained = functools.partial(_save_pretrained, model)
@@ -56,6 +51,6 @@ def mark_saved_folders(model: Any) -> None:
 
 def _save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
-        if has_encodings(model):  # not removed through a part of the model
+        if attached_biases(model):  # not removed through a part of the model
             setattr(model.config, BLOCKING_KEY, _REASON)
         type(model).save_pretrained(model, *args, **kwargs)

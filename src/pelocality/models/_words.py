@@ -1,6 +1,7 @@
 """The words to repeat: single tokens drawn from a vocabulary, or given by the user."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -135,12 +136,8 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[
     """Draw words without replacement, each id as likely as any other."""
     order = np.random.default_rng(seed).permutation(size if tokenizer is None else min(size, len(tokenizer)))
     special = special_ids(base, tokenizer)
-    drawn: list[int] = []
-    for token in order.tolist():
-        if len(drawn) == wanted:
-            return drawn
-        if token not in special and (tokenizer is None or _is_word(token, tokenizer)):
-            drawn.append(token)
+    words = (token for token in order.tolist() if token not in special)
+    drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), wanted))
     if len(drawn) < wanted:
         sizes = (
             "" if tokenizer is None else f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})"

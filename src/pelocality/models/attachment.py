@@ -22,10 +22,10 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
 from pelocality.models._run import find_base
-from pelocality.models._state_dict import check_state_dict, has_encodings, mark_saved_folders
+from pelocality.models._state_dict import check_state_dict, mark_saved_folders
 from pelocality.models._weights import execution_device
-from pelocality.models.families import attachable
-from pelocality.models.families._record import ATTACHED, Architecture
+from pelocality.models.families import record_of
+from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained
 
 Positions = Literal["disable", "keep"]
@@ -54,7 +54,7 @@ class Attachment:
         No weight of the model changes. A second call does nothing.
         """
         record, base = _record_and_base(self.model)
-        if any(part in self.encodings for bias in _biases(record, base) for part in bias.modules()):
+        if any(part in self.encodings for bias in attached_biases(base) for part in bias.modules()):
             with restoring(functools.partial(_undo, self.model, record, base)):
                 pass
 
@@ -125,7 +125,7 @@ def attach(
         ...     [encoding.decay for encoding in attachment.encodings]
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
-    record, base = attachable(model), find_base(model)
+    record, base = record_of(model), find_base(model)
     _check_model(model, record, base, position_embeddings)
     disable = position_embeddings == "disable"
     encodings = _copies(encoding, record, base)
@@ -157,7 +157,7 @@ def attached(model: nn.Module) -> Attachment | None:
         >>> attached(bert) is None
         True
     """
-    biases = _biases(*_record_and_base(model))
+    biases = attached_biases(_record_and_base(model)[1])
     if not biases:
         return None
     position_embeddings: Positions = "disable" if biases[0].positions_disabled else "keep"
@@ -167,13 +167,8 @@ def attached(model: nn.Module) -> Attachment | None:
 def _record_and_base(model: nn.Module) -> tuple[Architecture, Any]:
     """Return the record of a model's family, and the bare transformer inside the model."""
     inner = pretrained(model)
-    record = attachable(inner)
+    record = record_of(inner)
     return record, record.base(inner)
-
-
-def _biases(record: Architecture, base: Any) -> list[Any]:
-    """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
-    return [getattr(module, ATTACHED) for module in record.attention_modules(base) if hasattr(module, ATTACHED)]
 
 
 def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> None:
@@ -202,7 +197,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
             getattr(module, ATTACHED).uninstall(module)
     for module in _checked_modules(model, base):
         unhook(module, _check_call)
-        if not has_encodings(module):  # the decoder of an encoder-decoder model may still have one
+        if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
             module.__dict__.pop("save_pretrained", None)
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
@@ -243,7 +238,7 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
         raise ValueError(f"position_embeddings must be 'disable' or 'keep', got {position_embeddings!r}")
     _check_adapters(model)
     name = f"{type(base).__name__} (model type '{base.config.model_type}')"
-    if _biases(record, base):
+    if attached_biases(base):
         raise ValueError(f"{name} has an encoding attached already; remove it first: attached(model).remove()")
     if any(parameter.is_meta for parameter in base.parameters()) and execution_device(base) is None:
         raise ValueError(

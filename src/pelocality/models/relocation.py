@@ -218,6 +218,7 @@ class _Distillation(Trainer):
 
     def _losses(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         model.eval()  # without dropout
+        torch.clear_autocast_cache()  # where a torch.autocast surrounds the training, it keeps earlier weights
         return _losses(model, self.teacher, inputs)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,9 +25,11 @@ from pelocality.models.auditing.measured import SHORT, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation, wrapped
 from pelocality.models.families import longest_input
+from pelocality.models.families._declared import declarations
 from pelocality.models.families._wrapper import pretrained
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
+Finding = tuple[str, str, list[str]]  # declared and measured, in words, and what differs
 _WORDS = 64  # other tokens in the run with the model's own content
 
 
@@ -91,29 +94,26 @@ def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
     own = getattr(config, "_attn_implementation", None) in ("sdpa", "eager", None)
     implementation = "sdpa" if own and config._attn_implementation == "sdpa" else "eager"
     depth = config.num_hidden_layers
-    rotary = [declared.rotary(config, layer) for layer in range(depth)]
+    wanted = [declared.rotary(config, layer) for layer in range(depth)]
+    rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
     causal = declared.causal(base, config)
     windows = [declared.window(config, layer, bool(causal)) for layer in range(depth)]
     length = _length(base, windows, _LONGEST[implementation])
     word, ids = _tokens(base, text, min(length, SHORT))
     with inference(model) if own else eager_attention(model):
-        reading = read(inner, base, config, word, ids, length, _farthest(config, rotary), _dims(rotary))
+        reading = read(
+            inner, base, config, word, ids, length, _farthest(config, rotary), sorted({each.dims for each in rotary})
+        )
     if not reading.calls:
         raise ValueError(
             f"{type(base).__name__} (model type '{config.model_type}') cannot be audited: it took no softmax over its "
             "tokens"
         )
-    kind, first = declared.absolute(config), declared.first_row(config)
-    input_text, input_differences = agreement.compare_rows(kind, first, reading)
     through_padding = agreement.counted_through_padding(reading)
-    by_itself = declared.counts_tokens(config) or (hasattr(inner, "can_generate") and inner.can_generate())
-    if isinstance(reading.padded, str):
-        input_differences.append(f"behind padding on the left: {reading.padded}")
-    if through_padding and by_itself:
-        input_differences.append("declared positions counted from the first token, measured through left padding")
-    rows = [
-        _row(config, reading, place, causal, (input_text, input_differences)) for place in range(len(reading.calls))
-    ] + [
+    by_itself = declarations(config).counts_tokens or (hasattr(inner, "can_generate") and inner.can_generate())
+    at_input = _input(config, reading, bool(through_padding and by_itself))
+    rows = [_row(config, reading, place, causal, at_input) for place in range(len(reading.calls))]
+    rows += [
         LayerAudit(layer, (name, name), ("", ""), (None, None), None, None, ())
         for layer, name in reading.others.items()
     ]
@@ -133,88 +133,87 @@ def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
     return result, reading
 
 
-def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_input: tuple[str, list[str]]) -> LayerAudit:
+def _input(config: Any, reading: Reading, through_padding: bool) -> Finding:
+    """Return the positions at the input."""
+    kind, first = declared.absolute(config), declared.first_row(config)
+    text, differences = agreement.compare_rows(kind, first, reading)
+    if isinstance(reading.padded, str):
+        differences.append(f"behind padding on the left: {reading.padded}")
+    if through_padding:
+        differences.append("declared positions counted from the first token, measured through left padding")
+    return f"{kind} from row {first}" if kind and first else kind or "", text, differences
+
+
+def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_input: Finding) -> LayerAudit:
     """Return what is declared and measured of one layer with attention."""
-    layer, call = reading.layers[place], reading.calls[place]
-    mismatches = list(at_input[1])
-    words: tuple[list[str], list[str]] = [], []
-
-    absolute, first = declared.absolute(config), declared.first_row(config)
-    if absolute is not None:
-        words[0].append(absolute if not first else f"{absolute} from row {first}")
-    words[1].append(at_input[0])
-
-    wanted, turn = declared.rotary(config, layer), reading.queries[place]
-    if isinstance(wanted, declared.Rotary):
-        head = turn.head if isinstance(turn, Rotation) else wanted.dims
-        factor, scaling = wanted.attention_factor, agreement.scaling_text(wanted)
-        words[0].append(agreement.rotary_text(wanted.base, scaling, factor, wanted.dims, head))
-    if turn == "unseen":
-        words[1].append("queries not seen")
-    else:
-        text, differences = agreement.compare_rotations(wanted, _angles(reading, place))
-        words[1].append(f"queries {turn} by position" if isinstance(turn, str) else text)
-        mismatches += differences
-    keys = reading.keys[place]
-    if isinstance(turn, Rotation) and isinstance(keys, Rotation) and not _same_turn(turn, keys):
-        mismatches.append("queries and keys are turned by different angles")
-
+    layer, call, turn = reading.layers[place], reading.calls[place], reading.queries[place]
+    rotary, window = declared.rotary(config, layer), declared.window(config, layer, bool(causal))
+    found = [at_input, _rotation(rotary, reading, place)]
     if turn != "change" and not isinstance(turn, Rotation):
-        bias_words, bias_text, differences = _biases(config, reading, place)
-        words[0].extend(bias_words)
-        words[1].append(bias_text)
-        mismatches += differences
-
-    window = declared.window(config, layer, bool(causal))
-    mismatches += agreement.compare_reach(window, causal, call.reach)
+        found.append(_biases(config, reading, place))
+    wanted, measured, differences = zip(*found, strict=True)
     text_call = reading.text[place] if place < len(reading.text) else call
-    nothing = "undeclared" if wanted == "undeclared" else "none"
+    nothing = "undeclared" if rotary == "undeclared" else "none"
     return LayerAudit(
         layer=layer,
-        positions=(_joined(words[0], nothing), _joined(words[1], "none")),
+        positions=(_joined(wanted, nothing), _joined(measured, "none")),
         window=(agreement.window_text(window, causal), agreement.window_text(call.reach.window, call.reach.causal)),
         causal=(causal, call.reach.causal),
         first_key=float(text_call.weights[:, 1:, 0].double().mean()),
         sinks=None if text_call.sinks is None else float(text_call.sinks.double().mean()),
-        mismatches=tuple(mismatches),
+        mismatches=(*itertools.chain(*differences), *agreement.compare_reach(window, causal, call.reach)),
     )
 
 
-def _biases(config: Any, reading: Reading, place: int) -> tuple[list[str], str, list[str]]:
+def _rotation(wanted: declared.Rotary | str | None, reading: Reading, place: int) -> Finding:
+    """Return the rotation of queries and keys."""
+    turn, keys, words = reading.queries[place], reading.keys[place], ""
+    if isinstance(wanted, declared.Rotary):
+        head = turn.head if isinstance(turn, Rotation) else wanted.dims
+        factor, scaling = wanted.attention_factor, agreement.scaling_text(wanted)
+        words = agreement.rotary_text(wanted.base, scaling, factor, wanted.dims, head)
+    if turn == "unseen":
+        return words, "queries not seen", []
+    text, differences = agreement.compare_rotations(wanted, _angles(reading, place))
+    if isinstance(turn, Rotation) and isinstance(keys, Rotation) and not _same_turn(turn, keys):
+        differences.append("queries and keys are turned by different angles")
+    return words, f"queries {turn} by position" if isinstance(turn, str) else text, differences
+
+
+def _biases(config: Any, reading: Reading, place: int) -> Finding:
     """Return declared and measured biases in words, and what differs."""
     call = reading.calls[place]
     bias = agreement.bias_of(call)
     slopes = declared.slopes(config)
     buckets = declared.buckets(config, bool(getattr(config, "is_decoder", False)), SHORT)
-    wanted = []
-    if slopes is not None:
-        wanted.append(f"ALiBi, slopes {agreement.slope_text(slopes)}")
-    if buckets is not None:
-        wanted.append(f"{config.relative_attention_num_buckets} buckets")
-    if declared.has_relative_terms(config):
-        wanted.append("relative terms")
+    names = (
+        None if slopes is None else f"ALiBi, slopes {agreement.slope_text(slopes)}",
+        None if buckets is None else f"{config.relative_attention_num_buckets} buckets",
+        "relative terms" if declarations(config).relative_terms(config) else None,
+    )
+    wanted = [name for name in names if name is not None]
+    words = _joined(wanted, "")
     if bias is None:
-        return wanted, "", [f"declared {word}, measured none" for word in wanted]
+        return words, "", [f"declared {word}, measured none" for word in wanted]
     rounding = agreement.rounding_of(call, bias)
     found = agreement.slopes_of(bias, rounding)
     if slopes is not None or (found is not None and not wanted):
         differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1))
-        return wanted, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
+        return words, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
     lookup = agreement.bucket_lookup(bias, reading.lookups)
     if lookup is None:
-        known = wanted or declared.has_relative_terms(config) is None
-        return wanted, "relative terms", [] if known else ["declared no relative terms, measured some"]
+        known = wanted or declarations(config).relative_terms(config) is None
+        return words, "relative terms", [] if known else ["declared no relative terms, measured some"]
     n = min(len(lookup.rows), SHORT)
     rows, text = lookup.rows[:n, :n].cpu(), f"{len(lookup.table)} buckets"
     if buckets is None:
-        return wanted, text, ["declared no buckets, measured some"]
-    visible = ~bias.isnan().all(0)
-    off = (rows != buckets[:n, :n]) & visible
+        return words, text, ["declared no buckets, measured some"]
+    off = (rows != buckets[:n, :n]) & ~bias.isnan().all(0)
     if not bool(off.any()):
-        return wanted, text, []
+        return words, text, []
     position = torch.arange(n)
     nearest = int((position[:, None] - position).abs()[off].min())
-    return wanted, text, [f"declared {wanted[0]}, measured others from distance {nearest} on"]
+    return words, text, [f"declared {wanted[0]}, measured others from distance {nearest} on"]
 
 
 def _angles(reading: Reading, place: int) -> agreement.Angles | None:
@@ -260,18 +259,12 @@ def _tokens(base: Any, text: Tensor | None, length: int) -> tuple[int, Tensor]:
     return words[0], ids
 
 
-def _farthest(config: Any, rotary: Iterable[Any]) -> int:
+def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
     """Return the last position to look at: the longest that was declared, beyond it where the scaling depends on it."""
-    found = [each for each in rotary if isinstance(each, declared.Rotary)]
     most = getattr(config, "max_position_embeddings", None) or 0
-    if any(each.scaling in ("dynamic", "longrope") for each in found):
-        return 2 * max(most, *(each.trained for each in found))
-    return most - 1 if found and most > 2 * SHORT else 0
-
-
-def _dims(rotary: Iterable[Any]) -> Sequence[int]:
-    """Return the declared numbers of rotated dimensions."""
-    return sorted({each.dims for each in rotary if isinstance(each, declared.Rotary)})
+    if any(each.scaling in ("dynamic", "longrope") for each in rotary):
+        return 2 * max(most, *(each.trained for each in rotary))
+    return most - 1 if rotary and most > 2 * SHORT else 0
 
 
 def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:

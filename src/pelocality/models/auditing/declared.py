@@ -19,27 +19,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
 )
 
-from pelocality.encodings.alibi import published_slopes
 from pelocality.encodings.buckets import bucket_of
+from pelocality.models.families._declared import declarations, head_size
 
-# families whose configuration does not say what they do
-_COUNTED_FROM_PADDING = {  # the first token reads the row after that of padding
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "mpnet", "roberta",
-    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
-_FROM_ROW_TWO = {
-    "bart", "biogpt", "mbart", "mvp", "nystromformer", "opt", "plbart", "xglm", "yoso",
-}  # fmt: skip
-_LEARNED = {
-    "albert", "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot",
-    "blenderbot-small", "bros", "clip_text_model", "convbert", "distilbert", "dpr", "electra", "ernie", "git",
-    "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "imagegpt", "layoutlm", "mbart", "megatron-bert", "mobilebert", "mra",
-    "mvp", "nystromformer", "openai-gpt", "opt",
-    "plbart", "rembert", "roc_bert", "splinter", "squeezebert", "tapas", "vilt", "visual_bert", "yoso",
-} | _COUNTED_FROM_PADDING - {"esm"}  # fmt: skip
-_SINUSOIDAL = {"ctrl", "m2m_100", "marian", "nllb-moe", "pegasus", "pegasus_x", "tipsv2_text_model", "xglm"}
-_NOWHERE = {"jamba", "kimi_linear", "nemotron_h", "zamba"}
-_SLIDING_LAYERS_ONLY = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}
 _DEFAULT_BASE = 10_000.0
 
 
@@ -138,12 +120,12 @@ def _llama3(plain: Tensor, trained: int, options: Mapping[str, Any]) -> Tensor:
 
 def rotary(config: Any, layer: int) -> Rotary | str | None:
     """Return the rotary embeddings declared for a layer, None for none, "undeclared" where nothing says."""
-    model_type, kind = config.model_type, layer_type(config, layer)
+    family, kind = declarations(config), layer_type(config, layer)
     config = of_layer(config, layer)
     uses = getattr(config, "no_rope_layers", None)  # 1 where a layer has RoPE, despite the name
     if uses and layer < len(uses) and not uses[layer]:
         return None
-    if model_type in _SLIDING_LAYERS_ONLY and getattr(config, "sliding_window", None) and kind != "sliding_attention":
+    if family.rotated_in_windows_alone and getattr(config, "sliding_window", None) and kind != "sliding_attention":
         return None
     given = getattr(config, "rope_parameters", None)
     if isinstance(given, Mapping) and "rope_type" not in given and kind in given:
@@ -156,21 +138,18 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
         return None
     if getattr(config, "use_mem_rope", True) is False:
         return None
-    named = getattr(config, "position_embedding_type", None)
-    if model_type in ("gptj", "codegen"):
-        return Rotary(_DEFAULT_BASE, config.rotary_dim or _head(config), "default", {}, 0)
-    if model_type == "roformer" or (model_type == "esm" and named == "rotary"):
-        return Rotary(_DEFAULT_BASE, _head(config), "default", {}, 0)
-    if model_type == "falcon" and config.alibi:
+    if family.rotated is not None and (dims := family.rotated(config)) is not None:
+        return Rotary(_DEFAULT_BASE, dims, "default", {}, 0)
+    if slopes(config) is not None:
         return None
     if not isinstance(given, Mapping) or "rope_theta" not in given:
-        return None if absolute(config) is not None or model_type in _NOWHERE else "undeclared"
-    if named is None and hasattr(config, "position_embedding_type"):
+        return None if absolute(config) is not None or family.unrotated else "undeclared"
+    if getattr(config, "position_embedding_type", "") is None:
         return None
     share = given.get("partial_rotary_factor") or 1.0
     scaling = given.get("rope_type", "default")
     head = getattr(config, "qk_rope_head_dim", None)
-    dims = head or int(_head(config) * (1.0 if scaling == "proportional" else share))
+    dims = head or int(head_size(config) * (1.0 if scaling == "proportional" else share))
     most = getattr(config, "max_position_embeddings", 0) or 0
     trained = most if scaling == "dynamic" else given.get("original_max_position_embeddings") or most
     return Rotary(float(own or given["rope_theta"]), dims, scaling, {"max_position_embeddings": most, **given}, trained)
@@ -183,12 +162,6 @@ def of_layer(config: Any, layer: int) -> Any:
     return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]  # a block may run several times
 
 
-def _head(config: Any) -> int:
-    """Return d_head."""
-    size = getattr(config, "head_dim", None)
-    return int(size or config.hidden_size // config.num_attention_heads)
-
-
 def layer_type(config: Any, layer: int) -> str | None:
     """Return the declared type of a layer, such as "sliding_attention", or None."""
     types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
@@ -197,49 +170,20 @@ def layer_type(config: Any, layer: int) -> str | None:
 
 def absolute(config: Any) -> str | None:
     """Return "learned", "sinusoidal" or None."""
-    model_type = config.model_type
-    if model_type == "distilbert" and config.sinusoidal_pos_embds:
-        return "learned"  # sinusoidal at the start, trained with the rest
-    if model_type in ("xlm", "flaubert"):
-        return "learned"
-    if model_type in ("deberta", "deberta-v2"):
-        return "learned" if getattr(config, "position_biased_input", True) else None
-    if model_type == "esm":
-        return "learned" if config.position_embedding_type == "absolute" else None
-    if model_type in _SINUSOIDAL:
-        return "sinusoidal"
-    return "learned" if model_type in _LEARNED else None
+    family = declarations(config)
+    return family.absolute if family.when(config) else None
 
 
 def first_row(config: Any) -> int:
     """Return the row of the table of positions that the first token reads."""
-    if config.model_type in _COUNTED_FROM_PADDING:
-        padding = config.pad_token_id if config.model_type != "mpnet" else 1
-        return int(padding) + 1
-    if config.model_type in ("m2m_100", "nllb-moe"):
-        return int(config.pad_token_id) + 1
-    return 2 if config.model_type in _FROM_ROW_TWO else 0
-
-
-def counts_tokens(config: Any) -> bool:
-    """Return whether a model counts positions from the first token by itself, padding left out."""
-    return config.model_type in _COUNTED_FROM_PADDING | {"opt", "m2m_100", "nllb-moe"}
+    family = declarations(config)
+    return int(config.pad_token_id) + 1 if family.after_padding else family.first_row
 
 
 def slopes(config: Any) -> Tensor | None:
     """Return the slopes of ALiBi (Press et al., 2022) (head,), or None where the model has none."""
-    if config.model_type == "mpt":
-        if not config.attn_config.alibi:
-            return None
-        heads, most = config.n_heads, config.attn_config.alibi_bias_max
-        power = 2 ** math.ceil(math.log2(heads))
-        every = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64) / power)
-        return every if power == heads else torch.cat([every[1::2], every[::2]])[:heads]
-    if config.model_type == "bloom":
-        return published_slopes(config.n_head)
-    if config.model_type == "falcon" and config.alibi:  # added before the logits are scaled
-        return published_slopes(config.num_attention_heads) / math.sqrt(_head(config))
-    return None
+    of_family = declarations(config).slopes
+    return None if of_family is None else of_family(config)
 
 
 def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
@@ -252,23 +196,12 @@ def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
     return bucket_of(position - position[:, None], number, farthest, causal)
 
 
-def has_relative_terms(config: Any) -> bool | None:
-    """Return whether content meets embeddings of distances; None where nothing says."""
-    if config.model_type in ("deberta", "deberta-v2"):
-        return bool(config.relative_attention)
-    if config.model_type == "prophetnet":  # only its decoder
-        return None
-    return config.model_type in ("inkling_text", "inkling2_text", "xlnet")
-
-
 def causal(base: Any, config: Any) -> bool | None:
     """Return whether queries see no later key; None where nothing says."""
     if (own := getattr(config, "is_causal", None)) is not None:
         return bool(own)
-    if config.model_type in ("xlm", "flaubert"):
-        return bool(config.causal)
-    if config.model_type == "xlnet":
-        return bool(config.attn_type == "uni")
+    if (of_family := declarations(config).causal) is not None:
+        return of_family(config)
     if (wide := getattr(config, "use_bidirectional_attention", None)) is not None:
         return wide is not True and wide != "all"
     half = type(base).__name__

@@ -11,6 +11,7 @@ from pelocality.models.families import absolute, disentangled, relative, rotary
 from pelocality.models.families._record import (
     AbsoluteInput as AbsoluteInput,
     Architecture as Architecture,
+    attached_biases,
 )
 from pelocality.models.families._wrapper import pretrained as pretrained
 
@@ -55,7 +56,7 @@ def architecture(model: nn.Module) -> Architecture:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
         >>> record = architecture(gpt2)
-        >>> record.causal(record.base(gpt2)), len(record.attentions(record.base(gpt2)))
+        >>> record.causal(record.base(gpt2)), len(record.attention_layers(record.base(gpt2)))
         (True, 2)
     """
     model_type = pretrained(model).config.model_type
@@ -64,8 +65,8 @@ def architecture(model: nn.Module) -> Architecture:
     return _RECORDS[model_type]
 
 
-def attachable(model: nn.Module) -> Architecture:
-    """Return the record to attach encodings with: that of the model's family, or the one of all other families.
+def record_of(model: nn.Module) -> Architecture:
+    """Return the record of a model's family, or the one of all families that have none.
 
     Args:
         model: a transformers model with or without a task head, or a wrapper around one.
@@ -80,7 +81,7 @@ def attachable(model: nn.Module) -> Architecture:
         >>> from transformers import GPTNeoXConfig, GPTNeoXModel
         >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
         >>> neox = GPTNeoXModel(GPTNeoXConfig(vocab_size=9, **size))
-        >>> [type(module).__name__ for module in attachable(neox).attentions(neox)]
+        >>> [type(module).__name__ for module in record_of(neox).attention_layers(neox)]
         ['GPTNeoXAttention', 'GPTNeoXAttention']
     """
     return _TO_ATTACH.get(pretrained(model).config.model_type, _ANY)
@@ -106,7 +107,7 @@ def longest_input(model: nn.Module) -> int | None:
         >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
         40
     """
-    record = attachable(model)
+    record = record_of(model)
     base = record.base(model)
     tables = (table for table in record.position_tables(base) if isinstance(table, nn.Embedding))
     # a table of a class of its own looks its rows up before they are replaced
@@ -135,5 +136,4 @@ def positions_disabled(model: nn.Module) -> bool:
         >>> positions_disabled(tiny)
         False
     """
-    base = attachable(model).base(model)
-    return any(getattr(module, "positions_disabled", False) for module in base.modules())
+    return any(bias.positions_disabled for bias in attached_biases(record_of(model).base(model)))

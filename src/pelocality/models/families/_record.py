@@ -17,6 +17,11 @@ ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
 
 
+def attached_biases(model: nn.Module) -> list[Any]:
+    """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
+    return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]
+
+
 @dataclass(frozen=True)
 class AbsoluteInput:
     """How a family adds a table of positions to its word embeddings before the first attention module.
@@ -59,6 +64,17 @@ _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
 _READERS = re.compile("Rotary|Embeddings$")
+
+
+# model types without one (n, n) matrix of softmax attention per head
+_NOT_MEASURED = {
+    "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
+    "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
+        *("longformer", "led", "reformer", "perceiver", "funnel", "canine", "longt5"),
+    ),
+    "its attention is the difference of two maps, which may be negative": ("diffllama",),
+    "its attention to itself and to the encoder's output share one softmax": ("t5gemma2_decoder",),
+}
 
 
 class Architecture:
@@ -108,7 +124,7 @@ class Architecture:
                 return self.base(part)
         return base.encoder if hasattr(base, "encoder") and hasattr(base, "decoder") else base
 
-    def attentions(self, base: Any) -> list[nn.Module]:
+    def attention_layers(self, base: Any) -> list[nn.Module]:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
         inside = list(base.named_modules())[1:]
         named = {name: module for name, module in inside if not _NOT_ATTENTION.search(name.lower())}
@@ -122,8 +138,8 @@ class Architecture:
         return not {*self.mask_arguments}.isdisjoint(arguments) and "input_ids" not in arguments
 
     def attention_modules(self, base: Any) -> list[nn.Module]:
-        """Return `attentions`, each module once."""
-        return list(dict.fromkeys(self.attentions(base)))
+        """Return `attention_layers`, each module once."""
+        return list(dict.fromkeys(self.attention_layers(base)))
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
@@ -147,7 +163,7 @@ class Architecture:
         declared = getattr(base.config, "is_causal", None)
         generates = base.config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         is_decoder = getattr(base.config, "is_decoder", generates)
-        return declared is not False and bool(getattr(self.attentions(base)[0], "is_causal", is_decoder))
+        return declared is not False and bool(getattr(self.attention_layers(base)[0], "is_causal", is_decoder))
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the keys each query may attend to, padding aside: (n, n) of bool."""
@@ -214,6 +230,11 @@ class Architecture:
 
     def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
+
+    def why_not_measured(self, base: Any) -> str | None:
+        """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""
+        reasons = (reason for reason, types in _NOT_MEASURED.items() if base.config.model_type in types)
+        return next(reasons, Architecture.why_not_additive(self, base))
 
     def why_not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""

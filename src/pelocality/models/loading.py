@@ -19,7 +19,7 @@ from pelocality.models._bias import CONFIGURATION, read_configuration
 from pelocality.models._restore import restoring
 from pelocality.models._state_dict import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.attachment import attach
-from pelocality.models.families import attachable
+from pelocality.models.families import record_of
 from pelocality.models.families._record import ATTACHED
 
 # The options of from_pretrained that locate files.
@@ -168,7 +168,7 @@ def _attachable(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]
     found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
     for module in model.modules():  # outermost first, so that `attach` is given the model with its head
         if isinstance(module, PreTrainedModel):
-            record = attachable(module)
+            record = record_of(module)
             base = record.base(module)
             found.setdefault(base, (module, record.attention_modules(base)))
     return list(found.values())

@@ -1,0 +1,123 @@
+"""What families declare of their positions where their configurations do not say so.
+
+For `audit` alone, which holds it against the running model: none of it is read from transformers' code as it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pelocality.encodings.alibi import published_slopes
+
+
+def head_size(config: Any) -> int:
+    """Return d_head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The positions of a family, as far as its configuration leaves them unsaid.
+
+    Attributes:
+        absolute: the table at the input, "learned" or "sinusoidal", or None.
+        when: whether a configuration has that table.
+        first_row: the row of it that the first token reads.
+        after_padding: whether that is the row after the padding id instead.
+        counts_tokens: whether positions are counted from the first token, padding left out.
+        rotated: the rotated dimensions of a family of which no option tells, with base 10,000.
+        unrotated: whether a configuration without options for rotation has none; otherwise nothing is declared.
+        rotated_in_windows_alone: whether layers without a window have no rotation where others have one.
+        slopes: the slopes of ALiBi (head,), or None.
+        relative_terms: whether content meets embeddings of distances; None where nothing says.
+        causal: whether queries see no later key; None where nothing says.
+    """
+
+    absolute: str | None = None
+    when: Callable[[Any], bool] = lambda config: True
+    first_row: int = 0
+    after_padding: bool = False
+    counts_tokens: bool = False
+    rotated: Callable[[Any], int | None] | None = None
+    unrotated: bool = False
+    rotated_in_windows_alone: bool = False
+    slopes: Callable[[Any], Tensor | None] | None = None
+    relative_terms: Callable[[Any], bool | None] = lambda config: False
+    causal: Callable[[Any], bool] | None = None
+
+
+def _mpt_slopes(config: Any) -> Tensor | None:
+    """Return the slopes of MPT, which are those of a power of two heads, every second one first."""
+    if not config.attn_config.alibi:
+        return None
+    heads, most = config.n_heads, config.attn_config.alibi_bias_max
+    power = 2 ** math.ceil(math.log2(heads))
+    every = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64) / power)
+    return every if power == heads else torch.cat([every[1::2], every[::2]])[:heads]
+
+
+def _falcon_slopes(config: Any) -> Tensor | None:
+    """Return the slopes of Falcon, which are added before the logits are scaled."""
+    return published_slopes(config.num_attention_heads) / math.sqrt(head_size(config)) if config.alibi else None
+
+
+_LEARNED, _SINUSOIDAL = Declared("learned"), Declared("sinusoidal")
+_FROM_TWO, _AFTER_PADDING = replace(_LEARNED, first_row=2), replace(_LEARNED, after_padding=True, counts_tokens=True)
+_DEBERTA = replace(
+    _LEARNED,
+    when=lambda config: getattr(config, "position_biased_input", True),
+    relative_terms=lambda config: bool(config.relative_attention),
+)
+
+_GROUPS: tuple[tuple[str, Declared], ...] = (
+    (
+        "albert bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small bros clip_text_model "
+        "convbert distilbert dpr electra ernie git gpt-sw3 gpt2 gpt_bigcode gpt_neo imagegpt layoutlm megatron-bert "
+        "mobilebert mra openai-gpt rembert roc_bert splinter squeezebert tapas vilt visual_bert",
+        _LEARNED,
+    ),
+    ("bart biogpt mbart mvp nystromformer plbart yoso", _FROM_TWO),
+    ("opt", replace(_FROM_TWO, counts_tokens=True)),
+    ("mpnet", replace(_FROM_TWO, counts_tokens=True)),
+    (
+        "camembert data2vec-text ibert layoutlmv3 lilt luke markuplm roberta roberta-prelayernorm xlm-roberta "
+        "xlm-roberta-xl xmod",
+        _AFTER_PADDING,
+    ),
+    (
+        "esm",
+        replace(
+            _AFTER_PADDING,
+            when=lambda config: config.position_embedding_type == "absolute",
+            rotated=lambda config: head_size(config) if config.position_embedding_type == "rotary" else None,
+        ),
+    ),
+    ("ctrl marian pegasus pegasus_x tipsv2_text_model", _SINUSOIDAL),
+    ("xglm", replace(_SINUSOIDAL, first_row=2)),
+    ("m2m_100 nllb-moe", replace(_SINUSOIDAL, after_padding=True, counts_tokens=True)),
+    ("xlm flaubert", replace(_LEARNED, causal=lambda config: bool(config.causal))),
+    ("deberta deberta-v2", _DEBERTA),
+    ("xlnet", Declared(relative_terms=lambda config: True, causal=lambda config: bool(config.attn_type == "uni"))),
+    ("inkling_text inkling2_text", Declared(relative_terms=lambda config: True)),
+    ("prophetnet", Declared(relative_terms=lambda config: None)),  # only its decoder
+    ("gptj codegen", Declared(rotated=lambda config: config.rotary_dim or head_size(config))),
+    ("roformer", Declared(rotated=head_size)),
+    ("jamba kimi_linear nemotron_h zamba", Declared(unrotated=True)),
+    ("afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1", Declared(rotated_in_windows_alone=True)),
+    ("bloom", Declared(slopes=lambda config: published_slopes(config.n_head))),
+    ("falcon", Declared(slopes=_falcon_slopes)),
+    ("mpt", Declared(slopes=_mpt_slopes)),
+)
+_BY_TYPE = {model_type: declared for types, declared in _GROUPS for model_type in types.split()}
+_NOTHING = Declared()
+
+
+def declarations(config: Any) -> Declared:
+    """Return what the family of a configuration declares."""
+    return _BY_TYPE.get(config.model_type, _NOTHING)
