@@ -220,8 +220,8 @@ NUN = "(DT The) (NN nun)"
         (V.format(NUN, "(VBD saw) (NP (FW Felis) (, ,) (DT a) (NN cat))"),
          "punctuation belongs to an argument in part"),
         # the end of a relative clause inside the object
-        ("(S (NP (DT The) (NNS hats)) (SBAR (WDT that)"
-         " (S (NP (DT the) (NN nun)) (VP (VBD knew) (NP (NP (DT the) (NNS owners)) (PP (IN of)))))))",
+        ("(S (NP (DT The) (NNS hats)) (SBAR (IN that)"
+         " (S (NP (DT The) (NN nun)) (VP (VBD knew) (NP (NP (DT the) (NNS owners)) (PP (IN of)))) (. .))))",
          "an argument has the gap of a relative clause"),
         (V.format(NUN, "(VBD had) (NP (NP (DT the) (NN joy)) (PP (IN of) (S (VP (VBG eating)))))"),
          "an argument has the gap of a relative clause"),
