@@ -219,6 +219,12 @@ NUN = "(DT The) (NN nun)"
         (V.format("(DT The) (NNP U.S.)", "(VBD saw) (NP (DT the) (NN nun))"), "an abbreviation would end the sentence"),
         (V.format(NUN, "(VBD saw) (NP (FW Felis) (, ,) (DT a) (NN cat))"),
          "punctuation belongs to an argument in part"),
+        # the end of a relative clause inside the object
+        ("(S (NP (DT The) (NNS hats)) (SBAR (IN that)"
+         " (S (NP (DT The) (NN nun)) (VP (VBD knew) (NP (NP (DT the) (NNS owners)) (PP (IN of)))) (. .))))",
+         "an argument has the gap of a relative clause"),
+        (V.format(NUN, "(VBD had) (NP (NP (DT the) (NN joy)) (PP (IN of) (S (VP (VBG eating)))))"),
+         "an argument has the gap of a relative clause"),
         # a word before an argument that belongs to it
         ("(S (ADVP (RB Almost)) (NP (DT every) (NN nun)) (VP (VBD saw) (NP (DT a) (NN hat))))",
          "an adverb before an argument may belong to it"),

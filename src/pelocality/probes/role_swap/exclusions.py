@@ -328,6 +328,8 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return "an argument is not headed by a noun"
     if tags is None:
         return None
+    if tags[-1] in ("IN", "TO", "VBG"):
+        return "an argument has the gap of a relative clause"  # "hats that she knew the owners of"
     if "UH" in tags:
         return "an argument has a false start"  # "the, uh, hat"
     if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
