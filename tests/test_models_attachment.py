@@ -45,7 +45,7 @@ def base_of(model):
 
 
 def modules_of(model):
-    return list(dict.fromkeys(architecture(model).attentions(base_of(model))))
+    return list(dict.fromkeys(architecture(model).attention_layers(base_of(model))))
 
 
 def set_implementation(model, implementation):
@@ -93,7 +93,7 @@ def test_attention_is_the_softmax_of_the_log_of_the_former_attention_plus_the_bi
     ids = tokens(2, N)
     before = attentions(model, ids)
     for index, module in enumerate(modules):
-        layer = record.attentions(base).index(module)  # the first layer with this module, whose input is not changed
+        layer = record.attention_layers(base).index(module)  # the first with this module, whose input stays
         others = [NoEncoding() for _ in modules]
         others[index] = encoding
         with attach(model, others, position_embeddings="keep"):
@@ -113,7 +113,7 @@ def test_disabled_positions_have_no_effect(name):
     ids = torch.full((1, N), 17)
     with attach(model, NoEncoding()):
         maps = attentions(model, ids)
-    for module, weights in zip(record.attentions(base), maps, strict=True):
+    for module, weights in zip(record.attention_layers(base), maps, strict=True):
         visible = record.visible(base, module, N).double()
         expected = (visible / visible.sum(-1, keepdim=True)).expand_as(weights)
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
@@ -248,7 +248,7 @@ def test_attention_weights_are_returned_or_refused(name):
                 model(tokens(1, N), output_attentions=True)
             set_implementation(model, "eager")
         maps = attentions(model, tokens(1, N))
-    assert len(maps) == len(architecture(model).attentions(base_of(model)))
+    assert len(maps) == len(architecture(model).attention_layers(base_of(model)))
     for weights in maps:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-6)
 

@@ -15,6 +15,7 @@ from pelocality.models.families import longest_input, record_of
 from tests.families import ANY, assert_same_outputs, same, same_weights, spread, state, tiny, tiny_any, tokens
 from tests.test_models_attachment import hooks, set_implementation
 from tests.test_models_restore import lines_of
+from tests.test_models_unknown_families import BESIDE_IMAGES
 
 N = 11
 EAGER_ONLY = ("gptj", "roformer", "rembert", "megatron-bert", "gpt_oss", "gemma2", "t5gemma", "t5gemma decoder")
@@ -155,6 +156,16 @@ def test_a_saved_model_loads_with_its_encodings(name, tmp_path):
     with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
         type(model).from_pretrained(tmp_path)
     assert len(attached(loaded).encodings) == len(record_of(model).attention_modules(model))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "t5gemma2", "mixtral"])
+def test_models_whose_weights_transformers_saves_under_other_names_load_with_their_encodings(name, tmp_path):
+    model = (tiny_any(name) if name in ANY else BESIDE_IMAGES[name][0]()).float().eval()
+    attach(model, random_table(2).float(), position_embeddings="keep")
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert len(attached(loaded).encodings) == 2
 
 
 @pytest.mark.parametrize(("name", "target"), [("qwen3", "q_proj"), ("gpt_neox", "query_key_value"), ("opt", "v_proj")])

@@ -147,14 +147,14 @@ def test_the_encoding_and_the_weights_are_read_from_the_same_file(tmp_path):
 
 
 def test_the_options_that_locate_files_apply_to_every_file(monkeypatch):
-    import pelocality.models.saving as saving
+    import pelocality.models.loading as loading
 
     asked = []
 
     def note(path, name, **options):
         asked.append((path, name, options.pop("_raise_exceptions_for_missing_entries"), options))
 
-    monkeypatch.setattr(saving, "cached_file", note)
+    monkeypatch.setattr(loading, "cached_file", note)
     place = {"revision": "v2", "token": "x", "cache_dir": "y", "local_files_only": True, "subfolder": "z"}
     with pytest.raises(ValueError, match="holds no encoding"):
         load("me/model", config=hf.BertConfig(architectures=["BertModel"]), variant="fp16", torch_dtype="auto", **place)

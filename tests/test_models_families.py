@@ -60,7 +60,7 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
     model.config._attn_implementation = "eager"
     record = architecture(model)
     base = record.base(model)
-    modules = record.attentions(base)
+    modules = record.attention_layers(base)
     inputs = []
     handles = [
         module.register_forward_pre_hook(
@@ -87,7 +87,7 @@ def test_causal_families_hide_the_future(name):
     model = tiny(name)
     record = architecture(model)
     base = record.base(model)
-    hidden = ~record.visible(base, record.attentions(base)[0], 9)
+    hidden = ~record.visible(base, record.attention_layers(base)[0], 9)
     assert record.causal(base) == bool(hidden.triu(1).sum() == 36)
 
 
@@ -97,7 +97,7 @@ def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name)
     record = architecture(model)
     base = record.base(model)
     absolute = record.absolute(base)
-    first, seen = record.attentions(base)[0], []
+    first, seen = record.attention_layers(base)[0], []
     handle = first.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(record.attention_input(args, kwargs)), with_kwargs=True
     )

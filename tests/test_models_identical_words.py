@@ -51,7 +51,7 @@ def test_every_family_is_probed_as_defined_and_restored(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_every_family_is_restored_after_an_interrupt(name):
     model = tiny(name).train()
-    last = architecture(model).attentions(architecture(model).base(model))[-1]
+    last = architecture(model).attention_layers(architecture(model).base(model))[-1]
     calls = []
 
     def interrupt(*_):

@@ -30,7 +30,7 @@ def attention_without_content(model, layer):
     base = record.base(model)
     width = base.get_input_embeddings().embedding_dim
     calls = iter(range(10**6))
-    modules = dict.fromkeys(record.attentions(base))
+    modules = dict.fromkeys(record.attention_layers(base))
 
     def silence(module, args, kwargs):
         if next(calls) == layer and layer > 0:

@@ -199,9 +199,11 @@ NUN = "(DT The) (NN nun)"
         (V.format(NUN, "(VBD knew) (NP (PRP everything)) (PP (IN in) (NP (NNP Bonn)))"),
          "an argument may go on after its end"),
         # another verb with the same subject, a tag, a time in the object
-        ("(S (S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada)))) (CC and) (VP (RB also) (VBP like) (NP (NNS hats))))",
+        ("(S (S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada)))) (CC and)"
+         " (VP (RB also) (VBP like) (NP (NNS hats))))",
          "another verb has the same subject"),
-        ("(S (S (NP (DT The) (NN nun)) (VP (VBZ sees) (NP (NNS hats)))) (, ,) (SQ (VBZ does) (RB n't) (NP (PRP she))) (. ?))",
+        ("(S (S (NP (DT The) (NN nun)) (VP (VBZ sees) (NP (NNS hats))))"
+         " (, ,) (SQ (VBZ does) (RB n't) (NP (PRP she))) (. ?))",
          "an auxiliary stands for the verb phrase"),
         ("(S (S (NP (DT The) (NN nun)) (VP (VBZ is) (VP (VBG milking) (NP (NNP Ada)))))"
          " (, ,) (SQ (VBZ is) (NP (PRP she))) (. ?))", "an auxiliary stands for the verb phrase"),
@@ -215,7 +217,14 @@ NUN = "(DT The) (NN nun)"
         # an abbreviation whose full stop is also that of the sentence, an apposition open to the right
         (V.format(NUN, "(VBD saw) (NP (DT the) (NNP U.K))"), "an abbreviation would end the sentence"),
         (V.format("(DT The) (NNP U.S.)", "(VBD saw) (NP (DT the) (NN nun))"), "an abbreviation would end the sentence"),
-        (V.format(NUN, "(VBD saw) (NP (FW Felis) (, ,) (DT a) (NN cat))"), "punctuation belongs to an argument in part"),
+        (V.format(NUN, "(VBD saw) (NP (FW Felis) (, ,) (DT a) (NN cat))"),
+         "punctuation belongs to an argument in part"),
+        # the end of a relative clause inside the object
+        ("(S (NP (DT The) (NNS hats)) (SBAR (IN that)"
+         " (S (NP (DT The) (NN nun)) (VP (VBD knew) (NP (NP (DT the) (NNS owners)) (PP (IN of)))) (. .))))",
+         "an argument has the gap of a relative clause"),
+        (V.format(NUN, "(VBD had) (NP (NP (DT the) (NN joy)) (PP (IN of) (S (VP (VBG eating)))))"),
+         "an argument has the gap of a relative clause"),
         # a word before an argument that belongs to it
         ("(S (ADVP (RB Almost)) (NP (DT every) (NN nun)) (VP (VBD saw) (NP (DT a) (NN hat))))",
          "an adverb before an argument may belong to it"),

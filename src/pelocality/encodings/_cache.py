@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pelocality.encodings._scores import transformed
+from pelocality.metrics._inputs import transformed
 
 # Attributes that torch sets in every module, except ``training``, on which a bias may depend.
 _TORCH_ATTRIBUTES = frozenset(nn.Module().__dict__) - {"training"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
+from pelocality.metrics._inputs import transformed
 from pelocality.metrics.distances import diagonal_sums
 
 # A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
@@ -83,15 +83,6 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: fl
     if mask is None or mask.dtype == torch.bool:
         return masked_softmax(logits, mask)
     return masked_softmax(logits + mask, None)
-
-
-def transformed(*tensors: Tensor) -> bool:
-    """Return whether any of the tensors is inside a `torch.func` transform or has a forward-mode tangent."""
-    for each in tensors:
-        _, tangent = forward_ad.unpack_dual(each)  # type: ignore[no-untyped-call]
-        if tangent is not None or torch.func.debug_unwrap(each) is not each:
-            return True
-    return False
 
 
 class _Toeplitz(torch.autograd.Function):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pelocality.encodings._scores import attend, attention_weights, toeplitz, transformed
+from pelocality.encodings._scores import attend, attention_weights, toeplitz
 from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding, inherits
+from pelocality.metrics._inputs import transformed
 from pelocality.metrics.distances import diagonal_sums
 
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU

@@ -25,9 +25,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1024  # texts given to a model at a time, sorted by length within
 _TEXTS = (("premise", "hypothesis"), ("sentence",))
 _VERSIONS = ("original_", "")  # prefixes of the columns before and after the perturbation
-_NOT_COPIED = {
-    f"{prefix}{name}" for prefix in _VERSIONS for name in ("premise", "hypothesis", "sentence", "provenance")
-}
+_NOT_COPIED = {f"{prefix}{name}" for prefix in _VERSIONS for name in (*_TEXTS[0], *_TEXTS[1], "provenance")}
 _PREDICTED = [f"{prefix}{name}" for prefix in _VERSIONS for name in ("prediction", "probability", "correct")]
 _ADDED = ("original", "group", "agrees", *_PREDICTED)
 

@@ -6,7 +6,6 @@ padding out. ``measure_relative`` and ``measure_absolute`` give the same numbers
 ``pelocality.metrics.accumulate`` sums them over batches and processes.
 """
 
-from pelocality.metrics._inputs import crop as crop
 from pelocality.metrics.directions import (
     direction_balance as direction_balance,
     relative_asymmetry as relative_asymmetry,
@@ -28,6 +27,7 @@ from pelocality.metrics.published import (
     symmetry as symmetry,
 )
 from pelocality.metrics.structure import (
+    crop as crop,
     entropy as entropy,
     monotonicity as monotonicity,
     sink_rate as sink_rate,

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
@@ -112,44 +113,6 @@ def validated_weights(flat: Tensor) -> Tensor:
     return flat.to(dtype)
 
 
-def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
-    """Keep the attention among the tokens start..stop-1 and renormalise its rows.
-
-        A'_ij = A_ij / sum_{start <= j' < stop} A_ij'     for start <= i, j < stop
-
-    This leaves special tokens or attention sinks out: ``locality(crop(A, 1))`` is the locality among all tokens
-    but the first, however much attention the first one received.
-
-    Args:
-        attention: (..., n, n), rows sum to 1, as for `locality`.
-        start: First token kept; may be negative, as in a slice.
-        stop: End of the tokens kept, exclusive; may be negative, as in a slice.
-
-    Returns:
-        (..., stop - start, stop - start), rows sum to 1; half precision comes back as float32.
-
-    Raises:
-        TypeError: As for `locality`.
-        ValueError: As for `locality`, or no token is kept, or a kept row has all of its weight on other tokens.
-
-    Examples:
-        >>> import torch
-        >>> A = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]])
-        >>> crop(A, 1)
-        tensor([[1.0000, 0.0000],
-                [0.5000, 0.5000]])
-    """
-
-    def kernel(flat: Tensor) -> Tensor:
-        n = flat.shape[-1]
-        first, last, _ = slice(start, stop).indices(n)
-        if first >= last:
-            raise ValueError(f"crop keeps no token of {n}: start={start}, stop={stop}; widen the range")
-        return _crop(flat, first, last)
-
-    return map_matrices(attention, kernel)
-
-
 def float_tensor(name: str, given: Any) -> Tensor:
     """Return a floating-point tensor or numpy array as a tensor; it may share memory with the input."""
     if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") in (np.float16, np.float32, np.float64):
@@ -165,6 +128,15 @@ def float_tensor(name: str, given: Any) -> Tensor:
     )
 
 
+def transformed(*tensors: Tensor) -> bool:
+    """Return whether any of the tensors is inside a `torch.func` transform or has a forward-mode tangent."""
+    for each in tensors:
+        _, tangent = forward_ad.unpack_dual(each)  # type: ignore[no-untyped-call]
+        if tangent is not None or torch.func.debug_unwrap(each) is not each:
+            return True
+    return False
+
+
 def _square_matrices(attention: Any) -> Tensor:
     """Return the attention as a float tensor (..., n, n) with n >= 1."""
     matrices = float_tensor("attention", attention)
@@ -177,7 +149,7 @@ def _square_matrices(attention: Any) -> Tensor:
     return matrices
 
 
-def _crop(flat: Tensor, start: int, stop: int) -> Tensor:
+def cropped(flat: Tensor, start: int, stop: int) -> Tensor:
     """Return tokens start..stop-1 of (batch, n, n) with rows renormalised."""
     kept = validated_weights(flat[:, start:stop])[..., start:stop]
     mass = kept.sum(-1, keepdim=True)
@@ -198,7 +170,7 @@ def _map_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout
     for group, (start, stop) in enumerate(groups.tolist()):
         chosen = torch.nonzero(member == group).squeeze(-1)
         here = chosen.to(flat.device)
-        values = kernel(_crop(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
+        values = kernel(cropped(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
         missing = n - (stop - start)
         paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
         pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))

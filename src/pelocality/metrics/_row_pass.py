@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 from torch.nn.functional import pad
 
+from pelocality.metrics._inputs import transformed
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
 
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -96,7 +96,7 @@ def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = Non
         found = _measure_compiled(weights, 0, pairs, tolerance)
     else:
         found = _measure_in_blocks(weights, pairs, tolerance)
-    if unpack_dual(flat).tangent is not None or not _has_storage(flat):  # type: ignore[no-untyped-call]
+    if transformed(flat):
         sums = _differentiable_sums(flat, found.irregularity if pairs else None)
     elif flat.requires_grad and torch.is_grad_enabled():
         sums = _Differentiable.apply(flat, found, pairs)  # type: ignore[no-untyped-call]
@@ -158,16 +158,7 @@ def _rows_measured(block: Tensor, first: int, stop: int) -> Tensor:
 
 
 def _is_compiled(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed() and _has_storage(flat)
-
-
-def _has_storage(flat: Tensor) -> bool:
-    """Return whether the values lie in memory; the tensors inside of the transforms of `torch.func` do not."""
-    try:
-        flat.data_ptr()
-    except RuntimeError:
-        return False
-    return True
+    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed() and not transformed(flat)
 
 
 @cache

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from pelocality.metrics._inputs import Attention, crop, map_matrices, unwrap
+from pelocality.metrics._inputs import Attention, map_matrices, unwrap
 from pelocality.metrics._masks import Mask
+from pelocality.metrics.structure import crop
 
 
 class MeanOver(Metric):

@@ -1,11 +1,11 @@
-"""Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, or dominated by an attention sink."""
+"""Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, with a sink; `crop` leaves one out."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._inputs import Attention, cropped, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
 from pelocality.metrics._row_pass import ratio
 from pelocality.metrics.distances import diagonal_sums, masked_mean
@@ -212,3 +212,41 @@ def sink_rate(
         return torch.where(is_sink, torch.nan, mass)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+
+
+def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
+    """Keep the attention among the tokens start..stop-1 and renormalise its rows.
+
+        A'_ij = A_ij / sum_{start <= j' < stop} A_ij'     for start <= i, j < stop
+
+    This leaves special tokens or attention sinks out: ``locality(crop(A, 1))`` is the locality among all tokens
+    but the first, however much attention the first one received.
+
+    Args:
+        attention: (..., n, n), rows sum to 1, as for `locality`.
+        start: First token kept; may be negative, as in a slice.
+        stop: End of the tokens kept, exclusive; may be negative, as in a slice.
+
+    Returns:
+        (..., stop - start, stop - start), rows sum to 1; half precision comes back as float32.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`, or no token is kept, or a kept row has all of its weight on other tokens.
+
+    Examples:
+        >>> import torch
+        >>> A = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]])
+        >>> crop(A, 1)
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
+    """
+
+    def kernel(flat: Tensor) -> Tensor:
+        n = flat.shape[-1]
+        first, last, _ = slice(start, stop).indices(n)
+        if first >= last:
+            raise ValueError(f"crop keeps no token of {n}: start={start}, stop={stop}; widen the range")
+        return cropped(flat, first, last)
+
+    return map_matrices(attention, kernel)

@@ -30,6 +30,7 @@ from pelocality.models.callback import (
 from pelocality.models.decomposition import Decomposition as Decomposition, decompose as decompose
 from pelocality.models.function import AttentionFunction as AttentionFunction
 from pelocality.models.identical_words import positional_attention as positional_attention
+from pelocality.models.loading import load as load
 from pelocality.models.logits import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from pelocality.models.reflection import reflection_gap as reflection_gap
 from pelocality.models.relocation import (
@@ -42,6 +43,5 @@ from pelocality.models.result import (
     PositionalAttention as PositionalAttention,
     Provenance as Provenance,
 )
-from pelocality.models.saving import load as load
 from pelocality.models.share import PositionShare as PositionShare, position_share as position_share
 from pelocality.models.text_average import TextAverage as TextAverage, text_average as text_average

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
-from pelocality.models._run import attentions, described, requested_layers, run
+from pelocality.models._run import described, requested_layers, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
+from pelocality.models._weights import check_ids
+from pelocality.models.families import record_of
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     it runs gives the layer. The weights do not show the mask, as they may underflow to 0 on visible keys.
 
     Raises:
-        ValueError: as for `attentions`, rows that do not sum to 1, or layers that differ in their number of heads.
+        ValueError: for no weights or weights of another shape, rows that do not sum to 1, or layers that differ in
+            their number of heads.
     """
     recorded: list[_Softmax] = []
     with _recording(base, recorded.append):
-        maps = attentions(base, **inputs)
+        maps = _attention_maps(base, **inputs)
     order = _match(maps, [softmax.weights for softmax in recorded])
     found = [None if index is None else recorded[index] for index in order]
     heads = sorted({weights.shape[1] for weights in maps})
@@ -110,6 +113,41 @@ def observe_by_layer(
         run(base, output_attentions=False, **inputs)
     if next(indices) != first.softmaxes:
         raise ValueError(f"{described(base)} cannot be probed: it attends otherwise when it returns no attention")
+
+
+def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
+    """Run a base model and return its attention (batch, head, n, n) of each layer, checked.
+
+    Raises:
+        ValueError: if the model returns no weights, or weights of another shape.
+    """
+    name = described(base)
+    if reason := record_of(base).why_not_measured(base):
+        raise ValueError(f"{name} cannot be probed: {reason}")
+    batch, n = inputs["input_ids"].shape
+    check_ids(base, inputs["input_ids"])
+    try:
+        outputs = run(base, **inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = f"it fails with {type(error).__name__}: {error}"
+        if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+            reason = "it has no row for every position; ask for fewer tokens"
+        raise ValueError(f"{name} cannot be probed on {batch} x {n} tokens: {reason}") from error
+    maps = getattr(outputs, "attentions", None)
+    if not maps or not all(isinstance(weights, Tensor) for weights in maps):
+        raise ValueError(
+            f"{name} cannot be probed: it returned no attention weights with output_attentions=True; if its "
+            "implementation was chosen when it was built, load it again with attn_implementation='eager'"
+        )
+    for layer, weights in enumerate(maps):
+        if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
+            raise ValueError(
+                f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
+                f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
+            )
+    return tuple(maps)
 
 
 def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor | None) -> None:

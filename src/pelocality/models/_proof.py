@@ -268,7 +268,7 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
-    hybrid = len(record.attentions(base)) < base.config.num_hidden_layers
+    hybrid = len(record.attention_layers(base)) < base.config.num_hidden_layers
     with hooked(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
         one, other = _run(base, rows)
     if not _same(one[_ORDER], other) and (problems or not hybrid):

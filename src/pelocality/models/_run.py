@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pelocality._checks import count
 from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._weights import check_ids, embedding_weight, execution_device, token_embeddings
+from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import longest_input, record_of
 from pelocality.models.families._record import Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained, reads_tokens
@@ -101,41 +101,6 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
     return base(**inputs, return_dict=True)
 
 
-def attentions(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
-    """Run a base model and return its attention (batch, head, n, n) of each layer, checked.
-
-    Raises:
-        ValueError: if the model returns no weights, or weights of another shape.
-    """
-    name = described(base)
-    if reason := record_of(base).why_not_measured(base):
-        raise ValueError(f"{name} cannot be probed: {reason}")
-    batch, n = inputs["input_ids"].shape
-    check_ids(base, inputs["input_ids"])
-    try:
-        outputs = run(base, **inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        reason = f"it fails with {type(error).__name__}: {error}"
-        if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
-            reason = "it has no row for every position; ask for fewer tokens"
-        raise ValueError(f"{name} cannot be probed on {batch} x {n} tokens: {reason}") from error
-    maps = getattr(outputs, "attentions", None)
-    if not maps or not all(isinstance(weights, Tensor) for weights in maps):
-        raise ValueError(
-            f"{name} cannot be probed: it returned no attention weights with output_attentions=True; if its "
-            "implementation was chosen when it was built, load it again with attn_implementation='eager'"
-        )
-    for layer, weights in enumerate(maps):
-        if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
-            raise ValueError(
-                f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
-                f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
-            )
-    return tuple(maps)
-
-
 @contextmanager
 def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
@@ -144,7 +109,7 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         collected.append(record.attention_input(args, kwargs))
 
-    with hooked(record.attentions(base), collect):
+    with hooked(record.attention_layers(base), collect):
         yield collected
 
 

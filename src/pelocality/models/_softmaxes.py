@@ -40,11 +40,11 @@ class Softmaxes(TorchFunctionMode):
         blocks = _blocks(base)
 
         def undo() -> None:
-            if self in _get_current_function_mode_stack():
-                self.__exit__(None, None, None)
+            if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
         with hooked(blocks, lambda block, args, kwargs: self.enter(blocks[block], args, kwargs)), restoring(undo):
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

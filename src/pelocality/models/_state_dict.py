@@ -53,4 +53,5 @@ def _save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
         if attached_biases(model):  # not removed through a part of the model
             setattr(model.config, BLOCKING_KEY, _REASON)
+            kwargs.setdefault("save_original_format", False)  # `load` looks for the names of the model's modules
         type(model).save_pretrained(model, *args, **kwargs)

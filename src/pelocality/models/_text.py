@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,62 +21,21 @@ from pelocality.models._words import special_ids
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
-def observe_text(
+def text_sums(
     model: nn.Module,
-    base: Any,
     batches: Iterable[Mapping[str, Any]],
-    same: list[Any],
+    layers: Sequence[int] | None = None,
+    each: Callable[[int, Observed, int, Tensor, Tensor], None] | None = None,
     *,
     tokenizer: Any,
     length: int,
     special_tokens: bool,
     without_first: int,
     progress: bool,
-) -> Iterator[tuple[int, Observed, Tensor]]:
-    """Yield the batches of this process: number, attention, and which of the first ``length`` tokens to include.
-
-    The tokens are (batch, n), on the CPU. Every process reads every batch, whose checksum goes into ``same``. All yield
-    the first text, which tells how the model attends; where it belongs to another process, none of it is included.
-
-    Raises:
-        TypeError: for batches that are not mappings of token ids.
-        ValueError: for text longer than the model's positions, special tokens that nothing identifies, padding without
-            a mask, or no text.
-    """
-    count("length", length, least=2)
-    count("without_first", without_first, least=0)
-    if isinstance(batches, Mapping):
-        raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
-    longest = 0
-    rank, size = rank_and_size()
-    with eager_attention(model):
-        for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
-            inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
-            if included.numel() == 0:
-                continue
-            if included.shape[1] > longest:
-                longest = included.shape[1]
-                check_length(base, longest)
-            included &= included.cumsum(1) > without_first
-            number = len(same)
-            same.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
-            if number % size == rank:
-                yield number, observe(base, **inputs), included[:, :length]
-            elif number == 0:
-                first = {name: tensor[:1] for name, tensor in inputs.items()}
-                yield number, observe(base, **first), torch.zeros_like(included[:1, :length])
-    if not longest:
-        raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
-
-
-def text_sums(
-    model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
-    layers: Sequence[int] | None = None,
-    each: Callable[[int, Observed, int, Tensor, Tensor], None] | None = None,
-    **options: Any,
 ) -> TextSums:
-    """Return the sums over all texts, of the processes together.
+    """Return the sums over the first ``length`` tokens of all texts, of the processes together.
+
+    Every process reads every batch, and observes the first text, which tells how the model attends.
 
     Args:
         model: a transformers model, with or without a head.
@@ -84,13 +43,41 @@ def text_sums(
         layers: layers to add, by their index in the model; None: all that have attention.
         each: called for each batch and layer with the number of the batch, what was observed of it, the index of the
             layer in that, the included tokens (batch, m), and the attention (batch, head, m, m) renormalised over them.
-        options: for `observe_text`.
+        tokenizer: identifies special tokens.
+        length: the largest m.
+        special_tokens: whether special tokens are included.
+        without_first: how many of the included tokens of each text to leave out.
+        progress: whether to show a progress bar.
+
+    Raises:
+        TypeError: for batches that are not mappings of token ids.
+        ValueError: for text longer than the model's positions, special tokens that nothing identifies, padding without
+            a mask, or no text.
     """
     base = find_base(alone(model))
+    count("length", length, least=2)
+    count("without_first", without_first, least=0)
+    if isinstance(batches, Mapping):
+        raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     sums: TextSums | None = None
-    texts = 0
-    with together() as same:
-        for number, observed, included in observe_text(model, base, batches, same, **options):
+    texts = longest = 0
+    rank, size = rank_and_size()
+    with together() as same, eager_attention(model):
+        for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
+            inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
+            if included.numel() == 0:
+                continue
+            if included.shape[1] > longest:
+                longest = included.shape[1]
+                check_length(base, longest)
+            number = len(same)
+            same.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
+            included = (included & (included.cumsum(1) > without_first))[:, :length]
+            if number % size != rank:  # another process includes it
+                if number:
+                    continue
+                inputs, included = {name: tensor[:1] for name, tensor in inputs.items()}, included[:1] & False
+            observed = observe(base, **inputs)
             if sums is None:
                 sums = TextSums(observed.requested(layers), observed.others, observed.maps[0].shape[1])
             for place, layer in enumerate(sums.layers):
@@ -99,7 +86,8 @@ def text_sums(
                 if each is not None:
                     each(number, observed, index, included, attention)
             texts += int(included.any(1).sum())
-    assert sums is not None  # observe_text raises where there is no text
+        if sums is None:
+            raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
     sums.add_processes(texts)
     return sums
 

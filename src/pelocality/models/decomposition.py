@@ -124,7 +124,7 @@ def decompose(
     if not sequences:  # most models cannot run an empty batch: one sequence is run and removed again
         inputs, real = {"input_ids": inputs["input_ids"].new_zeros(1, n)}, real.new_ones(1, n)
 
-    modules: list[Any] = record.attentions(base)
+    modules: list[Any] = record.attention_layers(base)
     with eager_attention(model), loaded(base, position_parts(record, base)):
         splits = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
         chosen = requested_layers(

@@ -129,7 +129,7 @@ def positional_logits(
     base = record.base(model)
     refuse_attached(base)
     check_length(base, length)
-    modules: list[Any] = record.attentions(base)
+    modules: list[Any] = record.attention_layers(base)
     ids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
@@ -189,7 +189,7 @@ def _constant_content(
         run(base, input_ids=batch)
     logits = []
     for layer in chosen:
-        module, states = record.attentions(base)[layer], hidden[layer]
+        module, states = record.attention_layers(base)[layer], hidden[layer]
         spread = (states - states[:, :1]).abs().max() / states.abs().max()
         if spread > (1e-3 if states.dtype in (torch.float32, torch.float64) else 0.1):
             raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +18,10 @@ from pelocality.models._observe import observe
 from pelocality.models._run import device_of, eager_attention, find_base
 from pelocality.models.families import longest_input
 
-TOO_LONG = "more tokens than the model has positions"
-
 
 def most_attended(
     model: nn.Module, tokenizer: Any, sentences: Sequence[Sequence[str]], batch_size: int, progress: bool
-) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...], Counter[str]]:
+) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...]]:
     """Return the most attended word of each word, by sentence, without keeping attention maps.
 
     Args:
@@ -37,7 +34,7 @@ def most_attended(
     Returns:
         For each sentence (words, layer, head): the index of the word, -1 where there is none (a word without
         tokens, or no attention on any other word); None for sentences longer than the model. Then the layers of the
-        model that the layer axis stands for, and the count of those sentences.
+        model that the layer axis stands for.
 
     Raises:
         TypeError: for a model that is not from transformers.
@@ -47,7 +44,6 @@ def most_attended(
     check_alignment(tokenizer)
     limit = longest_input(base)
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
-    left_out: Counter[str] = Counter()
     layers: tuple[int, ...] = ()
     by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
     bar = tqdm(total=len(sentences), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
@@ -56,7 +52,6 @@ def most_attended(
             chosen = by_length[start : start + batch_size]
             encoded = tokenizer([list(sentences[i]) for i in chosen], is_split_into_words=True)
             fits = [k for k, ids in enumerate(encoded["input_ids"]) if not limit or len(ids) <= limit]
-            left_out[TOO_LONG] += len(chosen) - len(fits)
             bar.update(len(chosen))
             if not fits:
                 continue
@@ -68,7 +63,7 @@ def most_attended(
             words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
             for row, k in enumerate(fits):
                 found[chosen[k]] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
-    return found, layers, +left_out
+    return found, layers
 
 
 def word_attention(weights: Tensor, membership: Tensor) -> Tensor:

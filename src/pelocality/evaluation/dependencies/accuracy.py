@@ -90,10 +90,10 @@ def dependency_accuracy(
     chosen, left_out = _with_dependencies(sentences)
     mine = my_part([s.words for s in chosen])
     with together():
-        found, layers_here, too_long = most_attended(alone(model), tokenizer, mine, batch_size, progress)
+        found, layers_here = most_attended(alone(model), tokenizer, mine, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
-    left_out += sum(gathered([too_long]), Counter[str]())
+    left_out += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
     frames, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
         if words is not None:

@@ -85,8 +85,8 @@ def scaling_text(rotary: Rotary) -> str:
 def compare_rotations(wanted: Rotary | str | None, angles: Angles | None) -> tuple[str, list[str]]:
     """Return the measured rotation in words, and what differs from the declared one."""
     if angles is None:
-        declared = isinstance(wanted, Rotary)
-        return "", [f"declared rotary base {number(wanted.base)}, measured no rotation"] if declared else []
+        bases = [number(wanted.base)] if isinstance(wanted, Rotary) else []
+        return "", [f"declared rotary base {base}, measured no rotation" for base in bases]
     turn = angles.turn
     own = Rotary(angles.base() or _DEFAULT_BASE, turn.dims, "default", {}, 0)
     if not isinstance(wanted, Rotary):

@@ -56,7 +56,7 @@ def architecture(model: nn.Module) -> Architecture:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
         >>> record = architecture(gpt2)
-        >>> record.causal(record.base(gpt2)), len(record.attentions(record.base(gpt2)))
+        >>> record.causal(record.base(gpt2)), len(record.attention_layers(record.base(gpt2)))
         (True, 2)
     """
     model_type = pretrained(model).config.model_type
@@ -81,7 +81,7 @@ def record_of(model: nn.Module) -> Architecture:
         >>> from transformers import GPTNeoXConfig, GPTNeoXModel
         >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
         >>> neox = GPTNeoXModel(GPTNeoXConfig(vocab_size=9, **size))
-        >>> [type(module).__name__ for module in record_of(neox).attentions(neox)]
+        >>> [type(module).__name__ for module in record_of(neox).attention_layers(neox)]
         ['GPTNeoXAttention', 'GPTNeoXAttention']
     """
     return _TO_ATTACH.get(pretrained(model).config.model_type, _ANY)

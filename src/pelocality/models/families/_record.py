@@ -124,7 +124,7 @@ class Architecture:
                 return self.base(part)
         return base.encoder if hasattr(base, "encoder") and hasattr(base, "decoder") else base
 
-    def attentions(self, base: Any) -> list[nn.Module]:
+    def attention_layers(self, base: Any) -> list[nn.Module]:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
         inside = list(base.named_modules())[1:]
         named = {name: module for name, module in inside if not _NOT_ATTENTION.search(name.lower())}
@@ -138,8 +138,8 @@ class Architecture:
         return not {*self.mask_arguments}.isdisjoint(arguments) and "input_ids" not in arguments
 
     def attention_modules(self, base: Any) -> list[nn.Module]:
-        """Return `attentions`, each module once."""
-        return list(dict.fromkeys(self.attentions(base)))
+        """Return `attention_layers`, each module once."""
+        return list(dict.fromkeys(self.attention_layers(base)))
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
@@ -163,7 +163,7 @@ class Architecture:
         declared = getattr(base.config, "is_causal", None)
         generates = base.config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         is_decoder = getattr(base.config, "is_decoder", generates)
-        return declared is not False and bool(getattr(self.attentions(base)[0], "is_causal", is_decoder))
+        return declared is not False and bool(getattr(self.attention_layers(base)[0], "is_causal", is_decoder))
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the keys each query may attend to, padding aside: (n, n) of bool."""

@@ -27,7 +27,7 @@ class Albert(Architecture):
 
     model_types = ("albert",)
 
-    def attentions(self, base: Any) -> list[nn.Module]:
+    def attention_layers(self, base: Any) -> list[nn.Module]:
         config, groups = base.config, base.encoder.albert_layer_groups
         per_group = config.num_hidden_layers / config.num_hidden_groups
         return [

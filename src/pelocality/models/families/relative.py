@@ -23,12 +23,12 @@ class T5(Architecture):
         return 1.0
 
     def why_not_additive(self, base: Any) -> str | None:
-        if "output_attentions" in inspect.signature(type(self.attentions(base)[0]).forward).parameters:
+        if "output_attentions" in inspect.signature(type(self.attention_layers(base)[0]).forward).parameters:
             return "in this version of transformers its layers share one bias; install transformers 5.15 or newer"
         return None
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
-        first: Any = self.attentions(base)[0]
+        first: Any = self.attention_layers(base)[0]
         return by_distance(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
 
 

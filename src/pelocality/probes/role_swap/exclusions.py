@@ -28,7 +28,7 @@ def exclusion(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str
 
 
 def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
-    """Check that the arguments are whole surface tokens, apart from each other and from the verb, and different."""
+    """Check that the arguments are whole surface tokens, apart from each other and from the verb."""
     first, second = sorted((slot.start, slot.end) for slot in candidate.arguments)
     if first[1] > second[0]:
         return "the arguments overlap"
@@ -46,8 +46,6 @@ def _check_spans(sentence: Sentence, candidate: Candidate) -> str | None:
             return "an abbreviation would end the sentence"  # "U.K" before a full stop, "U.K." without one
         if " - " in sentence.surface(start, end) or not _keeps_marks_paired(sentence.words, start, end):
             return "punctuation belongs to an argument in part"
-    if _comparable(sentence, *first) == _comparable(sentence, *second):
-        return "the arguments are the same"
     return None
 
 
@@ -67,12 +65,6 @@ def _keeps_marks_paired(words: Sequence[str], start: int, end: int) -> bool:
         return False
     pairs = all(inside.count(a) % 2 == 0 if a == b else inside.count(a) == inside.count(b) for a, b in _OPENING.items())
     return pairs and not (start and after and _OPENING.get(words[start - 1]) == after)
-
-
-def _comparable(sentence: Sentence, start: int, end: int) -> str:
-    """Return an argument without what depends on its position: capitals, and in English the case of a pronoun."""
-    text = sentence.surface(start, end).casefold()
-    return english.NOMINATIVE.get(text, text).casefold() if sentence.language == "en" else text
 
 
 def _check_features(sentence: Sentence, candidate: Candidate) -> str | None:
@@ -212,10 +204,9 @@ def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str
     last = max(argument.end for argument in candidate.arguments)
     for k in range(last, len(lower)):
         rest = [i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")]
-        does = lower[k] in english.DO and tags[k] != "VB" and all(is_punctuation(lower[i]) for i in rest[:1])
-        if does or (
-            lower[k] in english.AUXILIARIES and [(tags[i], lower[i + 1 : i + 2]) for i in rest[:1]] == [("PRP", ["?"])]
-        ):
+        if lower[k] in english.DO and tags[k] != "VB" and all(is_punctuation(lower[i]) for i in rest[:1]):
+            return True
+        if lower[k] in english.AUXILIARIES and [tags[i] for i in rest[:1]] == ["PRP"] and lower[rest[0] + 1 :] == ["?"]:
             return True
     return False
 
@@ -280,15 +271,11 @@ def _check_verb(
 
 
 def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None) -> str | None:
-    """Check the words around the verb: likeness, *have on*, and whether a base form is finite."""
+    """Check the words around the verb, whose subject it has, and whether a base form is finite."""
     position = candidate.clause.verb
     if position is None:
         return None
-    if lower[position + 1 : position + 2] == ["like"]:
-        return "the verb is symmetric"  # "looks like him"
     last = max(argument.end for argument in candidate.arguments)
-    if lower[position] in english.HAVE and lower[last : last + 1] == ["on"]:
-        return "the verb is 'have on'"
     for slot in candidate.arguments:
         if tags is None:
             break
@@ -300,7 +287,7 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
         between = zip(lower[position + 1 : slot.start], tags[position + 1 : slot.start], strict=True)
         if slot.function == "oblique" and [word for word, tag in between if tag != "RP"] != ["by"]:
             return "words between the verb and an argument"  # "sunk in a raid by the navy"
-    if candidate.clause.shared or (tags is not None and _shares_subject(last, lower, tags)):
+    if candidate.clause.shared or (tags is not None and _verb_is_joined(tags[last:])):
         return "another verb has the same subject"
     subject = candidate.subject
     if candidate.clause.finite is None and subject is not None and lower[subject.start - 1 : subject.start] == ["and"]:
@@ -310,11 +297,10 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     return None
 
 
-def _shares_subject(last: int, lower: Sequence[str], tags: Sequence[str]) -> bool:
-    """Return whether a verb follows a conjunction after the last argument."""
-    links = [k for k in range(last, len(tags)) if tags[k] == "CC"][:1]
-    rest = [tags[k] for link in links for k in range(link + 1, len(tags)) if tags[k] not in ("RB", ",")]
-    return rest[:1] != [] and rest[0] in ("VB", "VBP", "VBZ", "VBD", "MD")
+def _verb_is_joined(rest: Sequence[str]) -> bool:
+    """Return whether a verb follows the first conjunction among tags."""
+    joined = (tag for tag in itertools.dropwhile(lambda tag: tag != "CC", rest) if tag not in ("CC", "RB", ","))
+    return next(joined, "") in ("VB", "VBP", "VBZ", "VBD", "MD")
 
 
 def _may_be_finite(candidate: Candidate, verb: int, words: Sequence[str], tags: Sequence[str]) -> bool:
@@ -342,6 +328,8 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return "an argument is not headed by a noun"
     if tags is None:
         return None
+    if tags[-1] in ("IN", "TO", "VBG"):
+        return "an argument has the gap of a relative clause"  # "hats that she knew the owners of"
     if "UH" in tags:
         return "an argument has a false start"  # "the, uh, hat"
     if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
