@@ -204,7 +204,7 @@ def main() -> None:
 def report(found, name, seeds, metrics, folder):
     """Print the tables of one side, and store them with every example."""
     table = paper_table({name: found}, **metrics)
-    print(f"Student's interval over runs\n{table.to_markdown()}\n")
+    print(f"interval over {'runs (Student)' if len(seeds) > 1 else 'pairs'}\n{table.to_markdown()}\n")
     single = {
         f"{name}, seed {seed}": {probe: of_probe[i] for probe, of_probe in found.items()}
         for i, seed in enumerate(seeds)

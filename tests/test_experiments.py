@@ -237,7 +237,7 @@ def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys)
     assert (tmp_path / "seed-0" / "final" / "config.json").exists()
     for side in ("premise", "hypothesis"):
         assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in (tmp_path / side).iterdir()}
-    assert first.count("hypothesis shuffled; Student's interval") == 1
+    assert first.count("hypothesis shuffled; interval over pairs") == 1
     before = (tmp_path / "premise" / "table.tex").read_text()
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
