@@ -332,28 +332,30 @@ def spoken(values: pd.Series) -> str:
 
 
 def figure(table: pd.DataFrame) -> plt.Figure:
-    """Plot the mean score of each cell on each metric, a row for each kind of task; dashed: TF-IDF of words."""
+    """Plot the mean score of each cell on each metric, a row for each kind of task.
+
+    Circles: the model's own table, turned; dashed: TF-IDF of words.
+    """
     kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
-    fig, axes = plt.subplots(len(kinds), 3, figsize=(15, 4.4 * len(kinds)), layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.4 * len(kinds) + 0.8), layout="constrained", squeeze=False)
+    cells = table.loc[table["locality"].notna(), "cell"].unique()
+    marks = {
+        cell: {"marker": "o" if cell in TURNS else "s", "color": plt.get_cmap("tab20")(index % 20)}
+        for index, cell in enumerate(cells)
+    }
     for row, kind in zip(axes, kinds, strict=True):
         of_kind = table[table["kind"] == kind]
         means = of_kind[of_kind["locality"].notna()].groupby("cell")[[*METRICS, "score"]].mean()
         floor = of_kind.loc[of_kind["cell"] == "TF-IDF, words", "score"].mean()
-        turned = means.index.isin(TURNS)
         for ax, metric in zip(row, METRICS, strict=True):
-            ax.plot(means.loc[turned, metric], means.loc[turned, "score"], "o", label="own table, turned")
-            ax.plot(means.loc[~turned, metric], means.loc[~turned, "score"], "s", color="0.4", label="others")
-            middle = (means[metric].min() + means[metric].max()) / 2
-            for cell, (*_, score), x in zip(means.index, means.to_numpy(), means[metric], strict=True):
-                side = {"xytext": (5, 3), "ha": "left"} if x < middle else {"xytext": (-5, 3), "ha": "right"}
-                name = cell.replace("antisymmetric", "antisym.").replace("from nothing: ", "")
-                ax.annotate(name, (x, score), textcoords="offset points", fontsize=7, **side)
+            for cell, of_cell in means.iterrows():
+                ax.plot(of_cell[metric], of_cell["score"], **marks[cell], ls="", markersize=7, label=cell)
             if means["score"].min() - floor < np.ptp(means["score"]):  # a floor far below would flatten the rest
                 ax.axhline(floor, color="0.7", ls="--", lw=0.8)
             ax.margins(x=0.1, y=0.12)
             ax.set(xlabel=metric.replace("_", " "))
         row[0].set(ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
-    axes[0, 0].legend(frameon=False, fontsize=8, loc="lower right")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=7)
     return fig
 
 
