@@ -340,6 +340,23 @@ def test_queries_that_grow_with_their_position_cannot_be_disabled():
         attach(hf.Llama4TextModel(config).eval(), NoEncoding())
 
 
+@pytest.mark.parametrize("disable", [True, False])
+@pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa"])
+def test_the_keys_that_an_indexer_selects_do_not_depend_on_the_bias(name, disable):
+    # each query attends to 8 of up to 11 keys; the proof's seven tokens are fewer than that
+    config = getattr(hf, f"{name}Config")(
+        hidden_size=16, intermediate_size=16, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1, q_lora_rank=16,
+        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_n_heads=2, index_head_dim=16,
+        index_topk=8, vocab_size=99, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = spread(getattr(hf, f"{name}Model")(config))
+    assert off_by(model, disable=disable) < 1e-6
+    assert off_by(model, disable=disable, implementation="sdpa") < 1e-6
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_a_decoder_alone_is_found_inside_its_language_model():
     config = hf.MarianConfig(
         d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16, vocab_size=99, pad_token_id=0,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import HIDDEN
+from pelocality.models.families._calls import argument_names, by_name
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
@@ -84,3 +85,16 @@ def _least(hidden: Tensor) -> float:
     if torch.is_autocast_enabled(device):
         dtypes.append(torch.get_autocast_dtype(device))
     return max(torch.finfo(dtype).min for dtype in dtypes)
+
+
+def without_bias(indexer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Take the bias out of the mask that an indexer is given (a hook): it adds the mask to the scores of its own.
+
+    An indexer selects the keys of each query, as in DeepSeek V3.2, and gets the mask of the attention module around it.
+    """
+    call = by_name(argument_names(indexer), args, kwargs)
+    mask = call.get("attention_mask")
+    if mask is not None and mask.is_floating_point():
+        least = _least(mask)
+        call["attention_mask"] = torch.zeros_like(mask).masked_fill(mask <= least, least)
+    return (), call
