@@ -357,6 +357,16 @@ def test_the_keys_that_an_indexer_selects_do_not_depend_on_the_bias(name, disabl
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_state_space_layer_beside_attention_in_every_layer_is_a_hybrid():
+    config = hf.FalconH1Config(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=8,
+        vocab_size=99, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    assert off_by(spread(hf.FalconH1Model(config)), disable=True) < 1e-6
+
+
 def test_a_decoder_alone_is_found_inside_its_language_model():
     config = hf.MarianConfig(
         d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16, vocab_size=99, pad_token_id=0,

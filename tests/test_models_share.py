@@ -301,6 +301,7 @@ def test_probing_and_text_agree_without_content():
         ([{"input_ids": [[1, 2], [3]]}], {}, ValueError, "different lengths; pad them"),
         ([{"input_ids": tokens(2, 4), "attention_mask": torch.ones(2, 5)}], {}, ValueError, "shape of input_ids"),
         ([{"input_ids": tokens(1, 3), "attention_mask": [[1, 0, 1]]}], {}, ValueError, "holes"),
+        ([{"input_ids": tokens(1, 3), "attention_mask": [[0, 0, 0]]}], {}, ValueError, "hides all tokens"),
         ([{"input_ids": tokens(1, 3), "special_tokens_mask": [[1, 2, 0]]}], {}, ValueError, "1 for special tokens"),
         (
             [{"input_ids": torch.tensor([[5, 0], [6, 7]])}],

@@ -249,7 +249,7 @@ def _hooks(base: nn.Module) -> list[str]:
 def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tensor) -> None:
     """Check that tokens in another order give the same outputs in that order, once positions and masks are disabled.
 
-    In a model with other layers between those of attention, each attention module is checked on its own.
+    In a model with other layers between those of attention or beside them, each attention module is checked on its own.
     """
     rows = torch.stack([ids[0], ids[0, _ORDER]])
     problems: list[nn.Module] = []
@@ -268,7 +268,9 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
+    # layers without attention, or a state space beside it in every layer (Falcon-H1)
     hybrid = len(record.attention_layers(base)) < base.config.num_hidden_layers
+    hybrid = hybrid or any("A_log" in module._parameters for module in base.modules())
     with hooked(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
         one, other = _run(base, rows)
     if not _same(one[_ORDER], other) and (problems or not hybrid):

@@ -177,6 +177,8 @@ def _read_batch(
     padding = getattr(base.config, "pad_token_id", None)
     if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
         raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
+    if not bool(real.any()):
+        raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
     if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
         raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
     special = given.pop("special_tokens_mask", None)
