@@ -7,7 +7,7 @@ Each is held against a witness that shares no code with the library:
 
 - measured: every matrix of `positional_attention` against the softmaxes of the model's own run, intercepted in torch;
 - attached: in float64, the outputs with an encoding beside the model's positions against those of the model without it,
-  the same bias added to the argument of every softmax;
+  the same bias added to the argument of every softmax; "keeps its own": `attach` proves no encoding in their place;
 - audited: whether `audit` finds what the configuration declares. The models are as transformers builds them.
 
 Writes a CSV with a row per type, and a page with the same as a table.
@@ -34,7 +34,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from benchmarks.attaching import off_by
-from pelocality import audit, positional_attention
+from pelocality import NoEncoding, attach, audit, positional_attention
 from pelocality.models._run import find_base, run
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
@@ -230,6 +230,11 @@ def attached_off(model: Any) -> float:
     return off_by(model, disable=False)
 
 
+def without_own_positions(model: Any) -> None:
+    """Attach an encoding in place of the model's positions, which `attach` proves or refuses."""
+    attach(model, NoEncoding()).remove()
+
+
 def outcome(function: Any, model: Any) -> tuple[str, Any]:
     """Return "yes" and the result, or "no" and the reason."""
     try:
@@ -271,6 +276,8 @@ def row_of(model: Any) -> dict[str, Any]:
             row[f"{name}_off"] = result
             if result > 1e-5:
                 reasons[f"WRONG: off by {result:.2g}"] = [name]
+    if row["attached"] == "yes" and outcome(without_own_positions, model)[0] == "no":
+        row["attached"] = "keeps its own"
     row["reason"] = "; ".join(f"not {', '.join(names)}: {reason}" for reason, names in reasons.items())
     return row | {"seconds": round(time.perf_counter() - start, 2)}
 
@@ -278,13 +285,15 @@ def row_of(model: Any) -> dict[str, Any]:
 def summary(table: pd.DataFrame) -> str:
     """Return the counts in one sentence."""
     built = table[table.built == "yes"]
-    counts = {name: int((built[name] == "yes").sum()) for name in ("measured", "attached", "audited")}
+    counts = {name: int((built[name] != "no").sum()) for name in ("measured", "attached", "audited")}
+    kept = int((built.attached == "keeps its own").sum())
     wrong = int(built.reason.fillna("").str.contains("WRONG").sum())
     differ = ", ".join(built.type[built.mismatches.fillna("") != ""])
     return (
         f"{len(built)} of {len(table)} models built on tokens ({int((table.built == 'no text').sum())} read none, "
         f"{int((table.built == 'no').sum())} have no small configuration here): {counts['measured']} measured, "
-        f"{counts['attached']} attached, {counts['audited']} audited, {wrong} wrong; mismatches: {differ or 'none'}"
+        f"{counts['attached']} attached ({kept} only beside their own positions), "
+        f"{counts['audited']} audited, {wrong} wrong; mismatches: {differ or 'none'}"
     )
 
 
@@ -300,7 +309,8 @@ def page(table: pd.DataFrame) -> str:
         "",
         "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
         "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
-        "bias added to the arguments of the softmaxes, in float64. An encoder-decoder model is two: the first is its "
+        "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
+        '`position_embeddings="keep"`, as their absence cannot be proved. An encoder-decoder model is two: the first is its '
         "encoder.",
         "",
         "| type | measured | attached | audited: positions | refused, or differs |",
