@@ -310,8 +310,8 @@ def page(table: pd.DataFrame) -> str:
         "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
         "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
         "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
-        '`position_embeddings="keep"`, as their absence cannot be proved. An encoder-decoder model is two: the first is its '
-        "encoder.",
+        '`position_embeddings="keep"`, as their absence cannot be proved. An encoder-decoder model is '
+        "two: the first is its encoder.",
         "",
         "| type | measured | attached | audited: positions | refused, or differs |",
         "|---|---|---|---|---|",
