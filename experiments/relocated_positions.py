@@ -195,7 +195,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
     """Plot the held-out loss over training, and what turning the table costs."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     for (cell, curve), style in zip(curves.items(), ("o-", "s--", "^:"), strict=True):
         by_tokens = curve.groupby("tokens")["token_loss"]
         left.plot(by_tokens.mean().index / 1000, by_tokens.mean(), style, markersize=4, label=cell)
@@ -205,12 +205,12 @@ def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
     left.legend(frameon=False)
     shown = rows[rows["name"].isin(["own", *(f"{cell}, trained" for cell in CELLS), *(f"table, {n}" for n in TURNS)])]
     means = shown.groupby("name", sort=False)[["token_loss_1", "bigram_shift"]].mean()
-    right.plot(means["token_loss_1"], means["bigram_shift"], "o", color="0.3")
-    for name, (loss, accuracy) in means.iterrows():
-        right.annotate(name.removeprefix("table, "), (loss, accuracy), (4, 3), textcoords="offset points", fontsize=8)
+    for index, (name, (loss, accuracy)) in enumerate(means.iterrows()):
+        mark = {"marker": "o" if name.startswith("table") else "s", "color": plt.get_cmap("tab20")(index)}
+        right.plot(loss, accuracy, **mark, ls="", markersize=7, label=name)
     right.axhline(0.5, color="0.7", lw=0.8)
     right.set(xlabel="1 - cosine to the untouched model", ylabel="bigram shift, accuracy")
-    right.margins(x=0.2)
+    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
 
 
