@@ -96,8 +96,7 @@ def healed(
     """
     encoding = encoding_of(cell, model, tokenizer, options["length"] + 2, words)
     kept: Any = "keep" if cell == "own, healed" else "disable"
-    # no cache: it would keep the weights of the first step
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
         return relocate(model, encoding, tokenizer, text, position_embeddings=kept, progress=False, **options)
 
 
