@@ -13,7 +13,7 @@ import cells
 import numpy as np
 import torch
 from datasets import Dataset
-from runs import DATA, fingerprint, last_complete_checkpoint, packaged_model, train
+from runs import DATA, fine_tuning_arguments, fingerprint, last_complete_checkpoint, packaged_model, train
 from torch import nn
 from transformers import (
     AutoModel,
@@ -22,7 +22,6 @@ from transformers import (
     DataCollatorWithPadding,
     PrinterCallback,
     Trainer,
-    TrainingArguments,
     set_seed,
 )
 
@@ -148,23 +147,13 @@ def fine_tune(
     """Return the Trainer of a model that it has trained on the rows; checkpoints in the folder are for resuming."""
     trainer = Trainer(
         model,
-        TrainingArguments(
-            output_dir=str(folder),
-            seed=seed,
-            num_train_epochs=arguments.epochs,
-            per_device_train_batch_size=arguments.batch,
-            per_device_eval_batch_size=128,
-            learning_rate=arguments.rate,
-            warmup_steps=0.1,  # share of all steps
-            bf16=arguments.bf16,
+        fine_tuning_arguments(
+            folder,
+            seed,
+            arguments,
             use_cpu=not torch.cuda.is_available(),
-            train_sampling_strategy="group_by_length",
-            save_steps=200,
-            save_total_limit=1,
             logging_strategy="no",
-            report_to="none",
             disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
             average_tokens_across_devices=False,  # the loss is a mean over the batch
         ),
         train_dataset=tokenized(rows, tokenizer, arguments.length),

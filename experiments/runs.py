@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from safetensors.torch import load_model
-from transformers import Trainer, TrainerState
+from transformers import Trainer, TrainerState, TrainingArguments
 
 from pelocality.statistics import Estimate, mean_over_groups
 
@@ -91,6 +92,27 @@ def last_complete_checkpoint(folder: Path) -> Path | None:
         except (OSError, ValueError):
             shutil.rmtree(path, ignore_errors=True)  # the process was killed while writing it
     return None
+
+
+def fine_tuning_arguments(folder: Path, seed: int, arguments: argparse.Namespace, **options: Any) -> TrainingArguments:
+    """Return how models are fine-tuned, by the flags of a study, with checkpoints to resume from."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        seed=seed,
+        num_train_epochs=arguments.epochs,
+        per_device_train_batch_size=arguments.batch,
+        per_device_eval_batch_size=128,
+        learning_rate=arguments.rate,
+        warmup_steps=0.1,  # share of all steps
+        bf16=arguments.bf16,
+        train_sampling_strategy="group_by_length",
+        save_strategy="steps",
+        save_steps=200,
+        save_total_limit=1,
+        report_to="none",
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **options,
+    )
 
 
 def train(trainer: Trainer, checkpoint: Path | None) -> None:

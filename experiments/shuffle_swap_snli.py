@@ -22,6 +22,7 @@ import torch
 from runs import (
     DATA,
     claim,
+    fine_tuning_arguments,
     fingerprint,
     last_complete_checkpoint,
     markdown,
@@ -35,7 +36,6 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     Trainer,
-    TrainingArguments,
     set_seed,
 )
 
@@ -79,24 +79,13 @@ def fine_tune(source, tokenizer, pairs, seed, folder, arguments):
     )
     trainer = Trainer(
         model,
-        TrainingArguments(
-            output_dir=str(folder),
-            seed=seed,
-            num_train_epochs=arguments.epochs,
-            per_device_train_batch_size=arguments.batch,
-            per_device_eval_batch_size=128,
-            learning_rate=arguments.rate,
-            bf16=arguments.bf16,
+        fine_tuning_arguments(
+            folder,
+            seed,
+            arguments,
             use_cpu=arguments.bf16 and not torch.cuda.is_available(),  # else bf16 asks for a GPU
-            warmup_steps=0.1,  # share of all steps
-            train_sampling_strategy="group_by_length",
             eval_strategy="epoch",
-            save_strategy="steps",
-            save_steps=200,
-            save_total_limit=1,
             logging_steps=100,
-            report_to="none",
-            dataloader_pin_memory=torch.cuda.is_available(),
         ),
         train_dataset=tokens.select(range(held_out, len(tokens))),
         eval_dataset=tokens.select(range(held_out)),
