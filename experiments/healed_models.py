@@ -28,7 +28,7 @@ from transformers import (
 from pelocality import load
 
 # flags that do not belong to the settings of a run
-PATHS = ("output", "text", "model", "workers", "cells", "seeds", "report")
+PATHS = ("output", "text", "model", "workers", "cells", "seeds", "report", "tasks", "sequences")
 
 
 def add_flags(parser: argparse.ArgumentParser, names: Sequence[str], output: Path) -> None:
@@ -55,13 +55,14 @@ SMOKE = {"tokens": 400, "length": 24, "words": 2, "held_out": 8, "epochs": 1.0, 
 
 def identity(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what every run of a study has in common, for `claim`: its flags, and files by their content."""
-    of_files = {name: value for name, value in vars(arguments).items() if isinstance(value, Path | list)}
-    found = {name: value for name, value in vars(arguments).items() if name not in {*PATHS, *of_files}}
-    for name, value in of_files.items():
+    found = {}
+    for name, value in vars(arguments).items():
         paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)]
+        files = [path / "config.json" if path.is_dir() else path for path in paths]
         if name != "output" and paths:
-            files = [path / "config.json" if path.is_dir() else path for path in paths]
             found[name] = [fingerprint(file.read_bytes()) for file in files]
+        elif name not in PATHS:
+            found[name] = value
     return found
 
 

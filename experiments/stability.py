@@ -61,10 +61,16 @@ LOSSES = ("token_loss", "mean_loss")
 TASKS = {"RTE": "accuracy", "CoLA": "Matthews' correlation", "STS-B": "Pearson's correlation"}
 
 
-def read(task: str, part: str, folder: Path | None) -> pd.DataFrame:
-    """Return the rows of a task, with a number as label; without a folder, a task like it made of examples/data."""
-    if folder is None:
-        return small(task).iloc[int(part == "dev") :: 2]
+def read(task: str, part: str, arguments: argparse.Namespace) -> Dataset:
+    """Return the rows of a task, or as many of them as the flags say, drawn at random, the same in every run."""
+    rows = small(task).iloc[int(part == "dev") :: 2] if arguments.glue is None else glue(task, part, arguments.glue)
+    most = dict(zip(TASKS, arguments.rows, strict=True))[task] if arguments.rows else None
+    drawn = rows if most is None or most >= len(rows) else rows.sample(most, random_state=0)
+    return Dataset.from_pandas(drawn, preserve_index=False)
+
+
+def glue(task: str, part: str, folder: Path) -> pd.DataFrame:
+    """Return the rows of a task of GLUE, with a number as label."""
     file, options = folder / task / f"{part}.tsv", {"sep": "\t", "quoting": 3, "keep_default_na": False}
     if task == "CoLA":
         rows = pd.read_csv(file, names=["source", "label", "star", "premise"], **options)
@@ -76,7 +82,7 @@ def read(task: str, part: str, folder: Path | None) -> pd.DataFrame:
 
 
 def small(task: str) -> pd.DataFrame:
-    """Return a few rows like those of a task: to see it run."""
+    """Return a few rows like those of a task, made of examples/data: to see it run."""
     rows = pd.read_json(DATA / "nli_train.jsonl", lines=True)
     rows["label"] = 5.0 * (rows["label"] == "entailment") if task == "STS-B" else 1 * (rows["label"] == "entailment")
     if task == "CoLA":
@@ -118,10 +124,7 @@ def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[
     if not file.exists():
         claim(folder, identity(arguments) | {"cell": cell, "task": task, "seed": seed})
         tokenizer = AutoTokenizer.from_pretrained(source(arguments))
-        train, dev = (
-            Dataset.from_pandas(read(task, part, arguments.glue)[: arguments.rows], preserve_index=False)
-            for part in ("train", "dev")
-        )
+        train, dev = (read(task, part, arguments) for part in ("train", "dev"))
         model = classifier(healed(cell, 0, arguments), cell, seed, **head(task))
         trainer = fine_tune(model, tokenizer, train, seed, folder, arguments)
         found = trainer.predict(tokenized(dev, tokenizer, arguments.length))
@@ -145,7 +148,7 @@ def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
         start, rows = healed(cell, 0, arguments), []
         for task in TASKS:
             model = classifier(start, cell, seed, **head(task))
-            data = Dataset.from_pandas(read(task, "train", arguments.glue)[: arguments.rows], preserve_index=False)
+            data = read(task, "train", arguments)
             for after in ("before", task) if not rows else (task,):
                 if after == task:
                     fine_tune(model, tokenizer, data, seed, folder / task, arguments)
@@ -240,12 +243,14 @@ def parse() -> argparse.Namespace:
     parser.set_defaults(epochs=3, length=128)  # RTE has long premises
     parser.add_argument("--glue", type=Path, help="folder with RTE, CoLA and STS-B; a few rows if left out")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="of the twenty seeds")
-    parser.add_argument("--rows", type=int, help="maximum number of rows of a task, to train and to test on")
+    parser.add_argument("--rows", type=int, nargs=3, help="of RTE, CoLA and STS-B, at most, to train and to test on")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(20)))
     parser.add_argument("--sequences", type=int, nargs="*", default=list(range(5)), help="seeds of the sequence")
     arguments = parser.parse_args()
     if arguments.smoke:
-        vars(arguments).update(SMOKE | {"rows": 16, "seeds": arguments.seeds[:3], "sequences": arguments.seeds[:1]})
+        vars(arguments).update(
+            SMOKE | {"rows": [16] * 3, "seeds": arguments.seeds[:3], "sequences": arguments.seeds[:1]}
+        )
         arguments.cells = arguments.cells[:2]
     return arguments
 
