@@ -58,9 +58,9 @@ def identity(arguments: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for name, value in vars(arguments).items():
         paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)]
-        files = [path / "config.json" if path.is_dir() else path for path in paths]
         if name != "output" and paths:
-            found[name] = [fingerprint(file.read_bytes()) for file in files]
+            files = [file for path in paths for file in (sorted(path.glob("**/*.*")) if path.is_dir() else [path])]
+            found[name] = [fingerprint(file.read_bytes()) for file in files if file.is_file()]
         elif name not in PATHS:
             found[name] = value
     return found
