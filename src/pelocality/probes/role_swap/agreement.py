@@ -41,6 +41,8 @@ def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreem
     word, tag = sentence.words[finite], tags[finite] if tags is not None else None
     if old is not None and tag is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
+    if tag == "VBD" and word.lower() in english.SYNCRETIC and new == "3sg" != old:
+        return Skipped("the tense of the verb is unknown")
     if agrees(word, tag, old, new):
         return []
     if agreement == "skip":
@@ -127,7 +129,7 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     if lower[head] in english.PRONOUN_NUMBER:
         return english.PRONOUN_NUMBER[lower[head]]
     is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
-    is_vague = is_vague or (tags[head] == "NNP" and lower[head].endswith("s"))  # "Swedish Troops", or "James"
+    is_vague = is_vague or (tags[head].startswith("NNP") and lower[head].endswith("s"))  # "James", "the States"
     if is_vague or has_determiner_mismatch(words, tags):
         return None
     return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
