@@ -6,7 +6,8 @@ python experiments/propbank_ewt.py propbank-release UD_English-EWT --output ewt
 
 PropBank leaves out the words, which stand in UD. Within a document, a sentence of one is the sentence of the other that
 has the same tags, or stands between two such and has as many words; others are left out. Writes ewt_train.jsonl,
-ewt_dev.jsonl and ewt_test.jsonl, which `read_frames` reads; of the train part only trees and frames, of 4 to 40 words.
+ewt_dev.jsonl and ewt_test.jsonl, which `read_frames` reads. Of the train part it takes trees and frames only, and
+sentences of 4 to 40 words; --words 41 1000 takes the longer ones instead.
 """
 
 import argparse
@@ -78,8 +79,8 @@ def aligned(ours: list[list[str]], theirs: list[list[str]]) -> Iterator[tuple[in
             yield from ((a, b) for a, b in pairs if len(ours[a]) == len(theirs[b]))
 
 
-def records(propbank: Path, ewt: Path, part: str) -> Iterator[dict[str, Any]]:
-    """Yield the sentences of a part that both have."""
+def records(propbank: Path, ewt: Path, part: str, words: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Yield the sentences of a part that both have; ``words`` is how many those of train may have."""
     for sentences, skeletons in documents(propbank, ewt, part):
         ours = [sentence.pop("tags") for sentence in sentences]
         for a, b in aligned(ours, [[row[4] for row in rows] for rows in skeletons]):
@@ -87,7 +88,7 @@ def records(propbank: Path, ewt: Path, part: str) -> Iterator[dict[str, Any]]:
             tree, frames = joined(sentence, skeletons[b])
             if part != "train":
                 yield {"id": sentence["id"], "split": part, **sentence, "tree": tree, "frames": frames}
-            elif 4 <= len(ours[a]) <= 40:
+            elif words[0] <= len(ours[a]) <= words[1]:
                 short = [{"r": frame["roleset"], "a": frame["args"]} for frame in frames]
                 yield {"id": sentence["id"], "tree": tree, "frames": short}
 
@@ -98,10 +99,12 @@ if __name__ == "__main__":
     parser.add_argument("ewt", type=Path, help="clone of UD_English-EWT")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for the files")
     parser.add_argument("--parts", nargs="+", default=["train", "dev", "test"], choices=("train", "dev", "test"))
+    parser.add_argument(
+        "--words", type=int, nargs=2, default=(4, 40), help="fewest and most words of train's sentences"
+    )
     arguments = parser.parse_args()
     for part in arguments.parts:
-        lines = [
-            json.dumps(record, ensure_ascii=False) + "\n" for record in records(arguments.propbank, arguments.ewt, part)
-        ]
+        found = records(arguments.propbank, arguments.ewt, part, arguments.words)
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in found]
         write_atomically(arguments.output / f"ewt_{part}.jsonl", "".join(lines))
         print(f"ewt_{part}.jsonl: {len(lines)} sentences")

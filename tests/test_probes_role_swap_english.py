@@ -321,6 +321,7 @@ def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped
         (V.format(NUN, "(VBD was) (VP (VBN hired) (PP (IN by) (NP (DT the) (NN cook))))"),
          "The cook was hired by the nun."),
         (V.format("(PRP He)", "(VBZ has) (NP (JJ few) (NNS hats))"), "Few hats have him."),
+        (V.format("(NNP Ada)", "(VBD left) (NP (DT the) (NNP US))"), "The US left Ada."),
         (V.format("(PRP He)", "(VBD saw) (NP (PRP me)) (ADVP (DT this) (NN week))"), "I saw him this week."),
         (V.format("(PRP He)", "(VBD put) (NP (PRP me)) (ADVP (RB down))"), "I put him down."),
         (V.format(NUN, "(VBD saw) (NP (NP (DT the) (NN hat)) (SBAR (WHNP (WDT that)) (S (VP (VBD lay) (PP (IN on)"

@@ -126,7 +126,7 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     quantity = not english.VAGUE_NUMBER.isdisjoint(after)  # "a ton of series"
     if after[:1] == ["of"] and (quantity or any(tag in ("NNS", "NNPS") for tag in tags[head + 1 :])):
         return None if tags[head] == "NN" else "plural"  # "a group of dogs is", or "are"
-    if lower[head] in english.PRONOUN_NUMBER:
+    if lower[head] in english.PRONOUN_NUMBER and tags[head] != "NNP":  # "the US"
         return english.PRONOUN_NUMBER[lower[head]]
     is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
     is_vague = is_vague or (tags[head].startswith("NNP") and lower[head].endswith("s"))  # "James", "the States"
@@ -182,7 +182,7 @@ def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
     """
     head = None
     for i, tag in enumerate(tags):
-        if tag.startswith("NN") and words[i].lower() not in english.PRONOUN_NUMBER:
+        if tag.startswith("NN") and ((i and tag == "NNP") or words[i].lower() not in english.PRONOUN_NUMBER):
             head = i
         elif tag == "POS":
             head = None

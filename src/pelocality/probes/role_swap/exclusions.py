@@ -332,7 +332,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
-    if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"
+    if head is None or (head and words[head] in english.ACCUSATIVE and tags[head] != "NNP"):  # "a good one I trust"
         return "an argument is not headed by a noun"
     for k in range(len(words)):
         # "a meal, which he liked": a comma must follow
