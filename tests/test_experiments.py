@@ -423,11 +423,11 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
-    assert rows[2:5] == ["| own", "| table, untrained", "| table, trained"]
-    assert {"| table, symmetrised", "| table, mirrored", "| none, trained", "| attenuated, trained"} <= set(rows)
+    assert rows[2:5] == ["| own", "| own table, untrained", "| own table, trained"]
+    assert {"| antisymmetric x 0, turned", "| none, trained", "| attenuated w = .1, trained"} <= set(rows)
     table = pd.read_csv(tmp_path / "relocated_positions.csv").set_index("name")
     assert table.loc["own", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
-    assert (table.loc["table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
+    assert (table.loc["own table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
     assert (tmp_path / "relocated_positions.png").exists()
     (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
