@@ -261,6 +261,15 @@ NUN = "(DT The) (NN nun)"
          "an argument is not subject or object"),
         (V.format(NUN, "(VBD was) (VP (VBN seen) (PP (IN in) (NP (NNP Bonn))) (PP (IN by) (NP (DT a) (NN cook))))"),
          "words between the verb and an argument"),
+        (V.format(NUN, "(VBD was) (VP (VBN cut) (PP (IN by) (NP (CD three) (NNS MMBTU))))"),
+         "an argument is not subject or object"),
+        (V.format("(NNS Nuns)", "(VBP change) (NP (NN everyday))"), "an argument is a measure"),
+        (V.format("(PRP I)", "(VBD saw) (NP (CD three) (NNS nuns) (RB there))"),
+         "an argument is not a plain noun phrase"),
+        ("(S (S (NP (NNP Ada)) (VP (VBD fed) (NP (DT the) (NNS nuns)))) (PP (VBG including) (NP (NNP Cleo))) (. .))",
+         "an argument may go on after its end"),
+        (V.format(NUN, "(MD wo) (RB nt) (VP (VB eat) (NP (NN anything)))"), "an argument is a negative polarity item"),
+        (V.format(NUN, "(VBZ represents) (NP (DT the) (NN judge))"), "the verb is a copula"),
         (V.format(NUN, "(VBD fell) (NP (NN victim))"), "the verb takes a measure"),
         (V.format(NUN, "(VBD walked) (NP (CD three) (NNS kilometres))"), "an argument is a measure"),
         (V.format(NUN, "(VBD set) (NP (DT a) (NN record) ($ $) (CD 70))"), "an argument is a measure"),
@@ -302,6 +311,7 @@ NUN = "(DT The) (NN nun)"
          "the number of the new subject is in doubt"),
         (V.format("(PRP They)", "(VBP knew) (NP (DT the) (NN nun))"), "the verb cannot be reinflected"),
         (V.format(NUN, "(VBZ knows) (NP (NNP Swedish) (NNP Hills))"), "the number of the new subject is in doubt"),
+        (V.format(NUN, "(VBZ knows) (NP (JJ old) (NN insurgents))"), "the number of the new subject is in doubt"),
     ],
 )  # fmt: skip
 def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped(tree, reason):

@@ -129,7 +129,8 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     if lower[head] in english.PRONOUN_NUMBER and tags[head] != "NNP":  # "the US"
         return english.PRONOUN_NUMBER[lower[head]]
     is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
-    is_vague = is_vague or (tags[head].startswith("NNP") and lower[head].endswith("s"))  # "James", "the States"
+    # "James", "the States", and plurals that are tagged as singular
+    is_vague = is_vague or (tags[head] != "NNS" and lower[head].endswith("s") and lower[head][-2:] not in ("ss", "us"))
     if is_vague or has_determiner_mismatch(words, tags):
         return None
     return "plural" if _is_plural(lower[head], tags[head]) else "3sg"

@@ -54,7 +54,8 @@ THIRD_PERSON = words("he him she her it they them")
 COPULAS = words(
     "be am is are was were been being 's 're 'm become becomes became becoming "
     "seem seems seemed seeming remain remains remained remaining appear appears appeared appearing "
-    "stay stays stayed staying constitute constitutes constituted constituting"
+    "stay stays stayed staying constitute constitutes constituted constituting "
+    "represent represents represented representing"
 )
 MAKE = words("make makes made making")
 # after an object: a goal, a means, a time or a cause of the verb; other prepositions may as well belong to the noun
@@ -92,7 +93,7 @@ MEASURE_VERBS = words(
     "cost costs costing weigh weighs weighed weighing last lasts lasted lasting total totals totaled "
     "measure measures measured measuring number numbers numbered spend spends spent spending"
 )
-DAYS = words("today tomorrow tonight yesterday")
+DAYS = words("today tomorrow tonight yesterday everyday anytime sometime")
 DEGREES = words("than enough so such too same as more less fewer")  # with a second part: "enough men to start"
 MONTHS = words(
     "january february march april may june july august september october november december "

@@ -154,9 +154,10 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
         reason = _check_noun_phrase(lower[argument.start : argument.end], phrase_tags, is_light)
         if reason:
             return reason
-        phrase, is_active = lower[argument.start : argument.end], candidate.clause.voice == "active"
-        if argument.function == "oblique" and (is_active or (phrase_tags and not is_certain(phrase, phrase_tags))):
-            return "an argument is not subject or object"  # "works as a coach", "eliminated by force", "sunk in May"
+        phrase, is_oblique = lower[argument.start : argument.end], argument.function == "oblique"
+        is_adverbial = phrase_tags is not None and (phrase_tags[0] == "CD" or not is_certain(phrase, phrase_tags))
+        if is_oblique and (candidate.clause.voice == "active" or is_adverbial):
+            return "an argument is not subject or object"  # "works as a coach", "eliminated by force", "cut by 3 tons"
     reason = check_remainder(candidate, lower, tags) if tags is not None else None
     if reason is None and tags is not None and _has_ellipsis(candidate, lower, tags):
         return "an auxiliary stands for the verb phrase"
@@ -317,7 +318,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     coordinated = any(a in ("and", "or") and b in english.PERSONAL for a, b in itertools.pairwise(words))
     if coordinated or (len(words) > 1 and words[0] in english.PERSONAL - {"her"}):
         return "a pronoun inside a longer argument"
-    if words[-1] in english.PLACES:
+    if words[-1] in english.PLACES | {"there", "here"} and len(words) > 1:
         return "an argument is not a plain noun phrase"  # "football indoors"
     if any(word.endswith("-") and len(word) > 1 for word in words) or any(a == b for a, b in itertools.pairwise(words)):
         return "an argument has a false start"  # "th- the hat", "the the hat"

@@ -44,8 +44,8 @@ def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[s
         named = _is_name(lower[other.start : other.end], tags[other.start : other.end])
         moved = inside and not named and tuple(tags[last.end : last.end + 2]) == ("TO", "VB")
         return "an infinitive would have another subject" if moved else None  # "the fire required him to call her"
-    # outside the clause, but not a relative clause without a pronoun: "left the house he had in disrepair"
-    if k == len(tags) or (k >= candidate.clause.extent[1] and (is_apart or tags[k] != "PRP")):
+    # outside the clause, but not read as a modifier: "left the house he had in disrepair", "fed nuns including Ada"
+    if k == len(tags) or (k >= candidate.clause.extent[1] and (is_apart or tags[k] not in ("PRP", "VBG", "VBN"))):
         return None
     begins = tags[k] == "PRP" and k > last.end  # a new clause: "saw the hat, he was glad"
     linked = linked and tags[k + 1 : k + 2] != ("VB",) and not is_light and not holds_clause
