@@ -17,7 +17,7 @@ ARROWS = {
     "_checks": set(),
     "_display": set(),
     "_distributed": set(),
-    "metrics": set(),
+    "metrics": {"_checks"},
     "encodings": {"_checks", "metrics"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},

@@ -213,10 +213,9 @@ def test_every_item_has_a_row_or_is_counted_and_logged(caplog):
         probe = constituency_shuffling(items, 6)
     info = probe_info(probe)
     assert (info.items, info.rows, sum(info.dropped.values())) == (10, 9, 1)
-    assert [r.getMessage() for r in caplog.records if "rows" in r.getMessage()] == [
-        "constituency_shuffling: 9 rows of 10 items; items dropped: no constituent of that size: 1; "
-        "candidates skipped: none"
-    ]
+    (message,) = [r.getMessage() for r in caplog.records if "rows" in r.getMessage()]
+    assert "constituency_shuffling" in message
+    assert "items=10, rows=9, dropped={'no constituent of that size': 1}, skipped={}" in message
     assert (info.settings["sizes"], info.settings["seed"]) == ([6], 0)
 
 
@@ -245,7 +244,7 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
         assert minimal_pairs(probe)["UID"] == ["random_shuffling", "random_shuffling", "constituency_shuffling"]
     with pytest.raises(ValueError, match="kept with save_to_disk"):
         probe_info(read)
-    with pytest.raises(ValueError, match="the columns builder, spans and side; got a"):
+    with pytest.raises(ValueError, match=r"the columns builder, spans and side; got .*a"):
         minimal_pairs(datasets.Dataset.from_dict({"a": [1]}))
 
 
@@ -373,7 +372,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed must be an integer"),
         (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc must be at least 1"),
-        (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli.* or read the file first"),
+        (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
         (lambda: random_shuffling([{"premise": "a"}]), TypeError, "read_pairs makes pairs of rows"),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),

@@ -172,10 +172,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     same_batch = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
     if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
-        raise ValueError(
-            "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit, got "
-            f"shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
-        )
+        wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
+        raise ValueError(f"{wanted}, got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}")
     check_encoding(encoding, query.shape[1])
     if mask is None:
         return

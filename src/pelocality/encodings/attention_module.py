@@ -138,9 +138,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             raise ValueError("this is self-attention: key and value must be the query itself, or left out")
         _check_tensors(query=query, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
         if query.ndim not in (2, 3) or query.shape[-1] != self.embed_dim:
-            raise ValueError(
-                f"query must be (batch, n, {self.embed_dim}) or (n, {self.embed_dim}), got shape {tuple(query.shape)}"
-            )
+            raise ValueError(f"query must be ([batch,] n, {self.embed_dim}), got shape {tuple(query.shape)}")
         if query.shape[-2] == 0:
             raise ValueError(f"query must hold at least one position, got shape {tuple(query.shape)}")
         x = query if query.ndim == 3 else query[None]
@@ -215,9 +213,8 @@ class PositionalSelfAttention(nn.MultiheadAttention):
                 continue
             shape = next((full for given, full in shapes if mask.shape == given), None)
             if shape is None:
-                raise ValueError(
-                    f"{name} must be {' or '.join(str(given) for given, _ in shapes)}, got shape {tuple(mask.shape)}"
-                )
+                wanted = " or ".join(str(given) for given, _ in shapes)
+                raise ValueError(f"{name} must be {wanted}, got shape {tuple(mask.shape)}")
             mask = mask.reshape(shape)
             if mask.dtype == torch.bool:
                 seen = ~mask
@@ -239,8 +236,5 @@ def _check_tensors(query: Tensor, **masks: Tensor | None) -> None:
         if not isinstance(given, Tensor) and (given is not None or name == "query"):
             raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
         if given is not None and given.is_nested:
-            raise ValueError(
-                f"{name} must be a padded tensor with a key_padding_mask, got a nested one; where "
-                "nn.TransformerEncoder made it, build that with enable_nested_tensor=False, else call "
-                f"{name}.to_padded_tensor(0.0)"
-            )
+            advice = f"enable_nested_tensor=False in nn.TransformerEncoder, or {name}.to_padded_tensor(0.0)"
+            raise ValueError(f"{name} must be padded, with a key_padding_mask, got a nested tensor; use {advice}")

@@ -115,9 +115,7 @@ class DistanceTable(RelativeEncoding):
         signed = not symmetric if signed is None else signed
         table = cls(encoding.heads, length, signed, shared, learnable, encoding.causal)
         table.to(bias.device, encoding._like.dtype)
-        with torch.no_grad():
-            table.values.copy_((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
-        return table
+        return table._with_values((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
 
     @classmethod
     def from_attention(cls, attention: Attention, *, cut: int = 1, learnable: bool = True) -> list[Self]:
@@ -157,10 +155,8 @@ class DistanceTable(RelativeEncoding):
         inner = crop(attention, count("cut", cut, least=0), -cut or None).detach()
         n = inner.shape[-1]
         if inner.ndim != 4 or n < 2:
-            raise ValueError(
-                f"attention must be (layer, head, n, n) with two tokens or more between the {cut} cut from each end, "
-                f"got shape {tuple(inner.shape)} after the cut"
-            )
+            given = f"{tuple(inner.shape)} after {cut} cut from each end"
+            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {given}")
         by_distance = diagonal_sums(inner, torch.float64)
         # the attention that the queries of each distance pay to themselves
         itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)

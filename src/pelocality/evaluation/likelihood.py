@@ -141,10 +141,8 @@ def log_likelihood(
     flag("beginning", beginning)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
-        raise ValueError(
-            "tokenizer has no beginning-of-sentence token; set tokenizer.bos_token to that of the training, or pass "
-            "score=functools.partial(log_likelihood, beginning=False), which leaves the first token unscored"
-        )
+        advice = "set tokenizer.bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
+        raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
 
     def once(texts: Sequence[str]) -> Iterator[Row]:
         for number, text in enumerate(texts):

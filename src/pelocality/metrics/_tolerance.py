@@ -78,14 +78,9 @@ def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
         dtype: Precision of the weights, which determines how exactly a row must sum to 1.
     """
     if not bool(torch.isfinite(totals).all()):
-        raise ValueError(
-            "attention contains NaN or infinity; a row whose keys are all masked gives NaN: leave it out with mask="
-        )
+        raise ValueError("attention contains NaN or infinity; leave rows out whose keys are all masked, with mask=")
     if smallest < 0:
-        raise ValueError(
-            f"attention weights must not be negative, the smallest is {smallest:.3g}; "
-            "these look like logits: apply .softmax(-1)?"
-        )
+        raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off > ROW_SUM_TOLERANCE[dtype]:
         raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")

@@ -63,10 +63,7 @@ def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the weights, (..., m, n), of scaled queries (..., m, d_head) and keys (..., n, d_head)."""
     weights = (queries @ keys.transpose(-1, -2)).softmax(-1)
     if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
-        raise ValueError(
-            f"table gives similarities beyond the range of {queries.dtype}; give it in float64, scale it down, or "
-            "raise the temperature"
-        )
+        raise ValueError(f"table gives similarities beyond the range of {queries.dtype}; raise the temperature")
     return weights
 
 
@@ -89,9 +86,7 @@ def project(
             positions @ _projection(name, given, positions) for name, given in (("query", query), ("key", key))
         )
         if queries.shape != keys.shape:
-            raise ValueError(
-                f"query and key must have one shape, got {tuple(queries.shape)} and {tuple(keys.shape)} when applied"
-            )
+            raise ValueError(f"query and key must have one shape, got {tuple(query.shape)} and {tuple(key.shape)}")
     if similarity not in ("dot", "cosine"):
         raise ValueError(f"similarity must be 'dot' or 'cosine', got {similarity!r}")
     if similarity == "cosine":
@@ -106,10 +101,8 @@ def project(
 def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
     matrix = _finite(name, given).to(positions)
     if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1]:
-        raise ValueError(
-            f"{name} must be (d, d_head) or (heads, d, d_head) with d = {positions.shape[-1]}, "
-            f"got shape {tuple(matrix.shape)}; the weight of a torch.nn.Linear needs .T"
-        )
+        wanted = f"([heads,] d, d_head) with d = {positions.shape[-1]}"
+        raise ValueError(f"{name} must be {wanted}, got shape {tuple(matrix.shape)}; a Linear's weight needs .T")
     return matrix
 
 

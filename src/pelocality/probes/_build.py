@@ -88,30 +88,19 @@ def build(
     )
     info = ProbeInfo(builder, dict(perturb.settings()), counts["items", ""], len(probe), dropped, skipped)
     record_info(probe, info)
-    logger.log(
-        logging.INFO if info.rows else logging.WARNING,
-        "%s: %d rows of %d items; items dropped: %s; candidates skipped: %s",
-        builder,
-        info.rows,
-        info.items,
-        *(", ".join(f"{why}: {n}" for why, n in reasons.items()) or "none" for reasons in (info.dropped, info.skipped)),
-    )
+    logger.log(logging.INFO if info.rows else logging.WARNING, "%s", info)
     return probe
 
 
 def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
-        raise TypeError(
-            "pairs or sentences must be a corpus (read_snli, read_frames, read_pairs) or a list, got one "
-            f"{type(source).__name__}; put it in a list, or read the file first"
-        )
+        given = type(source).__name__
+        raise TypeError(f"pairs or sentences must be a corpus (read_snli) or a list, got one {given}; put it in a list")
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
-        raise TypeError(
-            f"pairs or sentences must hold pelocality.corpora.Pair or Sentence, got {type(first).__name__}; "
-            "read_pairs makes pairs of rows, and semantic_role_swap(texts, parser='spacy') parses plain text"
-        )
+        advice = "read_pairs makes pairs of rows, and semantic_role_swap(texts, parser='spacy') parses plain text"
+        raise TypeError(f"pairs or sentences must hold Pair or Sentence, got {type(first).__name__}; {advice}")
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
     return source, Pair if first is None else type(first)

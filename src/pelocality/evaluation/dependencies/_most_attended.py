@@ -104,9 +104,7 @@ def check_alignment(tokenizer: Any) -> None:
         split = None
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
-        raise ValueError(
-            "tokenizer loses spaces between words; load it with from_pretrained(..., add_prefix_space=True)"
-        )
+        raise ValueError("tokenizer loses spaces between words; load it with add_prefix_space=True")
 
 
 def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dict[str, Tensor]:
