@@ -1,7 +1,5 @@
 """Validation of arguments that several packages take: counts, flags and tokenizers."""
 
-from __future__ import annotations
-
 import numbers
 from typing import Any
 

@@ -3,8 +3,6 @@
 Without an initialised process group, or in a group of one, each function returns what it was given.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Estimates with intervals, and McNemar's test for paired predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

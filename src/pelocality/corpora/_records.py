@@ -1,7 +1,5 @@
 """Raw records of files with their line numbers, and checks of the fields of a record."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Phrases of a sentence: from bracketed trees, or from dependency trees."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

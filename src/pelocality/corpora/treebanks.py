@@ -1,7 +1,5 @@
 """Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames with both."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re

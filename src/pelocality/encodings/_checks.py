@@ -1,7 +1,5 @@
 """Validation of arguments with one number per head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Find the decay and symmetry of an attenuated encoding that has a given locality and direction balance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

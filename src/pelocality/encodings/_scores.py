@@ -1,7 +1,5 @@
 """Toeplitz matrices from a bias by distance and their gradients, masked softmax, and plain attention."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

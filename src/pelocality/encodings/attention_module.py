@@ -1,7 +1,5 @@
 """Self-attention for your own transformer, which combines content with an encoding in one of three modes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The attenuated encoding of the paper, with adjustable locality and symmetry."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from typing import Literal, Self
 

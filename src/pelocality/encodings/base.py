@@ -1,7 +1,5 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A learned bias with one number per distance."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

@@ -1,7 +1,5 @@
 """Baselines with a fixed bias: no encoding, a window, and the sinusoidal encoding."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """KERPLE: learned kernels of distance."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

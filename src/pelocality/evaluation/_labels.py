@@ -1,7 +1,5 @@
 """Names of classes: those of the model and those of the probe are matched by name, never by number."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Predictions of a classifier: a transformers model, or any callable."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Accuracy of a classifier before and after a perturbation."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import logging

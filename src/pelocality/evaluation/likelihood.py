@@ -1,7 +1,5 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """Evaluations in the layout of the paper's table: one row for each model, one column for each probe."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

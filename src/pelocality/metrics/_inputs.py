@@ -5,8 +5,6 @@ accepted input (a tensor, an array, the tuple a Hugging Face model returns, a re
 and reshapes the values to the leading axes of the input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -69,8 +67,8 @@ def map_matrices(
             raise ValueError("attention has no weights; use attn_implementation='eager' and output_attentions=True")
         shapes = [tuple(getattr(unwrap(layer), "shape", ())) for layer in attention]
         if len(set(shapes)) > 1:
-            given = ", ".join(map(str, shapes))
-            raise ValueError(f"the layers differ in heads, sequences or positions: {given}; measure layer by layer")
+            several = ", ".join(map(str, shapes))
+            raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         seen = visible_by_layer(visible, attention)
         each = partial(map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout)
         return torch.stack([each(a, visible=v) for a, v in zip(attention, seen, strict=True)])

@@ -1,7 +1,5 @@
 """Which tokens count, and which keys a query sees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

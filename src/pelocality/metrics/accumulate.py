@@ -4,8 +4,6 @@ States are sums and counts, so batches may be uneven. Under ``torch.distributed`
 torchmetrics synchronises them on ``compute()``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics complementary to locality: attention as a function of distance in tokens."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Attention computed from a table of position embeddings alone."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -86,7 +84,7 @@ def project(
             positions @ _projection(name, given, positions) for name, given in (("query", query), ("key", key))
         )
         if queries.shape != keys.shape:
-            raise ValueError(f"query and key must have one shape, got {tuple(query.shape)} and {tuple(key.shape)}")
+            raise ValueError(f"query and key must agree, they give {tuple(queries.shape)} and {tuple(keys.shape)}")
     if similarity not in ("dot", "cosine"):
         raise ValueError(f"similarity must be 'dot' or 'cosine', got {similarity!r}")
     if similarity == "cosine":

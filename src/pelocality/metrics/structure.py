@@ -1,7 +1,5 @@
 """Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, with a sink; `crop` leaves one out."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

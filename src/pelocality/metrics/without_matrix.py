@@ -3,8 +3,6 @@
 Relative encodings need only their bias at every distance, O(n); tables of position embeddings, blocks of rows.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

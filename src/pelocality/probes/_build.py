@@ -95,12 +95,10 @@ def build(
 def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
-        given = type(source).__name__
-        raise TypeError(f"pairs or sentences must be a corpus (read_snli) or a list, got one {given}; put it in a list")
+        raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; put it in a list")
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
-        advice = "read_pairs makes pairs of rows, and semantic_role_swap(texts, parser='spacy') parses plain text"
-        raise TypeError(f"pairs or sentences must hold Pair or Sentence, got {type(first).__name__}; {advice}")
+        raise TypeError(f"pairs must hold Pair or Sentence, got {type(first).__name__}; see read_pairs, parser='spacy'")
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
     return source, Pair if first is None else type(first)

@@ -1,7 +1,5 @@
 """How a probe was built: a record in the dataset's info."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The rows of every probe: the same columns for every perturbation, and the checks that all builders share."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Minimal pairs: an original beside its perturbation, for scoring with a language model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Shuffled words: inside constituents, inside windows that are not constituents, or over the whole sentence."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

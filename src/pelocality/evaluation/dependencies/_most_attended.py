@@ -1,7 +1,5 @@
 """The most attended other word of each word of a sentence, for each head."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Distances between dependents and their heads, in words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

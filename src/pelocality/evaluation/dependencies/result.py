@@ -1,7 +1,5 @@
 """The result of ``dependency_accuracy``: the most attended word of each word, and the tables computed from it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping
