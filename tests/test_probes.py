@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from collections import Counter
 from pathlib import Path
 
@@ -260,12 +261,12 @@ CHASE = "(ROOT (S (NP (DT The) (NN dog)) (VP (VBD chased) (NP (DT the) (NN cat))
 
 def test_all_builders_are_named_above():
     returns = {
-        name: function.__annotations__.get("return")
+        name: typing.get_type_hints(function).get("return")
         for name, function in vars(pelocality.probes).items()
         if callable(function) and not isinstance(function, type)
     }
     of_probes = {"minimal_pairs"}  # takes a probe
-    assert {name for name, made in returns.items() if made == "datasets.Dataset"} - of_probes == set(BUILDERS)
+    assert {name for name, made in returns.items() if made is datasets.Dataset} - of_probes == set(BUILDERS)
 
 
 @pytest.mark.parametrize("kind", ["pair", "sentence"])
