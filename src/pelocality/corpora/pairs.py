@@ -9,9 +9,9 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
+from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 

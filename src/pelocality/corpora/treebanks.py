@@ -8,9 +8,9 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import Record, checked, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import (
     Argument,
     Constituents,

@@ -22,8 +22,8 @@ from tqdm.auto import tqdm
 
 from pelocality._checks import count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence
-from pelocality.probes._info import ProbeInfo, record_info
 from pelocality.probes._rows import features_of
+from pelocality.probes.info import ProbeInfo, record_info
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ import datasets
 from tqdm.auto import tqdm
 
 from pelocality.probes._build import write_dataset
-from pelocality.probes._info import ProbeInfo, probe_info, record_info
+from pelocality.probes.info import ProbeInfo, probe_info, record_info
 
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
 
