@@ -1,7 +1,5 @@
 """Sentences and pairs of sentences: the data model of the probes."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools
@@ -9,12 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
-
-if TYPE_CHECKING:
-    import nltk
 
 MultiwordTokens = Sequence[tuple[int, int, str]]
 
@@ -64,7 +59,7 @@ class Constituents:
     automatic: bool = False
 
     @functools.cached_property
-    def tree(self) -> nltk.Tree | None:
+    def tree(self) -> Any:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 

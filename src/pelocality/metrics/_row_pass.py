@@ -5,14 +5,12 @@ views that run along the diagonal give the d of a whole block of rows, so nothin
 one block, whatever n. Where numba is installed, ``_row_pass_numba`` computes the same row by row.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -268,7 +266,7 @@ class _PairedBlock:
             side[..., self.min_pairs :].add_(self.penalty)
         return tolerance.irregularity(excess, spread, largest, torch.minimum(*(side.amin(-1) for side in sides)))
 
-    def add_gradient(self, into: _PairedBlock, c: Tensor, to_irregularity: Tensor, *to_compared: Tensor) -> None:
+    def add_gradient(self, into: Self, c: Tensor, to_irregularity: Tensor, *to_compared: Tensor) -> None:
         """Add the gradients of irregularity, difference and paired mass to the same block of a gradient.
 
         With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest

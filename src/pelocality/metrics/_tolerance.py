@@ -7,9 +7,8 @@ For R = max d - min d and s the largest weight among the row's pairs:
 A constant row is perfectly symmetric.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class Tolerance:
     per_nat: float = 0.0
 
     @classmethod
-    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Tolerance:
+    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Self:
         """Return the tolerance for attention of a dtype, or ``rtol`` for every row.
 
         The default is 8 eps, and 1024 eps per nat with at most the eps of float32, in which the softmax of half

@@ -1,7 +1,5 @@
 """From a corpus to a ``datasets.Dataset``: lazily, with the same rows for any number of processes."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -30,7 +28,6 @@ Row = dict[str, Any]
 Item = Pair | Sentence
 Counts = Counter[tuple[str, str]]  # ("items", ""), ("dropped", reason) or ("skipped", reason) -> number
 _BATCH = 1000  # records sent to the processes, and rows written, at a time
-_kept: _Worker  # in a process that makes rows for another
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +139,9 @@ def _results(worker: _Worker, records: Iterable[Any], workers: int) -> Iterator[
     with multiprocess.Pool(workers, _keep, (worker,)) as pool:
         while batch := list(itertools.islice(records, _BATCH)):
             yield from pool.map(_work, batch)
+
+
+_kept: _Worker  # in a process that makes rows for another
 
 
 def _keep(worker: _Worker) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ class DependencyDistances(DisplayMixin):
     counts: pd.DataFrame
     sentences: Mapping[str, int]
     punctuation: bool
-    _layout: ClassVar[dict[str, Any]] = {"index": False, "float_format": "{:.2f}".format}
 
     def to_frame(self) -> pd.DataFrame:
         """Return mean, median and spread of the distance per language and relation.
