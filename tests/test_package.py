@@ -21,7 +21,7 @@ ARROWS = {
     "encodings": {"_checks", "metrics"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},
-    "statistics": set(),
+    "statistics": {"_checks"},
     "models": {"_checks", "_display", "_distributed", "encodings", "metrics", "statistics"},
     "evaluation": {"_checks", "_display", "_distributed", "corpora", "models", "statistics"},
     "plots": {"_checks", "evaluation", "metrics", "statistics"},

@@ -168,20 +168,16 @@ def profiles(
     if not named:
         raise ValueError("attention is empty; give at least one matrix by name")
     count("reach", reach)
-    new = ax is None
-    fig, ax = _figure(ax, (6.0, 3.4), title)
-    for (name, matrices), style in zip(named.items(), _styles(), strict=False):
+    lines = {}
+    for name, matrices in named.items():
         profile = _array(distance_profile(matrices))
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         n = (len(profile) + 1) // 2
         near = min(reach, n - 1)
-        shown = profile[n - 1 - near : n + near]
-        ax.plot(np.arange(-near, near + 1), shown, markersize=3.5, linewidth=1.2, label=name, **style)
+        lines[name] = np.arange(-near, near + 1), profile[n - 1 - near : n + near]
+    fig, ax = _by_distance(ax, title, lines, "distance, key - query (tokens)", "mean attention")
     ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    ax.set(xlabel="distance, key - query (tokens)", ylabel="mean attention")
-    ax.locator_params(axis="x", integer=True)
-    ax.set_ylim(bottom=0)
-    return _with_legend(fig, ax, new)
+    return fig, ax
 
 
 def comparison(
@@ -324,16 +320,9 @@ def distances(
         ['en']
     """
     shares = found.histogram(relation).head(count("reach", reach))
-    new = ax is None
-    fig, ax = _figure(ax, (6.0, 3.4), title)
-    for number, (language, style) in enumerate(zip(found.sentences, _styles(), strict=False)):
-        if language in shares:  # a language keeps its style in every figure, also where another has no such relation
-            share = shares[language]
-            ax.plot(share.index, share, markersize=3.5, color=f"C{number}", label=language, **style)
-    ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies")
-    ax.locator_params(axis="x", integer=True)
-    ax.set_ylim(bottom=0)
-    return _with_legend(fig, ax, new)
+    # a language keeps its style in every figure, also where another has no such relation
+    lines = {language: (shares.index, shares.get(language)) for language in found.sentences}
+    return _by_distance(ax, title, lines, "distance to the head (words)", "share of dependencies")
 
 
 def trajectory(
@@ -376,6 +365,21 @@ def trajectory(
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
+    return _with_legend(fig, ax, new)
+
+
+def _by_distance(
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str
+) -> tuple[Figure, Axes]:
+    """Draw values from 0 on by distance, given by name; a line without values is left out."""
+    new = ax is None
+    fig, ax = _figure(ax, (6.0, 3.4), title)
+    for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), _styles(), strict=False)):
+        if y is not None:
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=name, **style)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.locator_params(axis="x", integer=True)
+    ax.set_ylim(bottom=0)
     return _with_legend(fig, ax, new)
 
 

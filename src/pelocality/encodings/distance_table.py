@@ -238,9 +238,8 @@ class DistanceTable(RelativeEncoding):
     def _index(self, distance: Tensor) -> Tensor:
         """Return the index into `values` of signed distances."""
         last = self.length - 1
-        if self.signed:
-            return distance.long().clamp(-last, last) + last
-        return distance.long().abs().clamp(max=last)
+        within = distance.long().clamp(-last, last)
+        return within + last if self.signed else within.abs()
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         return self.values.to(self.working_dtype)[:, self._index(distance)]

@@ -70,7 +70,7 @@ def pseudo_log_likelihood(
         >>> pseudo_log_likelihood(BertForMaskedLM(tiny), tokenizer, ["A dog barks.", "Barks a dog."]).shape
         torch.Size([2])
     """
-    _check(model, tokenizer, reduction, batch_size)
+    texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
     if within_word not in ("one", "following"):
@@ -88,7 +88,7 @@ def pseudo_log_likelihood(
                 masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
                 yield number, masked, [_NONE] * place + ids[place : place + 1]
 
-    return _log_likelihood(model, tokenizer, _texts(sentences), copies, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, copies, reduction, batch_size, progress)
 
 
 def log_likelihood(
@@ -135,7 +135,7 @@ def log_likelihood(
         >>> log_likelihood(model, tokenizer, ["A dog barks.", "Barks a dog."], beginning=False).shape
         torch.Size([2])
     """
-    _check(model, tokenizer, reduction, batch_size)
+    texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
     flag("beginning", beginning)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
@@ -147,7 +147,7 @@ def log_likelihood(
             ids = [first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"]
             yield number, ids or [0], ids[1:]
 
-    return _log_likelihood(model, tokenizer, _texts(sentences), once, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, once, reduction, batch_size, progress)
 
 
 def _log_likelihood(
@@ -189,19 +189,8 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     return logits
 
 
-def _texts(sentences: Iterable[str]) -> list[str]:
-    """Return a list of texts, after refusing anything else."""
-    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-        raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}; put one text in a list")
-    texts = list(sentences)
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"sentences must be texts, got {type(text).__name__}")
-    return texts
-
-
-def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
-    """Refuse invalid arguments of both scores."""
+def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
+    """Return the sentences as a list, after refusing invalid arguments of both scores."""
     inner = pretrained(model)
     two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
     if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
@@ -210,3 +199,10 @@ def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
     if reduction not in ("sum", "mean"):
         raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
     count("batch_size", batch_size)
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}; put one text in a list")
+    texts = list(sentences)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"sentences must be texts, got {type(text).__name__}")
+    return texts

@@ -135,11 +135,8 @@ def dependency_distances(
 
 def _offsets(layer: Dependencies, punctuation: bool) -> Iterable[tuple[str, int]]:
     """Return relation and signed distance of each word that has a head."""
-    marks = [
-        without_subtype(relation) == "punct" or (layer.upos is not None and layer.upos[i] == "PUNCT")
-        for i, relation in enumerate(layer.relations)
-    ]
-    kept = [punctuation or not mark for mark in marks]
+    words = zip(layer.relations, layer.upos or [""] * len(layer.relations), strict=True)
+    kept = [punctuation or not (without_subtype(relation) == "punct" or tag == "PUNCT") for relation, tag in words]
     place = np.cumsum(kept)  # positions among the words that count
     for i, (head, relation) in enumerate(zip(layer.heads, layer.relations, strict=True)):
         if head > 0 and kept[i] and kept[head - 1]:
