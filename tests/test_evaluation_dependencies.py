@@ -316,9 +316,9 @@ def test_invalid_arguments_are_refused(arguments, error, message):
 
 def test_unknown_relations_directions_and_rare_relations_are_refused():
     found = result(random_sentences(10), oracle_and_neighbours)
-    with pytest.raises(ValueError, match=r"relation must be one of .* or 'all', got 'nsubj'"):
+    with pytest.raises(ValueError, match=r"relation must be .* or 'all', got 'nsubj'"):
         found.accuracy("nsubj")
-    with pytest.raises(ValueError, match="direction must be one of 'dependent to head'"):
+    with pytest.raises(ValueError, match="direction must be 'dependent to head'"):
         found.accuracy("x", "up")
     with pytest.raises(ValueError, match="no relation has 999 items in each half"):
         found.best(minimum=999)
@@ -408,7 +408,7 @@ def test_sentences_without_distances_are_refused():
         dependency_distances(["a"])
     with pytest.raises(TypeError, match=r"such as \[sentence\], got Sentence"):
         dependency_distances(sentence("ab", [0, 1]))
-    with pytest.raises(ValueError, match="relation must be one of dep or 'all', got 'obj'"):
+    with pytest.raises(ValueError, match="relation must be 'dep' or 'all', got 'obj'"):
         dependency_distances([sentence("ab", [0, 1])]).histogram("obj")
 
 
@@ -417,7 +417,7 @@ def test_figures_show_the_numbers_of_the_tables():
     _, ax = plots.head_types(types)
     assert ax.get_yticklabels()[0].get_text() == "near* (1.0)"
     assert ax.get_xlabel() == "accuracy, dependent to head"
-    with pytest.raises(ValueError, match="direction must be one of"):
+    with pytest.raises(ValueError, match="direction must be"):
         plots.head_types(types, direction="up")
     found = dependency_distances({"en": random_sentences(5), "xx": [sentence("ab", [2, 0])]})
     _, ax = plots.distances(found, relation="x")

@@ -149,7 +149,7 @@ def test_a_missing_parser_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "stanza", None)
     with pytest.raises(ImportError, match="stanza needs it and its model 'en': pip install stanza"):
         semantic_role_swap(["The dog chased the cat."], parser="stanza")
-    with pytest.raises(ValueError, match="parser must be one of 'spacy', 'stanza'"):
+    with pytest.raises(ValueError, match="parser must be 'spacy' or 'stanza'"):
         semantic_role_swap(["The dog chased the cat."], parser="nltk")
 
 

@@ -1,6 +1,7 @@
 """Validation of arguments that several packages take: counts, flags and tokenizers."""
 
 import numbers
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ def flag(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Raise a ValueError unless a value is among the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.metrics import distance_profile
 from pelocality.statistics import mean_over_runs
 
@@ -62,8 +62,7 @@ def heatmap(
     wrong = matrix[(matrix < 0) | np.isinf(matrix)]
     if wrong.size:
         raise ValueError(f"attention weights must be finite and at least 0, got {wrong[0]:g}; apply .softmax(-1)?")
-    if scale not in ("linear", "log"):
-        raise ValueError(f"scale must be 'linear' or 'log', got {scale!r}")
+    check_choice("scale", scale, ("linear", "log"))
     fig, ax = _figure(ax, (4.6, 4.4), title)
     positive = matrix[matrix > 0]
     top = float(positive.max(initial=0)) or 1.0
@@ -264,10 +263,8 @@ def head_types(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """
+    check_choice("direction", direction, list(types.table["direction"].unique()))
     table = types.table[types.table["direction"] == direction]
-    if table.empty:
-        known = ", ".join(map(repr, types.table["direction"].unique()))
-        raise ValueError(f"direction must be one of {known}, got {direction!r}")
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)

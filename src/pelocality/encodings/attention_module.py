@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pelocality._checks import count, flag
+from pelocality._checks import check_choice, count, flag
 from pelocality.encodings._checks import check_tensor, per_head
 from pelocality.encodings._scores import HIDDEN, attend, attention_weights
 from pelocality.encodings.attention_function import biased_attention
@@ -75,8 +75,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
     ) -> None:
         if count("embed_dim", embed_dim) % count("num_heads", num_heads):
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        if mode not in ("add", "concat", "sequence"):
-            raise ValueError(f"mode must be 'add', 'concat' or 'sequence', got {mode!r}")
+        check_choice("mode", mode, ("add", "concat", "sequence"))
         flag("bias", bias)
         if not 0 <= per_head("dropout", dropout, 1, positive=False).item() < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from pelocality._checks import check_tokenizer, count, flag
+from pelocality._checks import check_choice, check_tokenizer, count, flag
 from pelocality.evaluation._examples import padded
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
@@ -73,8 +73,7 @@ def pseudo_log_likelihood(
     texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
-    if within_word not in ("one", "following"):
-        raise ValueError(f"within_word must be 'one' or 'following', got {within_word!r}")
+    check_choice("within_word", within_word, ("one", "following"))
     if within_word == "following" and not tokenizer.is_fast:
         raise ValueError("within_word='following' needs a fast tokenizer, which has word_ids()")
 
@@ -196,8 +195,7 @@ def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, b
     if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
         raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
     check_tokenizer(tokenizer)
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+    check_choice("reduction", reduction, ("sum", "mean"))
     count("batch_size", batch_size)
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}; put one text in a list")

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality._checks import check_choice
 from pelocality.metrics._inputs import float_tensor
 
 Similarity = Literal["dot", "cosine"]
@@ -85,8 +86,7 @@ def project(
         )
         if queries.shape != keys.shape:
             raise ValueError(f"query and key must agree, they give {tuple(queries.shape)} and {tuple(keys.shape)}")
-    if similarity not in ("dot", "cosine"):
-        raise ValueError(f"similarity must be 'dot' or 'cosine', got {similarity!r}")
+    check_choice("similarity", similarity, ("dot", "cosine"))
     if similarity == "cosine":
         queries, keys = torch.nn.functional.normalize(queries, dim=-1), torch.nn.functional.normalize(keys, dim=-1)
     if temperature is None:

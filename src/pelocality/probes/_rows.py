@@ -79,12 +79,6 @@ def has_label(label: str | None, labels: Collection[str] | None) -> bool:
     return labels is None or (label is not None and normalised_label(label) in map(normalised_label, labels))
 
 
-def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-
-
 def check_names(name: str, names: Collection[str] | None) -> tuple[str, ...] | None:
     """Return a collection of strings in order; a single string is refused: its letters would be taken for names."""
     if names is None:

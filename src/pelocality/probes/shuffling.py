@@ -8,14 +8,13 @@ from typing import Any
 import datasets
 import numpy as np
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.corpora import Dropped, Pair, Sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     SENTENCE,
     Side,
     Spans,
-    check_choice,
     check_names,
     has_label,
     row_of,

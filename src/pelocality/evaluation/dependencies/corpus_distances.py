@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pelocality._checks import flag
+from pelocality._checks import check_choice, flag
 from pelocality._display import DisplayMixin
 from pelocality.corpora import Dependencies, Sentence
 from pelocality.evaluation.dependencies._sentences import ALL, checked, without_subtype
@@ -60,10 +60,8 @@ class DependencyDistances(DisplayMixin):
         Raises:
             ValueError: for a relation that no language has.
         """
+        check_choice("relation", relation, (*sorted(self.counts["relation"].unique()), ALL))
         counts = self.counts if relation == ALL else self.counts[self.counts["relation"] == relation]
-        if counts.empty:
-            known = ", ".join(sorted(self.counts["relation"].unique()))
-            raise ValueError(f"relation must be one of {known} or 'all', got {relation!r}")
         table = counts.assign(distance=counts["offset"].abs()).pivot_table(
             index="distance", columns="language", values="count", aggfunc="sum", fill_value=0
         )
