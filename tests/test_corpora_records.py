@@ -58,10 +58,17 @@ def test_snli_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, chan
         list(read_snli(write(tmp_path / "a.jsonl", snli_row(), snli_row(**changes))))
 
 
-@pytest.mark.parametrize("source", [["x"], [None], [["a", "b"]]])
-def test_rows_that_are_not_mappings_are_errors(source):
-    with pytest.raises(ValueError, match="list:1: a row must be a mapping of fields, got"):
-        list(read_pairs(source))
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("x", "expected one JSON object a line, got 'x'"),
+        (None, "a row must be a mapping of fields, got None"),
+        (["a", "b"], r"a row must be a mapping of fields, got \['a', 'b'\]"),
+    ],
+)
+def test_rows_that_are_not_mappings_are_errors(row, words):
+    with pytest.raises(ValueError, match=f"list:1: {words}"):
+        list(read_pairs([row]))
 
 
 def test_a_file_with_a_byte_order_mark_or_compressed_is_read_like_any_other(tmp_path):
