@@ -137,7 +137,7 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
         (["1 Go _"], "word 1 must have the 10 columns"),
         (["# text = Go"], "words must be numbered"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
-        (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], "got 1-4"),
+        (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"got \[0, 4\)"),
         (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
     ],
 )

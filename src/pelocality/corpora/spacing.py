@@ -114,11 +114,9 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         tag = tags[i] if tags else ""
         if tag == "HYPH" or opens.get(i) is True:
             spaces[i] = ""
-        if i and (tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
+        in_script = i and _unspaced(_last_letter(tokens[i - 1])) and _unspaced(token[0])
+        if i and (in_script or tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
             spaces[i - 1] = ""
-    for i in range(len(tokens) - 1):
-        if _unspaced(_last_letter(tokens[i])) and _unspaced(tokens[i + 1][0]):
-            spaces[i] = ""
     return tuple(spaces)
 
 
