@@ -109,8 +109,7 @@ class Dependencies:
         return set(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """The argument with one semantic role: words ``start`` up to, not including, ``end``."""
 
     role: str
@@ -118,8 +117,7 @@ class Argument:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A predicate (roleset such as ``bite.01``), the words of its verb, its arguments, and their source."""
 
     roleset: str
@@ -128,8 +126,7 @@ class Frame:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """The reason why a reader or a builder leaves out an item, to be counted."""
 
     reason: str

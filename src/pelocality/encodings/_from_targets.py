@@ -9,7 +9,6 @@ from scipy.optimize import brentq
 # Decays per squared token: below the first all weights are equal up to rounding, above the second all but the diagonal
 # are 0.
 _FLAT, _STEEP = 1e-16, 500.0
-_ONE_SIDED = math.inf
 
 
 def decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -> tuple[float, float]:
@@ -35,7 +34,7 @@ def decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) ->
         """Return the decay of the right side that gives the balance."""
         least = max(shallow, _FLAT)
         if causal:
-            return _ONE_SIDED
+            return math.inf
         if _locality_and_balance(shallow, least, n)[1] <= leftward:  # the balance is 0, up to rounding
             return shallow
         return _root(lambda c: _locality_and_balance(shallow, c, n)[1] - leftward, least, 2 * _STEEP)
@@ -63,7 +62,7 @@ def _locality_and_balance(left: float, right: float, n: int) -> tuple[float, flo
     """Return locality and direction balance for the decays of both sides, in O(n) from prefix sums over distances."""
     squares = np.arange(1, n, dtype=np.float64) ** 2
     past = np.exp(-left * squares)
-    future = np.exp(-right * squares)  # 0 for _ONE_SIDED
+    future = np.exp(-right * squares)  # 0 for a causal encoding
     halving = np.exp2(-np.arange(1, n, dtype=np.float64))
 
     def prefix_sums(terms: np.ndarray) -> np.ndarray:
