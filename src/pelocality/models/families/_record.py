@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from pelocality.models._restore import unhook
 from pelocality.models.families._calls import argument_names
-from pelocality.models.families._mask import Bias, add_to_mask
+from pelocality.models.families._mask import Bias, add_to_mask, without_bias
 from pelocality.models.families._wrapper import bare, reads_tokens
 
 ATTACHED = "pelocality"
@@ -32,7 +33,6 @@ class AbsoluteInput:
         table: the position embeddings.
         offset: the row of ``table`` that the first token reads.
         norm: the layer norm that the sum goes through.
-        token_types: the token-type (segment) embeddings, or None.
         before_norm: a linear map before the norm, or None.
         after_norm: a linear map after the norm, or None.
         epsilon_name: the attribute of the norm that holds the epsilon added to the variance.
@@ -41,7 +41,6 @@ class AbsoluteInput:
     table: nn.Embedding
     offset: int
     norm: nn.Module
-    token_types: nn.Embedding | None = None
     before_norm: nn.Module | None = None
     after_norm: nn.Module | None = None
     epsilon_name: str = "eps"
@@ -49,9 +48,8 @@ class AbsoluteInput:
     @classmethod
     def from_embeddings(cls, embeddings: Any, **others: Any) -> Self:
         """Return that of an embeddings module with the attribute names of BERT's."""
-        token_types = getattr(embeddings, "token_type_embeddings", None)
         offset = getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa and MPNet count from the padding id + 1
-        return cls(embeddings.position_embeddings, offset, embeddings.LayerNorm, token_types, **others)
+        return cls(embeddings.position_embeddings, offset, embeddings.LayerNorm, **others)
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -64,6 +62,9 @@ _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
 _READERS = re.compile("Rotary|Embeddings$")
+
+# Classes of modules that select the keys of each query.
+_INDEXERS = re.compile("Indexer$")
 
 
 # model types without one (n, n) matrix of softmax attention per head
@@ -226,10 +227,15 @@ class Architecture:
         return next(int(count) for count in found if isinstance(count, int))
 
     def prepare(self, attention: nn.Module) -> None:
-        """Change an attention module for which `add_bias` is not enough."""
+        """Change an attention module for which `add_bias` is not enough: an indexer in it is not given the bias."""
+        for module in attention.modules():
+            if _INDEXERS.search(type(module).__name__):
+                module.register_forward_pre_hook(without_bias, with_kwargs=True)
 
     def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
+        for module in attention.modules():
+            unhook(module, without_bias)
 
     def why_not_measured(self, base: Any) -> str | None:
         """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""
