@@ -201,7 +201,11 @@ def relocate(
             compute_metrics=lambda found: dict(zip(_LOSSES, found.predictions.mean(0).tolist(), strict=True)),
         )
         trainer.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
-        _train(trainer, checkpoint)
+        if checkpoint is not None and checkpoint.name == f"checkpoint-{steps}":  # from which it would train a step more
+            load_model(student, checkpoint / "model.safetensors")
+            trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        else:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trained.to(device_of(teacher)).train(model.training)
     return Relocation(trained, _curve(trainer.state.log_history, per_step))
 
@@ -297,21 +301,9 @@ def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
-def _train(trainer: Any, checkpoint: Path | None) -> None:
-    """Train from a checkpoint to the end; one of the last step is only loaded."""
-    state = None if checkpoint is None else TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if checkpoint is None or state is None or state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    else:
-        load_model(trainer.model, checkpoint / "model.safetensors")
-        trainer.state = state
-
-
 def _curve(log_history: list[dict[str, Any]], per_step: float) -> pd.DataFrame:
     """Return the held-out losses of a history, of a resumed run once."""
-    rows = {
-        entry["step"]: {"tokens": round(entry["step"] * per_step)} | {name: entry[f"eval_{name}"] for name in _LOSSES}
-        for entry in log_history
-        if "eval_token_loss" in entry
-    }
-    return pd.DataFrame([rows[step] for step in sorted(rows)])
+    history = pd.DataFrame(log_history).dropna(subset="eval_token_loss").drop_duplicates("step", keep="last")
+    history = history.sort_values("step", ignore_index=True)
+    tokens = (history["step"] * per_step).round().astype(int)
+    return pd.DataFrame({"tokens": tokens, **{name: history[f"eval_{name}"] for name in _LOSSES}})
