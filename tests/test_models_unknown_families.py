@@ -165,6 +165,6 @@ def test_a_table_shorter_than_its_configuration_raises():
     model = UNKNOWN["megatron-bert"]()
     model.embeddings.position_embeddings = nn.Embedding(6, 16)
     with pytest.raises(
-        ValueError, match=r"MegatronBertModel.* cannot be probed on . x 12 tokens: it has no row for every position"
+        ValueError, match=r"MegatronBertModel.* cannot be probed: on . x 12 tokens it has no row for every position"
     ):
         positional_attention(model, length=N, words=WORDS)

@@ -22,7 +22,7 @@ from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._run import described, find_base
+from pelocality.models._run import described, device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
@@ -230,10 +230,7 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
     name = described(base)
     if attached_biases(base):
         raise ValueError(f"{name} has an encoding attached already; remove it first: attached(model).remove()")
-    if any(parameter.is_meta for parameter in base.parameters()) and execution_device(base) is None:
-        raise ValueError(
-            f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained"
-        )
+    device_of(base)  # refuses weights on the meta device
     if not record.attention_modules(base):
         raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
     reason = record.why_not_additive(base)
