@@ -21,6 +21,7 @@ from pelocality.models._run import device_of, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
+from pelocality.models.families._calls import by_name
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
@@ -98,7 +99,7 @@ class Recorder(Softmaxes):
         kwargs = kwargs or {}
         constant = None
         if func is nn.functional.scaled_dot_product_attention:
-            constant = self._scaled_dot_product(*args, **kwargs)
+            constant = self._scaled_dot_product(args, kwargs)
         elif self.constant:
             constant = self._linear(func, args, kwargs)
         if constant is not None:
@@ -127,32 +128,21 @@ class Recorder(Softmaxes):
         vector = torch.randn(size, generator=torch.Generator().manual_seed(self._maps))
         return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
 
-    def _scaled_dot_product(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor | None:
+    def _scaled_dot_product(self, args: Any, kwargs: Any) -> Tensor | None:
         """Record a call of torch's kernel, with the logits that it does not hand out; zeros for constant content."""
-        n, part = self.length, slice(0, SHORT)
-        if query.shape[-2] == n and key.shape[-2] == n:
-            q, k = (_flat(states[..., part, :]) for states in (query, key))
+        call = by_name(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
+        query, given, n, part = call["query"], call.get("attn_mask"), self.length, slice(0, SHORT)
+        if query.shape[-2] == n and call["key"].shape[-2] == n:
+            q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
             k_all = k.repeat_interleave(len(q) // len(k), 0)
-            logits = q.float() @ k_all.float().transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
-            mask = attn_mask
-            if mask is None:
-                mask = torch.ones(n, n, dtype=torch.bool, device=query.device)
-                mask = mask.tril() if is_causal else mask
+            logits = q.float() @ k_all.float().transpose(-1, -2) * (call.get("scale") or query.shape[-1] ** -0.5)
+            mask = torch.ones(n, n, dtype=torch.bool, device=query.device) if given is None else given
+            mask = mask.tril() if call.get("is_causal") else mask
             corner = _flat(mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part])
             logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
-            reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, attn_mask)
+            reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, given)
             self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
-        return query.new_zeros(*query.shape[:-1], value.shape[-1]) if self.constant else None
+        return query.new_zeros(*query.shape[:-1], call["value"].shape[-1]) if self.constant else None
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""

@@ -3,7 +3,7 @@
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,12 +44,6 @@ class AbsoluteInput:
     before_norm: nn.Module | None = None
     after_norm: nn.Module | None = None
     epsilon_name: str = "eps"
-
-    @classmethod
-    def from_embeddings(cls, embeddings: Any, **others: Any) -> Self:
-        """Return that of an embeddings module with the attribute names of BERT's."""
-        offset = getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa and MPNet count from the padding id + 1
-        return cls(embeddings.position_embeddings, offset, embeddings.LayerNorm, **others)
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -107,6 +101,9 @@ class Architecture:
 
     head_size: ClassVar[str] = "attention_head_size"
     """The attribute of an attention module that holds d_head."""
+
+    epsilon_name: ClassVar[str] = "eps"
+    """The attribute of the layer norm of the input that holds the epsilon added to the variance."""
 
     mask_arguments: ClassVar[tuple[str, ...]] = ("attention_mask", "mask")
     """The names that the mask has among the arguments of attention modules."""
@@ -173,15 +170,21 @@ class Architecture:
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""
-        embeddings = getattr(base, "embeddings", None)
-        return (
-            None
-            if getattr(embeddings, "position_embeddings", None) is None
-            else AbsoluteInput.from_embeddings(
-                embeddings,
-                after_norm=getattr(base, "embeddings_project", None),  # ELECTRA: narrower than its layers
-            )
+        embeddings: Any = getattr(base, "embeddings", None)
+        if getattr(embeddings, "position_embeddings", None) is None:
+            return None
+        return AbsoluteInput(
+            table=embeddings.position_embeddings,
+            offset=getattr(embeddings, "padding_idx", -1) + 1,  # RoBERTa and MPNet count from the padding id + 1
+            norm=embeddings.LayerNorm,
+            before_norm=getattr(embeddings, "embed_proj", None),  # DeBERTa
+            after_norm=self.after_norm(base),
+            epsilon_name=self.epsilon_name,
         )
+
+    def after_norm(self, base: Any) -> Any:
+        """Return the linear map after the layer norm of the input, or None."""
+        return getattr(base, "embeddings_project", None)  # ELECTRA: narrower than its layers
 
     def position_tables(self, base: Any) -> list[nn.Module]:
         """Return the modules that are looked up by position or distance, and whose result is added to something."""

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture, by_distance, heads
+from pelocality.models.families._record import ATTACHED, Architecture, by_distance, heads
 
 
 class Deberta(Architecture):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
-    epsilon_name: ClassVar[str] = "variance_epsilon"  # of DeBERTa's layer norm
+    epsilon_name = "variance_epsilon"  # of DeBERTa's own layer norm
     score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: the logits of positions
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,14 +26,6 @@ class Deberta(Architecture):
 
     def scaling(self, module: Any) -> float:
         return float((module.attention_head_size * (1 + len(module.pos_att_type))) ** -0.5)
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        embeddings = base.embeddings
-        if embeddings.position_embeddings is None:  # every released DeBERTa
-            return None
-        return AbsoluteInput.from_embeddings(
-            embeddings, before_norm=embeddings.embed_proj, epsilon_name=self.epsilon_name
-        )
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change nothing: without padding, every query sees every key."""
@@ -125,8 +117,7 @@ def _scores_with_bias(
     query: Tensor,
     key: Tensor,
     distances_and_bias: tuple[Tensor, Tensor],
-    embeddings: Tensor,
-    scale_factor: int,
+    *others: Any,
 ) -> Tensor:
     """Replace the score method of an attention module: the scores of positions, unless disabled, plus the bias."""
     distances, bias = distances_and_bias
@@ -136,7 +127,7 @@ def _scores_with_bias(
     bias = bias.to(query.dtype)
     if getattr(attention, ATTACHED).positions_disabled:
         return bias
-    scores: Tensor = getattr(type(attention), score_method)(attention, query, key, distances, embeddings, scale_factor)
+    scores: Tensor = getattr(type(attention), score_method)(attention, query, key, distances, *others)
     return scores + bias
 
 
