@@ -64,18 +64,18 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     with _recording(base, recorded.append):
         maps = _attention_maps(base, **inputs)
     order = _match(maps, [softmax.weights for softmax in recorded])
-    found = [None if index is None else recorded[index] for index in order]
+    found = [
+        _Softmax(None, weights > 0, weights, False) if index is None else recorded[index]
+        for index, weights in zip(order, maps, strict=True)
+    ]
     heads = sorted({weights.shape[1] for weights in maps})
     if len(heads) > 1:
         raise _unprobed(base, f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
-    sinks = tuple(softmax is not None and softmax.sink for softmax in found)
-    layers, depth, others = layer_numbers(base, [None if softmax is None else softmax.block for softmax in found])
+    sinks = tuple(softmax.sink for softmax in found)
+    layers, depth, others = layer_numbers(base, [softmax.block for softmax in found])
     for layer, weights, sink in zip(layers, maps, sinks, strict=True):
         _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
-    visible = tuple(
-        (weights > 0 if softmax is None else softmax.visible.reshape(weights.shape)).any(1)
-        for weights, softmax in zip(maps, found, strict=True)
-    )
+    visible = tuple(each.visible.reshape(weights.shape).any(1) for each, weights in zip(found, maps, strict=True))
     return Observed(maps, layers, visible, sinks, depth, others, tuple(order), len(recorded))
 
 

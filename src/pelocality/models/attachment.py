@@ -175,7 +175,7 @@ def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, 
     ]
     for bias, attention in zip(biases, attentions, strict=True):
         bias.install(attention)
-    for module in _checked_modules(model, base):
+    for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
         mark_saved_folders(module)
     base.register_load_state_dict_pre_hook(check_state_dict)
@@ -190,7 +190,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for module in record.attention_modules(base):
         if hasattr(module, ATTACHED):
             getattr(module, ATTACHED).uninstall(module)
-    for module in _checked_modules(model, base):
+    for module in {pretrained(model), base}:
         unhook(module, _check_call)
         if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
             module.__dict__.pop("save_pretrained", None)
@@ -215,11 +215,6 @@ def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) 
             yield
 
     return _proof.prove(record, base, trial, disable=disable)
-
-
-def _checked_modules(model: nn.Module, base: Any) -> list[Any]:
-    """Return the modules whose calls and saving are checked: the model and the bare transformer inside it."""
-    return list(dict.fromkeys([pretrained(model), base]))
 
 
 def _check_model(model: Any, record: Architecture, base: Any, position_embeddings: Positions) -> None:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from pelocality._checks import check_tokenizer, count
@@ -25,8 +26,6 @@ from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
 from pelocality.models._words import special_tokens_around
 from pelocality.models.attachment import Positions, attach
-
-Row = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def relocate(
     trained = copy.deepcopy(model)
     attach(trained, encoding, position_embeddings=position_embeddings)
     student = find_base(trained)
-    per_step = batch_size * sum(len(row["input_ids"]) for row in rows[:-held_out]) / (len(rows) - held_out)
+    per_step = batch_size * sum(map(len, rows[:-held_out])) / (len(rows) - held_out)
     steps = math.ceil(tokens / per_step)
     settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
     settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
@@ -249,7 +248,7 @@ def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tens
     return torch.stack([of_tokens.sum(1) / counts.sum((1, 2)), 1 - of_means], -1)
 
 
-def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
+def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[list[int]]:
     """Return the texts in pieces of at most ``length`` tokens, each between the tokenizer's special tokens."""
     check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
@@ -260,21 +259,17 @@ def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
     if room < 1 or not given:
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
     ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"]
-    return [
-        {"input_ids": [*before, *text[start : start + room], *after]}
-        for text in ids
-        for start in range(0, len(text), room)
-    ]
+    return [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
 
 
-def _collate(tokenizer: Any, rows: list[Row]) -> dict[str, Tensor]:
+def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
     """Return pieces padded at the end to one length, with their mask."""
     pad = tokenizer.pad_token_id or 0  # GPT-2 has none, and does not see it
-    ids = [torch.tensor(row["input_ids"]) for row in rows]
-    mask = [torch.ones_like(row) for row in ids]
-    padded = {"input_ids": (ids, pad), "attention_mask": (mask, 0)}
-    sequence = nn.utils.rnn.pad_sequence
-    return {name: sequence(each, batch_first=True, padding_value=value) for name, (each, value) in padded.items()}
+    ids = [torch.tensor(row) for row in rows]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+    }
 
 
 def _digest(content: Any) -> str:

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pelocality.models._restore import unhook
 from pelocality.models.families._calls import argument_names
 from pelocality.models.families._mask import Bias, add_to_mask, without_bias
-from pelocality.models.families._wrapper import bare, reads_tokens
+from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
@@ -116,7 +116,9 @@ class Architecture:
 
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
-        base = bare(model)
+        base = pretrained(model).base_model
+        if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
+            base = base.decoder
         for name in ("encoder", "language_model", "text_model", "model"):
             if reads_tokens(part := getattr(base, name, None)):
                 return self.base(part)
