@@ -21,7 +21,7 @@ from pelocality import metrics as _metrics
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
-from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
+from pelocality.models._samples import CAUSAL, PUBLISHED, is_causal
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
@@ -218,7 +218,7 @@ class MeanAttention(DisplayMixin):
         shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
         if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
             shares.append("cut_share")
-        return [*default_metrics(self.source.causal), *shares]
+        return [*(CAUSAL if self.source.causal else PUBLISHED), *shares]
 
     def _more_columns(self) -> dict[str, Tensor]:
         """Return further columns of the table, (layer, head) each."""

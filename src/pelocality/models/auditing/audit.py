@@ -94,7 +94,7 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     if not reading.layers:
         raise ValueError(f"{described(base)} cannot be audited: it took no softmax over its tokens")
     through_padding = agreement.counted_through_padding(reading)
-    by_itself = declarations(config).counts_tokens or (hasattr(inner, "can_generate") and inner.can_generate())
+    by_itself = declarations(config).counts_tokens or inner.can_generate()
     at_input = agreement.compare_inputs(config, reading)
     if isinstance(reading.padded, str):
         at_input[2].append(f"behind padding on the left: {reading.padded}")

@@ -354,12 +354,13 @@ def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str
     ids[:, :PADDING] = getattr(base.config, "pad_token_id", None) or 0
     mask = torch.ones_like(ids)
     mask[:, :PADDING] = 0
+    recorder = Recorder(length, True)
     try:
-        if not (hasattr(model, "can_generate") and model.can_generate()):
-            return _run(base, length, True, input_ids=ids, attention_mask=mask).lookups
-        recorder = Recorder(length, True)
         with recorder.recording(base):
-            model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
-        return recorder.lookups
+            if model.can_generate():
+                model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
+            else:
+                run(base, output_attentions=False, input_ids=ids, attention_mask=mask)
     except IndexError as error:
         return str(error)
+    return recorder.lookups
