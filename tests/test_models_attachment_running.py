@@ -278,7 +278,7 @@ def test_errors_name_the_invalid_argument():
         (3.0, TypeError, "encoding must be a pelocality Encoding"),
         ([NoEncoding(), "x", NoEncoding()], TypeError, "encoding must be a pelocality Encoding"),
         ([NoEncoding()] * 2, ValueError, "a list of 3"),
-        (ALiBi(heads=3), ValueError, "1 head or the model's 2, got 3"),
+        (ALiBi(heads=3), ValueError, "1 or 2 heads, as the attention has, got 3"),
     ]:
         with pytest.raises(kind, match=message):
             attach(model, wrong)

@@ -427,5 +427,5 @@ def test_errors_of_a_model_name_it():
         def forward(self, input_ids=None, **_):
             raise KeyError("memory")
 
-    with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed on 1 x 11 .*KeyError: 'mem"):
+    with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed: on 1 x 11 .*KeyError: 'mem"):
         positional_attention(Broken(tiny("bert").config), length=N, words=[7])

@@ -246,7 +246,7 @@ def test_a_second_parser_must_find_the_same_arguments():
     "tree",
     [
         # a second phrase after the object, a clause under a preposition, a second verb, two nouns or a verb
-        "(S (NP (DT A) (NN nun)) (VP (VBD lifted) (NP (DT a) (NN girl)) (PP (IN from) (NP (NN town)))"
+        "(S (NP (DT A) (NN nun)) (VP (VBD lifted) (NP (DT a) (NN girl)) (PP (IN onto) (NP (NN town)))"
         " (PP (IN to) (NP (DT a) (NN wall)))))",
         "(S (PP (IN With) (NP (DT a) (NN hat))) (NP (DT a) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl))))",
         "(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl)) (SBAR (IN as)"

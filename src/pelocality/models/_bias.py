@@ -12,7 +12,6 @@ from pelocality.encodings import Encoding
 from pelocality.models._restore import unhook
 from pelocality.models._weights import loaded
 from pelocality.models.families._calls import argument_names, by_name
-from pelocality.models.families._mask import without_bias
 from pelocality.models.families._record import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"
@@ -127,8 +126,6 @@ class PositionalBias(nn.Module):
                 self.frozen.append(name)
                 weight.requires_grad_(False)
         attention.register_forward_pre_hook(_add_bias, with_kwargs=True)
-        for indexer in _indexers(attention):
-            indexer.register_forward_pre_hook(without_bias, with_kwargs=True)
         self.record.prepare(attention)
 
     def uninstall(self, attention: nn.Module) -> None:
@@ -137,8 +134,6 @@ class PositionalBias(nn.Module):
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
         unhook(attention, _add_bias)
-        for indexer in _indexers(attention):
-            unhook(indexer, without_bias)
         delattr(attention, ATTACHED)
 
     def added(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -161,8 +156,3 @@ class PositionalBias(nn.Module):
 
 def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     return (), getattr(attention, ATTACHED).added(attention, args, kwargs)
-
-
-def _indexers(attention: nn.Module) -> list[nn.Module]:
-    """Return the parts of an attention module that select the keys of each query."""
-    return [module for module in attention.modules() if type(module).__name__.endswith("Indexer")]

@@ -18,7 +18,7 @@ from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.encodings._scores import HIDDEN
 from pelocality.models._bias import PositionalBias
 from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._run import device_of, run
+from pelocality.models._run import described, device_of, run
 from pelocality.models._softmaxes import Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.families._calls import argument_names, by_name
@@ -49,7 +49,7 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
         Whether the model is causal: later tokens have no effect on earlier ones.
 
     Raises:
-        NotProvedError: A check failed; the message names it.
+        ValueError: A check failed; the message names it.
     """
     hooks = _hooks(base)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
@@ -60,7 +60,7 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
             reason = str(error)
             if not isinstance(error, NotProvedError):
                 reason = f"it could not be run on {_TOKENS} tokens: {type(error).__name__}: {reason[:200]}"
-            raise NotProvedError(reason + advice) from error
+            raise ValueError(f"an encoding cannot be attached to {described(base)}: {reason}{advice}") from error
 
 
 def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:

@@ -52,7 +52,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(
-    modules: Iterable[nn.Module], before: Callable[..., Any], after: Callable[..., Any] | None = None
+    modules: Iterable[nn.Module], before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
 ) -> Iterator[None]:
     """Register hooks on each of these modules, and remove them on leaving.
 
@@ -69,7 +69,8 @@ def hooked(
 
     with restoring(undo):
         for module in unique:
-            module.register_forward_pre_hook(before, with_kwargs=True)
+            if before is not None:
+                module.register_forward_pre_hook(before, with_kwargs=True)
             if after is not None:
                 module.register_forward_hook(after, with_kwargs=True, prepend=True)
         yield

@@ -16,11 +16,6 @@ CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "w
 """What is shown of causal attention, on which symmetry says nothing."""
 
 
-def default_metrics(causal: bool) -> tuple[str, ...]:
-    """Return the metrics that are shown by default."""
-    return CAUSAL if causal else PUBLISHED
-
-
 def is_causal(visible: Tensor) -> bool:
     """Return whether no query sees a later key; visible (..., n, n)."""
     return visible.shape[-1] > 1 and not bool(visible.triu(1).any())

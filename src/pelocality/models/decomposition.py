@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._inputs import token_batch
+from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
 from pelocality.models._run import (
     captured_inputs,
@@ -161,7 +161,7 @@ def decompose(
     def cut(tensors: Tensor) -> Tensor:  # (layer, batch, ...)
         return tensors[:, 0] if single else tensors[:, :sequences]
 
-    names = ("content", "content_to_position", "position_to_content", "position")
+    names = [part.name for part in fields(Terms)]
     return Decomposition(
         **{name: cut(torch.stack([getattr(each, name).to(device) for each in terms])) for name in names},
         layers=chosen,
@@ -181,7 +181,7 @@ def _read(
         types, given = getattr(base.config, "type_vocab_size", None), inputs["token_type_ids"]
         if types is not None and bool(((given < 0) | (given > max(types - 1, 0))).any()):
             raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
-    if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
+    if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
         )

@@ -21,7 +21,7 @@ from pelocality import metrics as _metrics
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
-from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
+from pelocality.models._samples import CAUSAL, PUBLISHED, is_causal
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
@@ -216,12 +216,9 @@ class MeanAttention(DisplayMixin):
     def _shown(self) -> list[str]:
         """Return the metrics that are shown by default."""
         shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
-        cut = (
-            ["cut_share"]
-            if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any())
-            else []
-        )
-        return [*default_metrics(self.source.causal), *shares, *cut]
+        if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
+            shares.append("cut_share")
+        return [*(CAUSAL if self.source.causal else PUBLISHED), *shares]
 
     def _more_columns(self) -> dict[str, Tensor]:
         """Return further columns of the table, (layer, head) each."""
@@ -229,9 +226,6 @@ class MeanAttention(DisplayMixin):
 
     def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
         """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
-        if name in PUBLISHED and function is None:
-            published: Tensor = getattr(self.metric_of_mean, name)
-            return published
         function = function or getattr(_metrics, name, None)
         if function is None and name in self.per_sample:
             return None
