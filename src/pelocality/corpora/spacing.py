@@ -105,9 +105,7 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         return ()
     opens = _quote_sides(tokens, tags)
     # as words, these get the spaces of their outer side from the detokenizer, which would treat them as punctuation
-    shown = [
-        "w" if i in opens or token in _DASHES or _ELLIPSIS.fullmatch(token) else token for i, token in enumerate(tokens)
-    ]
+    shown = ["w" if i in opens or _separates(token) else token for i, token in enumerate(tokens)]
     found = align(shown, TreebankWordDetokenizer().detokenize(shown))
     spaces = list(found[1]) if found else [" "] * (len(tokens) - 1) + [""]
     for i, token in enumerate(tokens):
