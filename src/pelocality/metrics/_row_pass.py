@@ -8,8 +8,7 @@ one block, whatever n. Where numba is installed, ``_row_pass_numba`` computes th
 import importlib.util
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ _EMPTY = torch.empty(0)
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
-@dataclass(frozen=True)
-class RowStatistics:
+class RowStatistics(NamedTuple):
     """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
 
     Args:
