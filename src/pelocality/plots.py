@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pelocality.evaluation.dependencies import DependencyDistances, HeadTypes
     from pelocality.metrics._inputs import Attention
 
-COLOURS = "Greys"
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
@@ -409,7 +408,7 @@ def _image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
     """Draw values in greys with a colour bar, and NaN as hatching."""
     if np.isnan(values).any():
         ax.patch.set(hatch="////", edgecolor="0.6")
-    image = ax.imshow(values, cmap=COLOURS, **options)
+    image = ax.imshow(values, cmap="Greys", **options)
     image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
 
 

@@ -102,7 +102,14 @@ class Dependencies:
         return tuple(map(tuple, below))
 
     def subtree(self, word: int) -> set[int]:
-        """Return a word, counted from 0, with all its descendants."""
+        """Return a word with all its descendants.
+
+        Args:
+            word: The word, counted from 0.
+
+        Returns:
+            These words, counted from 0.
+        """
         found = [word]
         for each in found:  # grows while it is read
             found += self.children[each]
@@ -254,7 +261,15 @@ class Sentence:
         return [0, *itertools.accumulate(lengths)]
 
     def surface(self, start: int, end: int) -> str:
-        """Return words ``start`` up to, not including, ``end`` as they are in the text."""
+        """Return some words as they are in the text.
+
+        Args:
+            start: The first word.
+            end: The word after the last.
+
+        Returns:
+            The words with the spaces between them; a multiword token within is written as one token.
+        """
         if not self.multiword_tokens and start < end:
             return self.text[self._places[start] : self._places[end - 1] + len(self.words[end - 1])]
         return self._joined(start, end)
