@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
-MultiwordTokens = Sequence[tuple[int, int, str]]
-
 # three-letter codes of the languages that have rules of their own
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
@@ -331,7 +329,7 @@ class Sentence:
 
 
 def surface_forms(
-    words: Sequence[str], multiword_tokens: MultiwordTokens, start: int, end: int
+    words: Sequence[str], multiword_tokens: Sequence[tuple[int, int, str]], start: int, end: int
 ) -> Iterator[tuple[int, int, str]]:
     """Yield ``(start, end, form)`` of the tokens in a span of words, where a multiword token is one token."""
     forms = {first: (last, form) for first, last, form in multiword_tokens if start <= first and last <= end}
