@@ -116,8 +116,8 @@ def positional_attention(
         size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums = _Sums(first, layers, positions)
         first = replace(first, maps=(), visible=())
-        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
-        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
+        starts = my_part(range(0, len(ids), size))
+        for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
                 observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
@@ -126,7 +126,7 @@ def positional_attention(
                 for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
                     sums.add(start, place, weights, visible)
         equal_states = _equal_states(base, rows[:1], positions)
-    per_word = sums.add_processes(counts=bool(starts))
+    per_word = sums.add_processes()
     mean = sums.attention / len(ids)
     source = provenance(
         model,
@@ -153,18 +153,16 @@ class _Sums:
 
     def __init__(self, first: Observed, requested: Sequence[int] | None, positions: slice) -> None:
         self.layers, self.positions, self.sinks = first.requested(requested), positions, any(first.sinks)
-        self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
-        self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
+        one, n = first.maps[0], positions.stop - positions.start
+        shape, dtype = (len(self.layers), one.shape[1], n, n), torch.promote_types(one.dtype, torch.float32)
+        self.attention = torch.zeros(shape, dtype=dtype, device=one.device)  # (layer, head, n, n)
+        self.visible = torch.zeros(len(self.layers), n, n, dtype=torch.bool, device=one.device)
         self.batches: dict[int, list[dict[str, Tensor]]] = {}  # by first word and layer: (word, head) each
         # from the model's layers with attention to the requested ones
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
 
-    def add_processes(self, counts: bool) -> dict[str, Tensor]:
-        """Add the words of all other processes, to those of this one if they count; return the metrics of all words."""
-        if not counts:
-            self.attention.zero_()
-            self.visible.zero_()
-            self.batches.clear()
+    def add_processes(self) -> dict[str, Tensor]:
+        """Add the words of all other processes, and return the metrics of all words."""
         self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
         return stacked(self.batches)
 
@@ -173,12 +171,9 @@ class _Sums:
         if index not in self.places:
             return
         place, part = self.places[index], self.positions
-        half = weights.dtype not in (torch.float32, torch.float64)
-        given = (weights.float() if half else weights)[..., part, :]
+        half = weights.dtype != self.attention.dtype
+        given = weights[..., part, :].to(self.attention.dtype)
         weights, visible = given[..., part], visible[:, part, part]
-        if not self.attention.numel():
-            self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
-            self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
         whole = given.shape == weights.shape
         attention = weights if whole and not half and not self.sinks else weights / mass
