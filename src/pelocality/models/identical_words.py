@@ -15,9 +15,10 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import alone, my_part, rank_and_size, summed, together
 from pelocality.models._observe import Observed, observe, observe_by_layer
-from pelocality.models._run import check_length, device_of, eager_attention, find_base, run
+from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
+from pelocality.models.eager import eager_attention
 from pelocality.models.result import PositionalAttention, provenance
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more

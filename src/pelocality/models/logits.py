@@ -10,18 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax, toeplitz
-from pelocality.models._run import (
-    captured_inputs,
-    check_length,
-    device_of,
-    eager_attention,
-    refuse_attached,
-    requested_layers,
-    run,
-)
+from pelocality.models._run import captured_inputs, check_length, device_of, refuse_attached, requested_layers, run
 from pelocality.models._terms import logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
 from pelocality.models.families._record import Architecture, by_distance
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
-from pelocality.models._run import check_length, eager_attention, find_base, run
+from pelocality.models._run import check_length, find_base, run
+from pelocality.models.eager import eager_attention
 
 
 def reflection_gap(
