@@ -50,7 +50,7 @@ def test_the_state_dict_of_another_encoding_is_refused(saved, other, strict):
     one, two = tiny("bert"), tiny("bert", seed=1)
     attach(one, saved)
     attach(two, other)
-    with pytest.raises(RuntimeError, match=r"^the weights were saved with \{'type'.*load the whole"):
+    with pytest.raises(RuntimeError, match=r"^the weights were saved with \{'encoding': \{'type'.*load the whole"):
         two.load_state_dict(one.state_dict(), strict=strict)
 
 
@@ -316,8 +316,8 @@ def test_a_trainer_loads_the_best_attached_model(tmp_path):
     ("saved", "attached_now", "message"),
     [
         (None, AttenuatedEncoding(), "come without one"),
-        (NoEncoding(), AttenuatedEncoding(), "the weights were saved with {'type': 'NoEncoding'"),
-        (AttenuatedEncoding(), AttenuatedEncoding(form="logits"), "the weights were saved with {'type': 'Atten"),
+        (NoEncoding(), AttenuatedEncoding(), "the weights were saved with {'encoding': {'type': 'NoEncoding'"),
+        (AttenuatedEncoding(), AttenuatedEncoding(form="logits"), "the weights were saved with {'encoding': {'type': 'Atten"),
     ],
 )
 def test_a_trainer_refuses_to_resume_from_weights_without_the_encoding_or_with_another(

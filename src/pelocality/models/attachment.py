@@ -169,11 +169,8 @@ def attached(model: nn.Module) -> Attachment | None:
 def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> None:
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
     attentions, implementation = record.attention_modules(base), base.config._attn_implementation
-    biases = [
-        PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
-        for each, attention in zip(encodings, attentions, strict=True)
-    ]
-    for bias, attention in zip(biases, attentions, strict=True):
+    for each, attention in zip(encodings, attentions, strict=True):
+        bias = PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
         bias.install(attention)
     for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
@@ -228,11 +225,9 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
     device_of(base)  # refuses weights on the meta device
     if not record.attention_modules(base):
         raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
-    reason = record.why_not_additive(base)
-    if reason is not None:
+    if reason := record.why_not_additive(base):
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
-    reason = record.why_positions_remain(base) if position_embeddings == "disable" else None
-    if reason is not None:
+    if position_embeddings == "disable" and (reason := record.why_positions_remain(base)):
         raise ValueError(f"the positions of {name} cannot be disabled: {reason}; use position_embeddings='keep'")
     _check_implementation(base)
 
