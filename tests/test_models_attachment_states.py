@@ -58,7 +58,7 @@ def test_the_state_dict_of_kept_positions_is_refused_where_they_are_disabled():
     one, two = tiny("bert"), tiny("bert")
     attach(one, NoEncoding(), position_embeddings="keep")
     attach(two, NoEncoding())
-    with pytest.raises(RuntimeError, match="position_embeddings='keep', attached here is"):
+    with pytest.raises(RuntimeError, match=r"'position_embeddings': 'keep', .*attached here is"):
         two.load_state_dict(one.state_dict())
 
 
@@ -317,7 +317,11 @@ def test_a_trainer_loads_the_best_attached_model(tmp_path):
     [
         (None, AttenuatedEncoding(), "come without one"),
         (NoEncoding(), AttenuatedEncoding(), "the weights were saved with {'encoding': {'type': 'NoEncoding'"),
-        (AttenuatedEncoding(), AttenuatedEncoding(form="logits"), "the weights were saved with {'encoding': {'type': 'Atten"),
+        (
+            AttenuatedEncoding(),
+            AttenuatedEncoding(form="logits"),
+            "the weights were saved with {'encoding': {'type': 'A",
+        ),
     ],
 )
 def test_a_trainer_refuses_to_resume_from_weights_without_the_encoding_or_with_another(
