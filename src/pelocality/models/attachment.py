@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -66,10 +65,8 @@ class Attachment:
         self._block.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._block.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
 
 
 def attach(
