@@ -30,6 +30,15 @@ def restoring(undo: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
+def changed(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute, and set it back on leaving; None where there was none."""
+    before = getattr(target, name, None)
+    with restoring(lambda: setattr(target, name, before)):
+        setattr(target, name, value)
+        yield
+
+
+@contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and put both back on leaving.
 
