@@ -124,14 +124,13 @@ def positional_attention(
                 observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
             else:  # all layers at a time, where a layer is not told by its softmax
                 observed = observe(base, input_ids=batch)
-                for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                    sums.add(start, place, weights, visible)
+                for place, pair in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                    sums.add(start, place, *pair)
         equal_states = _equal_states(base, rows[:1], positions)
-    per_word = sums.add_processes()
-    mean = sums.attention / len(ids)
+    visible = summed(sums.visible.int()) > 0
     source = provenance(
         model,
-        sums.visible,
+        visible,
         special_tokens=special_tokens,
         words=names,
         word_ids=ids,
@@ -140,11 +139,11 @@ def positional_attention(
         equal_states=equal_states,
     )
     return PositionalAttention(
-        attention=mean,
-        per_sample=per_word,
+        attention=summed(sums.attention) / len(ids),
+        per_sample=stacked(sums.batches),
         layers=sums.layers,
         source=source,
-        visible=None if bool(sums.visible.all()) else sums.visible,
+        visible=None if bool(visible.all()) else visible,
         other_layers=first.others,
     )
 
@@ -161,11 +160,6 @@ class _Sums:
         self.batches: dict[int, list[dict[str, Tensor]]] = {}  # by first word and layer: (word, head) each
         # from the model's layers with attention to the requested ones
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
-
-    def add_processes(self) -> dict[str, Tensor]:
-        """Add the words of all other processes, and return the metrics of all words."""
-        self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
-        return stacked(self.batches)
 
     def add(self, start: int, index: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""

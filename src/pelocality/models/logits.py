@@ -123,8 +123,6 @@ def positional_logits(
     refuse_attached(base)
     check_length(base, length)
     modules: list[Any] = record.attention_layers(base)
-    ids: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
     with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
         table, biased = record.absolute(base) is not None, record.relative_bias(base, modules[0], 1) is not None
         content_terms = (record.rotation, record.relative_keys, record.relative_queries)
@@ -140,8 +138,8 @@ def positional_logits(
             f"in which {type(base).__name__} has no position-only logits: its positions are added to the words before "
             "the first layer; use layers=[0], or positional_attention for the deeper ones",
         )
+        ids, names = choose_words(base, tokenizer, words, seed) if averaged else ((), ())
         if averaged:
-            ids, names = choose_words(base, tokenizer, words, seed)
             logits = _constant_content(record, base, chosen, ids, length)
         else:
             logits = [_exact(record, base, modules[layer], table and layer == 0, length) for layer in chosen]
