@@ -1,8 +1,8 @@
 """Shared by studies of positions: encodings by name, models healed into them, what they measure, frozen embeddings.
 
 A cell is a model whose own positions are off and which was trained, on the same tokens as every other cell, to give the
-hidden states of the untouched model with other positions (`relocate`). The positions of a cell are fixed: a table that
-were trained too could turn back.
+hidden states of the untouched model with other positions (`relocate`). The positions of a cell are fixed, as a table
+that is trained too can turn back; `relocated_positions.py` alone trains its table.
 """
 
 import gzip
@@ -40,6 +40,7 @@ TURNS: dict[str, dict[str, float]] = {
     "antisymmetric x 0": {"antisymmetric": 0.0},
     "antisymmetric x .5": {"antisymmetric": 0.5},
     "antisymmetric x -1": {"antisymmetric": -1.0},
+    "antisymmetric x 1.5": {"antisymmetric": 1.5},
     "antisymmetric x 2": {"antisymmetric": 2.0},
     "all x .5": {"symmetric": 0.5, "antisymmetric": 0.5},
     "all x 1.5": {"symmetric": 1.5, "antisymmetric": 1.5},
@@ -68,7 +69,9 @@ def load(
     return AutoModel.from_pretrained(folder).to(device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def encoding_of(cell: str, model: nn.Module, tokenizer: Any, length: int = 50, words: int = 32) -> Any:
+def encoding_of(
+    cell: str, model: nn.Module, tokenizer: Any, length: int = 50, words: int = 32, learnable: bool = False
+) -> Any:
     """Return the positions of a cell as `attach` takes them; tables are measured on identical words.
 
     Mixed: half of the heads look further into the past, half are their mirror images.
@@ -76,7 +79,7 @@ def encoding_of(cell: str, model: nn.Module, tokenizer: Any, length: int = 50, w
     heads = model.config.num_attention_heads
     if cell in TURNS:
         attention = positional_attention(model, tokenizer, length=length, words=words, progress=False)
-        return [table.scaled(**TURNS[cell]) for table in DistanceTable.from_attention(attention, learnable=False)]
+        return [table.scaled(**TURNS[cell]) for table in DistanceTable.from_attention(attention, learnable=learnable)]
     if cell in DECAYS:
         return AttenuatedEncoding(heads, decay=DECAYS[cell], form="logits")
     if cell == "mixed":

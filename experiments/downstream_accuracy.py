@@ -58,9 +58,9 @@ from runs import (
     DATA,
     TINY,
     claim,
-    fingerprint,
     last_complete_checkpoint,
     markdown,
+    settings_of,
     signed,
     write_atomically,
 )
@@ -196,11 +196,11 @@ def all_scores(
 
 
 def run_seed(
-    arguments: argparse.Namespace, seed: int, text: list[str], identity: dict[str, Any]
+    arguments: argparse.Namespace, seed: int, text: list[str], settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the cells of a seed, each read from its file if it is complete."""
     folder = arguments.output / f"seed-{seed}"
-    claim(folder, identity | {"seed": seed})
+    claim(folder, settings | {"seed": seed})
     files = {cell: folder / f"{cell.replace(' ', '_')}.json" for cell in (*FLOORS, *arguments.cells)}
     tasks: list[Task] = []
     for cell, file in files.items():
@@ -363,29 +363,11 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    paths = (
-        "text",
-        "senteval",
-        "glue",
-        "frames",
-        "nli",
-        "pairs",
-        "output",
-        "cells",
-        "seeds",
-        "threads",
-        "device",
-        "jobs",
-    )
-    identity = {key: value for key, value in vars(arguments).items() if key not in paths}
-    files = [arguments.text, arguments.frames, *arguments.nli, arguments.pairs]
-    for folder in (arguments.senteval, arguments.glue):
-        files += sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
-    identity["files"] = fingerprint(b"".join(file.read_bytes() for file in files))
+    settings = settings_of(arguments)
     text = paragraphs(arguments.text)
     rows: list[dict[str, Any]] = []
     for seed in arguments.seeds:  # an interrupted experiment has complete seeds
-        rows += run_seed(arguments, seed, text, identity)
+        rows += run_seed(arguments, seed, text, settings)
     table = long_table(rows)
     table.to_csv(arguments.output / "downstream_accuracy.csv", index=False, float_format="%.5g")
     cells, falls = summary(table)

@@ -13,7 +13,7 @@ import cells
 import numpy as np
 import torch
 from datasets import Dataset
-from runs import DATA, fine_tuning_arguments, fingerprint, last_complete_checkpoint, packaged_model, train
+from runs import DATA, fine_tuning_arguments, last_complete_checkpoint, packaged_model, train
 from torch import nn
 from transformers import (
     AutoModel,
@@ -26,9 +26,6 @@ from transformers import (
 )
 
 from pelocality import load
-
-# flags that do not belong to the settings of a run
-PATHS = ("output", "text", "model", "workers", "cells", "seeds", "report", "tasks", "sequences")
 
 
 def add_flags(parser: argparse.ArgumentParser, names: Sequence[str], output: Path) -> None:
@@ -51,19 +48,6 @@ def add_flags(parser: argparse.ArgumentParser, names: Sequence[str], output: Pat
 
 
 SMOKE = {"tokens": 400, "length": 24, "words": 2, "held_out": 8, "epochs": 1.0, "batch": 8}
-
-
-def identity(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what every run of a study has in common, for `claim`: its flags, and files by their content."""
-    found = {}
-    for name, value in vars(arguments).items():
-        paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)]
-        if name != "output" and paths:
-            files = [file for path in paths for file in (sorted(path.glob("**/*.*")) if path.is_dir() else [path])]
-            found[name] = [fingerprint(file.read_bytes()) for file in files if file.is_file()]
-        elif name not in PATHS:
-            found[name] = value
-    return found
 
 
 def source(arguments: argparse.Namespace) -> Path:

@@ -6,7 +6,8 @@
 The positions of a model are measured on identical words and put into a signed `DistanceTable` per layer and head; its
 own are disabled, and a copy is trained to give the hidden states of the untouched model (`relocate`). Controls with the
 same training: no encoding, and an attenuated one (logits, w = 0.1, s = 1) in every head. Then the table is turned
-without further training: its antisymmetric part by 0.5, 0, -1 and 1.5, all of it by 0.5 and 1.5, a decay added.
+without further training: its antisymmetric part by .5, 0 (symmetrised), -1 (mirrored) and 1.5, all of it by .5 and 1.5,
+a decay added.
 Measured against the untouched model, on held-out text: 1 - cosine of the last hidden states (tokens and their mean), at
 the length of training and at twice and four times that, beyond the table; and bigram shift (were two neighbouring words
 exchanged? logistic regression on the mean and the maximum of three layers), which a model without order cannot tell.
@@ -39,27 +40,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import embeddings, load, paragraphs
-from runs import DATA, claim, fingerprint, markdown, write_atomically
+from cells import TURNS, embeddings, encoding_of, load, paragraphs
+from runs import DATA, claim, markdown, settings_of, write_atomically
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from pelocality import AttenuatedEncoding, DistanceTable, NoEncoding, attach, attached, positional_attention
+from pelocality import attach, attached
 from pelocality.models import distillation_loss, relocate
 from pelocality.statistics import mean_over_runs
 
-CELLS = ("table", "none", "attenuated")
-TURNS: dict[str, dict[str, float]] = {
-    "antisymmetric x 0.5": {"antisymmetric": 0.5},
-    "symmetrised": {"antisymmetric": 0.0},
-    "mirrored": {"antisymmetric": -1.0},
-    "antisymmetric x 1.5": {"antisymmetric": 1.5},
-    "all x 0.5": {"symmetric": 0.5, "antisymmetric": 0.5},
-    "all x 1.5": {"symmetric": 1.5, "antisymmetric": 1.5},
-    "decay + 0.1": {"decay": 0.1},
-}
+CELLS = ("own table", "none", "attenuated w = .1")
+TURNED = [cell for cell in TURNS if cell not in ("own table", "antisymmetric x 2")]
 SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": [6, 4], "words": 2, "batch": 8, "every": 4}
 
 
@@ -111,10 +104,10 @@ def probe_accuracy(inputs: np.ndarray, labels: np.ndarray, train: int) -> float:
 class Cells:
     """One seed of the experiment: its models, measured one after another, each stored when complete."""
 
-    def __init__(self, arguments: argparse.Namespace, seed: int, text: list[str], identity: dict[str, Any]):
+    def __init__(self, arguments: argparse.Namespace, seed: int, text: list[str], settings: dict[str, Any]):
         self.arguments, self.seed, self.text = arguments, seed, text
         self.folder = arguments.output / f"seed-{seed}"
-        claim(self.folder, identity | {"seed": seed})
+        claim(self.folder, settings | {"seed": seed})
         self.model, self.tokenizer = load(text, arguments.output, arguments.smoke, arguments.device, arguments.model)
         order = np.random.default_rng(seed).permutation(len(text))
         tenth = max(1, len(text) // 10)
@@ -123,12 +116,9 @@ class Cells:
         self.sentences, self.exchanged = bigram_shift(self.held_out, arguments.sentences, seed)
 
     def encoding(self, cell: str) -> Any:
-        """Return what the positions of a cell are, as `attach` takes it."""
-        heads = self.model.config.num_attention_heads
-        if cell == "table":
-            options = {"length": self.arguments.length + 2, "words": self.arguments.words, "progress": False}
-            return DistanceTable.from_attention(positional_attention(self.model, self.tokenizer, **options))
-        return NoEncoding(heads) if cell == "none" else AttenuatedEncoding(heads, decay=0.1, form="logits")
+        """Return what the positions of a cell are, as `attach` takes it; a table is trained with the model."""
+        length, words = self.arguments.length + 2, self.arguments.words
+        return encoding_of(cell, self.model, self.tokenizer, length, words, learnable=True)
 
     def measured(self, name: str, model: nn.Module, tokens: int = 0) -> dict[str, Any]:
         """Return the numbers of a model, read from its file if they are complete."""
@@ -164,15 +154,15 @@ class Cells:
             start = copy.deepcopy(self.model)
             attach(start, self.encoding(cell))
             yield self.measured(f"{cell}, untrained", start)
-            folder = self.folder / f"cell-{cell}"
+            folder = self.folder / f"cell-{cell.replace(' ', '_')}"
             found = relocate(
                 self.model, self.encoding(cell), self.tokenizer, self.train, folder=folder, seed=self.seed, **options
             )
-            found.curve.to_csv(self.folder / f"curve-{cell}.csv", index=False)
+            found.curve.to_csv(self.folder / f"curve-{cell.replace(' ', '_')}.csv", index=False)
             yield self.measured(f"{cell}, trained", found.model, int(found.curve["tokens"].iloc[-1]))
             trained[cell] = found.model
-        for name, turn in TURNS.items():
-            yield self.measured(f"table, {name}", turned(trained["table"], turn))
+        for cell in TURNED:
+            yield self.measured(f"{cell}, turned", turned(trained["own table"], TURNS[cell]))
 
 
 def turned(model: nn.Module, turn: dict[str, float]) -> nn.Module:
@@ -203,10 +193,13 @@ def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
             left.fill_between(by_tokens.mean().index / 1000, by_tokens.min(), by_tokens.max(), alpha=0.2)
     left.set(xlabel="tokens of training (thousands)", ylabel="1 - cosine to the untouched model", ylim=(0, None))
     left.legend(frameon=False)
-    shown = rows[rows["name"].isin(["own", *(f"{cell}, trained" for cell in CELLS), *(f"table, {n}" for n in TURNS)])]
+    shown = rows[~rows["name"].str.endswith("untrained")]
     means = shown.groupby("name", sort=False)[["token_loss_1", "bigram_shift"]].mean()
     for index, (name, (loss, accuracy)) in enumerate(means.iterrows()):
-        mark = {"marker": "o" if name.startswith("table") else "s", "color": plt.get_cmap("tab20")(index)}
+        mark = {
+            "marker": "o" if name.endswith("turned") or name.startswith("own table") else "s",
+            "color": plt.get_cmap("tab20")(index),
+        }
         right.plot(loss, accuracy, **mark, ls="", markersize=7, label=name)
     right.axhline(0.5, color="0.7", lw=0.8)
     right.set(xlabel="1 - cosine to the untouched model", ylabel="bigram shift, accuracy")
@@ -218,18 +211,14 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    paths = ("text", "output", "model", "seeds", "threads", "device")
-    identity = {key: value for key, value in vars(arguments).items() if key not in paths}
-    identity["text"] = fingerprint(arguments.text.read_bytes())
-    if arguments.model is not None:
-        identity["model"] = fingerprint((arguments.model / "config.json").read_bytes())
+    settings = settings_of(arguments)
     text = paragraphs(arguments.text)
     rows, curves = [], {cell: [] for cell in CELLS}
     for seed in arguments.seeds:  # an interrupted experiment has complete seeds
-        cells = Cells(arguments, seed, text, identity)
+        cells = Cells(arguments, seed, text, settings)
         rows += list(cells.run())
         for cell in CELLS:
-            curves[cell].append(pd.read_csv(cells.folder / f"curve-{cell}.csv").assign(seed=seed))
+            curves[cell].append(pd.read_csv(cells.folder / f"curve-{cell.replace(' ', '_')}.csv").assign(seed=seed))
     table = pd.DataFrame(rows)
     table.to_csv(arguments.output / "relocated_positions.csv", index=False)
     joined = {cell: pd.concat(found) for cell, found in curves.items()}

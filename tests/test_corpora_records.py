@@ -208,8 +208,8 @@ def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*header \(3\), got 4.*quoted"),
-        ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*header \(3\), got 2"),
+        ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*must have 3 cells, got 4.*quoted"),
+        ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*must have 3 cells, got 2"),
         ("premise,premise,label\n", r"a\.csv:1: must begin with a header that names each column once"),
         ("", r"a\.csv:1: must begin with a header"),
     ],

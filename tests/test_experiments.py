@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from pelocality.corpora import read_frames
 from tests.data import DATA, NEEDS_DATA
 from tests.scripts import ROOT, run as run_script
 
@@ -272,6 +273,33 @@ def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, ca
     assert {"dependency_heads.png", "best_heads.csv", "head_types.csv"} <= saved
 
 
+def test_propbank_is_joined_with_the_words_of_ud(tmp_path, monkeypatch, capsys):
+    word = "{id}\t{word}\t_\t{upos}\t{tag}\t_\t{head}\t{relation}\t_\t_\n"
+    rows = [("He", "PRON", "PRP", 2, "nsubj"), ("bit", "VERB", "VBD", 0, "root"), ("(", "PUNCT", "-LRB-", 2, "punct")]
+    names = ("word", "upos", "tag", "head", "relation")
+    lines = (word.format(id=k, **dict(zip(names, row, strict=True))) for k, row in enumerate(rows, 1))
+    lists, sources, skeletons = (
+        tmp_path / name
+        for name in ("not-to-release/file-lists", "not-to-release/sources/email", "data/google/ewt/email/00")
+    )
+    for folder in (lists, sources, skeletons):
+        folder.mkdir(parents=True)
+    (lists / "files.dev").write_text("email/a.xml.conllu\n")
+    (sources / "a.xml.conllu").write_text("# sent_id = a-1\n# text = He bit (\n" + "".join(lines) + "\n")
+    columns = ["(TOP(S(NP*) - - (ARG0*)", "(VP* bite bite.01 (V*)", "*)) - - *"]
+    skeleton = (
+        f"a 0 {k} [WORD] {row[2]} {column}\n" for k, (row, column) in enumerate(zip(rows, columns, strict=True))
+    )
+    (skeletons / "a.xml.gold_skel").write_text("".join(skeleton) + "\n")
+    run("propbank_ewt", tmp_path, tmp_path, "--parts", "dev", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == "ewt_dev.jsonl: 1 sentences\n"
+    [sentence] = read_frames(tmp_path / "ewt_dev.jsonl")
+    assert (sentence.text, sentence.words, sentence.uid) == ("He bit (", ("He", "bit", "("), "a-1")
+    [frame] = sentence.frames
+    assert (frame.roleset, frame.verb) == ("bite.01", (1, 2))
+    assert [(a.role, a.start, a.end) for a in frame.arguments] == [("ARG0", 0, 1)]
+
+
 def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_path, monkeypatch, capsys):
     drawn = tmp_path / "frames.tsv"
     source = ["draw", "frames", ROOT / "examples" / "data" / "frames.jsonl", "--rounds", 1, "--rows", 4]
@@ -395,11 +423,11 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
-    assert rows[2:5] == ["| own", "| table, untrained", "| table, trained"]
-    assert {"| table, symmetrised", "| table, mirrored", "| none, trained", "| attenuated, trained"} <= set(rows)
+    assert rows[2:5] == ["| own", "| own table, untrained", "| own table, trained"]
+    assert {"| antisymmetric x 0, turned", "| none, trained", "| attenuated w = .1, trained"} <= set(rows)
     table = pd.read_csv(tmp_path / "relocated_positions.csv").set_index("name")
     assert table.loc["own", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
-    assert (table.loc["table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
+    assert (table.loc["own table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
     assert (tmp_path / "relocated_positions.png").exists()
     (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)

@@ -1,12 +1,9 @@
 """The text and the HTML that results show in a console and in a notebook."""
 
-from __future__ import annotations
-
 import html
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 
 class DisplayMixin:

@@ -1,7 +1,5 @@
 """Estimates with intervals, and McNemar's test for paired predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+
+from pelocality._checks import count
 
 Floats = NDArray[np.float64]
 FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
@@ -289,10 +289,8 @@ def check_confidence(confidence: float, resamples: int) -> None:
         TypeError: for a value that is not a number.
         ValueError: for a coverage outside (0, 1), or fewer than 1 resample.
     """
-    for name, given in (("confidence", confidence), ("resamples", resamples)):
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            raise TypeError(f"{name} must be a number, got {given!r}")
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float):
+        raise TypeError(f"confidence must be a number, got {confidence!r}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples!r}; a few thousand give a stable interval")
+    count("resamples", resamples)

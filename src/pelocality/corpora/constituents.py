@@ -1,7 +1,5 @@
 """Phrases of a sentence: from bracketed trees, or from dependency trees."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict
@@ -127,21 +125,11 @@ def dependency_constituents(dependencies: Dependencies) -> Constituents:
         >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
         [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
     """
-    n = len(dependencies.heads)
-    first, last, size = list(range(n)), list(range(n)), [1] * n
-    order = [word for word, head in enumerate(dependencies.heads) if head == 0]
-    for word in order:  # grows while it is read: a word before its dependents
-        order += dependencies.children[word]
-    for word in reversed(order):
-        head = dependencies.heads[word] - 1
-        if head >= 0:
-            first[head], last[head] = min(first[head], first[word]), max(last[head], last[word])
-            size[head] += size[word]
-    spans = [
-        Constituent(first[word], last[word] + 1, (dependencies.relations[word],))
-        for word in order
-        if size[word] == last[word] - first[word] + 1 > 1
-    ]
+    spans = []
+    for word, relation in enumerate(dependencies.relations):
+        words = sorted(dependencies.subtree(word))
+        if words[-1] - words[0] + 1 == len(words) > 1:
+            spans.append(Constituent(words[0], words[-1] + 1, (relation,)))
     spans.sort(key=lambda c: (c.start, -c.end))
     return Constituents(tuple(spans), f"dependency subtrees of {dependencies.source}", automatic=dependencies.automatic)
 

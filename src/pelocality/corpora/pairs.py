@@ -1,7 +1,5 @@
 """Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re
@@ -11,14 +9,15 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
+from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
+NOT_ENTAILMENT = "not entailment"
 _MARK = "\u0301"  # stands for every mark: re has no class for them
 _WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
 
@@ -205,6 +204,18 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]
+
+
+@functools.cache
+def normalised_label(name: str) -> str:
+    """Return a label in lower case with single spaces; ``non-entailment`` (HANS) becomes ``not entailment``.
+
+    Examples:
+        >>> normalised_label("NOT_ENTAILMENT"), normalised_label("non-entailment"), normalised_label(" Neutral")
+        ('not entailment', 'not entailment', 'neutral')
+    """
+    words = " ".join(re.split(r"[\s_-]+", name.strip().lower()))
+    return NOT_ENTAILMENT if words == "non entailment" else words
 
 
 def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:

@@ -5,8 +5,6 @@ although a treebank splits it into two words. Perturbations move whole surface t
 tokenizer splits a word; punctuation keeps its place, and spaces belong to positions, not to words.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames with both."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re
@@ -10,9 +8,9 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import Record, checked, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import (
     Argument,
     Constituents,
@@ -147,7 +145,6 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         tuple(word["upos"] or "_" for word in words),
         tuple(dict(word["feats"] or {}) for word in words),
     )
-    _check_tree(dependencies)
     forms = tuple(word["form"] for word in words)
     ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
     multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
@@ -174,17 +171,6 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         dependencies=dependencies,
         source=where,
     )
-
-
-def _check_tree(layer: Dependencies) -> None:
-    """Refuse heads that do not make a tree: every word must lead to a root."""
-    n = len(layer.heads)
-    for word, head in enumerate(layer.heads, 1):
-        if not isinstance(head, int) or not 0 <= head <= n:
-            raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {brief(head)}")
-    rooted = {word for root, head in enumerate(layer.heads) if head == 0 for word in layer.subtree(root)}
-    for word in sorted(set(range(n)) - rooted):
-        raise ValueError(f"every word must lead to a root, word {word + 1} does not, its head is {layer.heads[word]}")
 
 
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -224,7 +210,6 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     if row.get("head"):
         upos = _listed(row, "upos", str) if row.get("upos") else None
         dependencies = Dependencies(_listed(row, "head", int), _listed(row, "deprel", str), where, upos)
-        _check_tree(dependencies)
     return Sentence(
         words,
         spaces,

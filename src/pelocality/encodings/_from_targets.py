@@ -1,7 +1,5 @@
 """Find the decay and symmetry of an attenuated encoding that has a given locality and direction balance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -39,9 +37,7 @@ def solve(
 def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -> tuple[float, float]:
     """Return w and s of one encoding."""
     if not causal and not -1 < balance < 1:
-        raise ValueError(
-            f"direction_balance must lie between -1 and 1, both excluded, got {balance}; -1 is causal=True"
-        )
+        raise ValueError(f"direction_balance must lie between -1 (causal=True) and 1, both excluded, got {balance}")
     # solve for a balance to the left, where the right side has the larger decay, and exchange the sides if necessary
     leftward = -abs(balance)
 
@@ -57,10 +53,8 @@ def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -
     least = _locality_and_balance(0.0, steep(0.0), n)[0]
     if not least < locality < 1:
         given = "a causal encoding" if causal else f"direction_balance {balance:g}"
-        raise ValueError(
-            f"locality {locality:g} with {given} cannot be reached at length {n}: it lies between {least:.6g} and "
-            "1, both excluded; choose another locality or balance"
-        )
+        bounds = f"between {least:.6g} and 1, both excluded, at length {n}"
+        raise ValueError(f"locality with {given} must lie {bounds}, got {locality:g}")
     shallow = _root(lambda a: _locality_and_balance(a, steep(a), n)[0] - locality, _FLAT, _STEEP)
     if causal or balance <= 0:
         return shallow, 1.0 if causal else steep(shallow) / shallow
@@ -79,7 +73,7 @@ def _locality_and_balance(left: float, right: float, n: int) -> tuple[float, flo
     """Return locality and direction balance for the decays of both sides, in O(n) from prefix sums over distances."""
     squares = np.arange(1, n, dtype=np.float64) ** 2
     past = np.exp(-left * squares)
-    future = np.zeros_like(past) if right == _ONE_SIDED else np.exp(-right * squares)
+    future = np.exp(-right * squares)  # 0 for _ONE_SIDED
     halving = np.exp2(-np.arange(1, n, dtype=np.float64))
 
     def prefix_sums(terms: np.ndarray) -> np.ndarray:

@@ -1,14 +1,12 @@
 """The attenuated encoding of the paper, with adjustable locality and symmetry."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings._scores import masked_softmax, toeplitz
 from pelocality.encodings.base import check_lengths
@@ -80,8 +78,7 @@ class AttenuatedEncoding(RelativeEncoding):
         causal: bool = False,
     ) -> None:
         super().__init__(heads, causal)
-        if form not in ("weights", "logits"):
-            raise ValueError(f"form must be 'weights' or 'logits', got {form!r}")
+        check_choice("form", form, ("weights", "logits"))
         self.form = form
         names = _names(learnable, causal)
         self.learnable = learnable if isinstance(learnable, bool) else names

@@ -1,7 +1,5 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -153,9 +151,7 @@ class Encoding(nn.Module, ABC):
         names = inspect.signature(type(self)).parameters
         missing = [name for name in names if not hasattr(self, name)]
         if missing:
-            raise TypeError(
-                f"{type(self).__name__} must store its argument '{missing[0]}' as an attribute of that name"
-            )
+            raise TypeError(f"{type(self).__name__} must store its argument '{missing[0]}' under that name")
         return {"type": type(self).__name__, **{name: _to_json(getattr(self, name)) for name in names}}
 
     @classmethod
@@ -282,10 +278,8 @@ class Encoding(nn.Module, ABC):
             mask = mask.unsqueeze(1)
         heads = mask.shape[1:2] if self.heads == 1 else (1, self.heads)
         if mask.ndim != 4 or mask.shape[1] not in heads or mask.shape[2] not in (1, queries) or mask.shape[3] != keys:
-            raise ValueError(
-                "mask must be (batch, key), (batch, query, key) or (batch, heads, query, key) with 1 head or the "
-                f"encoding's {self.heads}, {queries} queries and {keys} keys, got shape {shape}"
-            )
+            wanted = f"(batch, [[head,] query,] key) with 1 or {self.heads} heads, {queries} queries and {keys} keys"
+            raise ValueError(f"mask must be {wanted}, got shape {shape}")
         return mask if mask.dtype == torch.bool else mask != 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -1,7 +1,5 @@
 """The learned bias of T5 for buckets of distances."""
 
-from __future__ import annotations
-
 import math
 
 import torch

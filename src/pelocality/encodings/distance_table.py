@@ -1,7 +1,5 @@
 """A learned bias with one number per distance."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch
@@ -115,9 +113,7 @@ class DistanceTable(RelativeEncoding):
         signed = not symmetric if signed is None else signed
         table = cls(encoding.heads, length, signed, shared, learnable, encoding.causal)
         table.to(bias.device, encoding._like.dtype)
-        with torch.no_grad():
-            table.values.copy_((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
-        return table
+        return table._with_values((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
 
     @classmethod
     def from_attention(cls, attention: Attention, *, cut: int = 1, learnable: bool = True) -> list[Self]:
@@ -157,10 +153,8 @@ class DistanceTable(RelativeEncoding):
         inner = crop(attention, count("cut", cut, least=0), -cut or None).detach()
         n = inner.shape[-1]
         if inner.ndim != 4 or n < 2:
-            raise ValueError(
-                f"attention must be (layer, head, n, n) with two tokens or more between the {cut} cut from each end, "
-                f"got shape {tuple(inner.shape)} after the cut"
-            )
+            given = f"{tuple(inner.shape)} after {cut} cut from each end"
+            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {given}")
         by_distance = diagonal_sums(inner, torch.float64)
         # the attention that the queries of each distance pay to themselves
         itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)
@@ -244,9 +238,8 @@ class DistanceTable(RelativeEncoding):
     def _index(self, distance: Tensor) -> Tensor:
         """Return the index into `values` of signed distances."""
         last = self.length - 1
-        if self.signed:
-            return distance.long().clamp(-last, last) + last
-        return distance.long().abs().clamp(max=last)
+        within = distance.long().clamp(-last, last)
+        return within + last if self.signed else within.abs()
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         return self.values.to(self.working_dtype)[:, self._index(distance)]

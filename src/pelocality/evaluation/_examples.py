@@ -1,7 +1,5 @@
 """Examples of an evaluation: columns taken from a dataset, and numbers for the values of a column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The result of ``evaluate``: all predictions before and after the perturbation, and the numbers computed from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The two metrics of the paper, exactly as published."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The choice of what to shuffle: constituents of a size, windows that are not constituents, or the whole sentence."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple

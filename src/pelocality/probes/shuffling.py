@@ -1,7 +1,5 @@
 """Shuffled words: inside constituents, inside windows that are not constituents, or over the whole sentence."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +8,13 @@ from typing import Any
 import datasets
 import numpy as np
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.corpora import Dropped, Pair, Sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     SENTENCE,
     Side,
     Spans,
-    check_choice,
     check_names,
     has_label,
     row_of,
@@ -215,7 +212,6 @@ class _Shuffle:
         perturbed: dict[str, str] = {}
         spans: list[WordSpan] = []
         entries: list[dict[str, Any]] = []
-        dropped = Dropped("no candidate")
         texts = texts_of(item)
         for name, sentence in self._sides(item).items():
             chosen: list[WordSpan] = []
@@ -223,26 +219,22 @@ class _Shuffle:
             for choice in self.choose(sentence, functools.partial(rng, "choose")):
                 if isinstance(choice, WordSpan):
                     chosen.append(choice)
-                elif isinstance(choice, Dropped):
-                    dropped = choice
                 else:
                     yield choice
-            chosen.sort(key=lambda span: span.first)
             if not chosen:
                 continue
+            chosen.sort()
             text, changes = _permuted(sentence, name, chosen, rng("permute"))
-            if text != sentence.text:
+            if text == sentence.text:
+                yield Dropped("the text would not change")
+            else:
                 perturbed[name] = text
                 spans += chosen
                 entries += changes
-            else:
-                dropped = Dropped("the text would not change")
-        if not perturbed:
-            yield dropped
-            return
-        row = row_of(item, perturbed, entries, item.label if isinstance(item, Pair) else None)
-        categories = dict.fromkeys(span.category for span in spans)
-        yield {**row, "size": max(s.size for s in spans), "category": " ".join(categories), "seed": self.seed}
+        if perturbed:
+            row = row_of(item, perturbed, entries, item.label if isinstance(item, Pair) else None)
+            categories = dict.fromkeys(span.category for span in spans)
+            yield {**row, "size": max(s.size for s in spans), "category": " ".join(categories), "seed": self.seed}
 
     def _sides(self, item: Item) -> dict[str, Sentence]:
         if isinstance(item, Sentence):

@@ -1,7 +1,5 @@
 """The most attended other word of each word of a sentence, for each head."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -105,9 +103,7 @@ def check_alignment(tokenizer: Any) -> None:
         split = None
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
-        raise ValueError(
-            "tokenizer loses spaces between words; load it with from_pretrained(..., add_prefix_space=True)"
-        )
+        raise ValueError("tokenizer loses spaces between words; load it with add_prefix_space=True")
 
 
 def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """Accuracy of attention heads on syntactic relations."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence

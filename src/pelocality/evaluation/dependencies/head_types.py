@@ -1,7 +1,5 @@
 """Positional heads compared with contextual heads, by relation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

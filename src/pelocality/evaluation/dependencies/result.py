@@ -1,7 +1,5 @@
 """The result of ``dependency_accuracy``: the most attended word of each word, and the tables computed from it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies._sentences import ALL
 from pelocality.statistics import Estimate, mean_over_groups, proportion, sign_flip, wilson
@@ -132,10 +130,8 @@ class DependencyAccuracy(DisplayMixin):
         Raises:
             ValueError: for a relation that does not occur, or an unknown direction.
         """
-        if direction not in DIRECTIONS:
-            raise ValueError(f"direction must be one of {', '.join(map(repr, DIRECTIONS))}, got {direction!r}")
-        if relation != ALL and relation not in self.relations:
-            raise ValueError(f"relation must be one of {', '.join(self.relations)} or 'all', got {relation!r}")
+        check_choice("direction", direction, DIRECTIONS)
+        check_choice("relation", relation, (*self.relations, ALL))
         head = self.words["head"].to_numpy()
         arcs = np.flatnonzero((head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL)))
         dependent = self.words["word"].to_numpy()[arcs]

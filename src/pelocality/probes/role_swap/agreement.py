@@ -41,6 +41,8 @@ def reinflected_verb(sentence: Sentence, candidate: Candidate, agreement: Agreem
     word, tag = sentence.words[finite], tags[finite] if tags is not None else None
     if old is not None and tag is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
+    if tag == "VBD" and word.lower() in english.SYNCRETIC and new == "3sg" != old:
+        return Skipped("the tense of the verb is unknown")
     if agrees(word, tag, old, new):
         return []
     if agreement == "skip":
@@ -124,10 +126,11 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     quantity = not english.VAGUE_NUMBER.isdisjoint(after)  # "a ton of series"
     if after[:1] == ["of"] and (quantity or any(tag in ("NNS", "NNPS") for tag in tags[head + 1 :])):
         return None if tags[head] == "NN" else "plural"  # "a group of dogs is", or "are"
-    if lower[head] in english.PRONOUN_NUMBER:
+    if lower[head] in english.PRONOUN_NUMBER and tags[head] != "NNP":  # "the US"
         return english.PRONOUN_NUMBER[lower[head]]
     is_vague = lower[head] in english.VAGUE_NUMBER or not tags[head].startswith("NN")
-    is_vague = is_vague or (tags[head] == "NNP" and lower[head].endswith("s"))  # "Swedish Troops", or "James"
+    # "James", "the States", and plurals that are tagged as singular
+    is_vague = is_vague or (tags[head] != "NNS" and lower[head].endswith("s") and lower[head][-2:] not in ("ss", "us"))
     if is_vague or has_determiner_mismatch(words, tags):
         return None
     return "plural" if _is_plural(lower[head], tags[head]) else "3sg"
@@ -180,7 +183,7 @@ def head_of(words: Sequence[str], tags: Sequence[str]) -> int | None:
     """
     head = None
     for i, tag in enumerate(tags):
-        if tag.startswith("NN") and words[i].lower() not in english.PRONOUN_NUMBER:
+        if tag.startswith("NN") and ((i and tag == "NNP") or words[i].lower() not in english.PRONOUN_NUMBER):
             head = i
         elif tag == "POS":
             head = None

@@ -28,6 +28,7 @@ PRONOUN_NUMBER: dict[str, Number] = {
     **dict.fromkeys(("we", "us", "you", "they", "them"), "plural"),
     **dict.fromkeys(QUANTIFIED, "3sg"),
 }
+PERSONAL = PRONOUN_NUMBER.keys() - QUANTIFIED
 REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
 RECIPROCALS = frozenset({("each", "other"), ("one", "another")})
 WH_WORDS = words("who whom whose which what whoever whomever whatever whichever")
@@ -44,7 +45,8 @@ PERSONS = (words("i me"), words("we us"), words("you"))
 MOTION_VERBS = words(
     "go goes went gone going come comes came coming fall falls fell fallen falling arrive arrives arrived arriving "
     "travel travels travelled traveled travelling traveling sit sits sat sitting stand stands stood standing "
-    "lie lies kneel kneels knelt kneeling crouch crouches crouched crouching"
+    "lie lies kneel kneels knelt kneeling crouch crouches crouched crouching "
+    "live lives lived living"
 )
 PLACES = words("indoors outdoors inside outside upstairs downstairs downtown abroad overseas home")
 POSSESSIVES = words("his her its their hers theirs")
@@ -52,15 +54,15 @@ THIRD_PERSON = words("he him she her it they them")
 COPULAS = words(
     "be am is are was were been being 's 're 'm become becomes became becoming "
     "seem seems seemed seeming remain remains remained remaining appear appears appeared appearing "
-    "stay stays stayed staying constitute constitutes constituted constituting"
+    "stay stays stayed staying constitute constitutes constituted constituting "
+    "represent represents represented representing"
 )
 MAKE = words("make makes made making")
-# may belong to the noun before them as well as to its verb
-NOUN_PREPOSITIONS = words("in at on with without before for from about by near under between to as of")
-# after a noun: its complement, or a part of it. Not those that name a goal, a source or a cause of the verb
-NOUN_LINKS = words("in at on with without for about near under between among of than like that whether except but")
+# after an object: a goal, a means, a time or a cause of the verb; other prepositions may as well belong to the noun
+VERB_LINKS = words("to into onto via because since if unless although though so as until till once after before")
 TIME_LINKS = words("when whenever while")
-PREPOSITIONS = NOUN_PREPOSITIONS | words(
+PREPOSITIONS = words(
+    "in at on with without before for from about by near under between to as of "
     "past outside inside near down up off over across along through into onto around against behind above below beside "
     "beneath beyond during after until like opposite round toward towards upon via within despite per"
 )
@@ -91,7 +93,7 @@ MEASURE_VERBS = words(
     "cost costs costing weigh weighs weighed weighing last lasts lasted lasting total totals totaled "
     "measure measures measured measuring number numbers numbered spend spends spent spending"
 )
-DAYS = words("today tomorrow tonight yesterday")
+DAYS = words("today tomorrow tonight yesterday everyday anytime sometime")
 DEGREES = words("than enough so such too same as more less fewer")  # with a second part: "enough men to start"
 MONTHS = words(
     "january february march april may june july august september october november december "
@@ -110,7 +112,8 @@ MEASURES = (
 IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
 # "says hello": the object is quoted words, not a patient
 QUOTING_VERBS = words(
-    "say says said saying spell spells spelled spelling think thinks thought thinking guess wonder mean means"
+    "say says said saying talk talks talked talking spell spells spelled spelling think thinks thought thinking guess "
+    "wonder mean means"
 )
 # singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
 VAGUE_NUMBER = words(
@@ -124,16 +127,25 @@ LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
-DEFINITE = words("a an the this that these those")
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
-# likeness, place and company that hold in both directions, or so nearly that no label changes.
+# likeness, place, company and arrival that hold in both directions, or so nearly that no label changes: the road takes
+# you to town, you take the road
 SYMMETRIC_VERBS = words(
     "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
     "intersect overlap fight battle duel debate wrestle tie rhyme "
-    "hug embrace cuddle kiss touch face join rival mirror complement oppose"
+    "hug embrace cuddle kiss touch face join rival mirror complement oppose "
+    "take bring drive catch hit reach"
 )
-_IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",)}
+_IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",), "take": ("took", "taken")}
+_IRREGULAR |= {"bring": ("brought",), "drive": ("drove", "driven"), "catch": ("caught",)}
+# whose past is their base form: "they put me on" may be now or then, "the leash put me on" then only
+SYNCRETIC = words("put let cut hit set shut read cost hurt quit spread beat bet split slit shed rid cast burst")
+
+
+def is_measure(word: str) -> bool:
+    """Return whether a noun names a time, a length, a weight or an amount, in the singular or the plural."""
+    return word in MEASURES or word.removesuffix("s") in MEASURES
 
 
 @functools.lru_cache(maxsize=32)

@@ -154,11 +154,10 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
         reason = _check_noun_phrase(lower[argument.start : argument.end], phrase_tags, is_light)
         if reason:
             return reason
-        if candidate.clause.voice == "active" and argument.function == "oblique":
-            return "an argument is not subject or object"  # "works as a coach", "serves in the army"
-        phrase = lower[argument.start : argument.end]
-        if argument.function == "oblique" and phrase_tags is not None and not is_certain(phrase, phrase_tags):
-            return "an argument is not subject or object"  # "eliminated by force", "sunk by nuns in the harbour"
+        phrase, is_oblique = lower[argument.start : argument.end], argument.function == "oblique"
+        is_adverbial = phrase_tags is not None and (phrase_tags[0] == "CD" or not is_certain(phrase, phrase_tags))
+        if is_oblique and (candidate.clause.voice == "active" or is_adverbial):
+            return "an argument is not subject or object"  # "works as a coach", "eliminated by force", "cut by 3 tons"
     reason = check_remainder(candidate, lower, tags) if tags is not None else None
     if reason is None and tags is not None and _has_ellipsis(candidate, lower, tags):
         return "an auxiliary stands for the verb phrase"
@@ -178,17 +177,14 @@ def _check_reference(
         if phrase[0] in english.INDEFINITE and not english.OTHERS.isdisjoint(other):
             return "a reflexive or reciprocal in the clause"
     outside = {lower[i] for i in range(*candidate.clause.extent) if i not in inside}
-    if tags is not None and _is_named_again(candidate, phrases, lower, tags):
+    referring = outside & (third | english.REFLEXIVES) and not all(map(_is_first_or_second_person, phrases))
+    if referring or (tags is not None and _is_named_again(candidate, phrases, lower, tags)):
         return "a pronoun besides the arguments may refer to one"
-    if not outside.isdisjoint(third | english.REFLEXIVES) and not all(map(_is_first_or_second_person, phrases)):
-        return "a pronoun besides the arguments may refer to one"
-    if not english.NEGATIVE_POLARITY.isdisjoint((*phrases[0], *phrases[1])) and (
-        is_negative(sentence) or mood_of(sentence) != "declarative"
-    ):
-        return "an argument is a negative polarity item"
     inner = {*phrases[0], *phrases[1]}
-    if not inner.isdisjoint(english.ANY) and outside.isdisjoint(english.MODALS):
-        return "an argument is a negative polarity item"  # "refused any hat"; but "may take any hat"
+    licensed = is_negative(sentence) or mood_of(sentence) != "declarative"
+    refused = inner & english.ANY and not outside & english.MODALS  # "refused any hat"; but "may see any hat"
+    if refused or (inner & english.NEGATIVE_POLARITY and licensed):
+        return "an argument is a negative polarity item"
     negative = any(not english.NEGATIVE_QUANTIFIERS.isdisjoint(phrase) for phrase in phrases)
     if negative and not english.NEGATIVE_POLARITY.isdisjoint(outside):
         return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
@@ -237,14 +233,14 @@ def _is_named_again(
 
 
 def _is_first_or_second_person(words: Sequence[str]) -> bool:
-    return len(words) == 1 and words[0] in english.PRONOUN_NUMBER.keys() - english.THIRD_PERSON
+    return len(words) == 1 and words[0] in english.PERSONAL - english.THIRD_PERSON
 
 
 def _check_verb(
     sentence: Sentence, candidate: Candidate, lower: Sequence[str], symmetric: frozenset[str]
 ) -> str | None:
     """Look for verbs whose arguments do not have two different roles, and for expletives."""
-    position, lemma = candidate.clause.verb, candidate.lemma
+    position = candidate.clause.verb
     verb = lower[position] if position is not None else ""
     if (
         position is not None
@@ -253,16 +249,15 @@ def _check_verb(
         and not is_all_capitals(sentence)
     ):
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
-    if verb in english.COPULAS or lemma in ("be", "become", "seem", "remain", "stay"):
-        return "the verb is a copula"
-    if verb in english.verb_forms(symmetric) or lemma in symmetric or verb == "seeing":
-        return "the verb is symmetric"
-    if verb in english.MEASURE_VERBS or verb in english.MOTION_VERBS:
-        return "the verb takes a measure"
-    if verb in english.DO:
-        return "a light verb with a noun"
-    if verb in english.QUOTING_VERBS:
-        return "the verb introduces quoted words"
+    for verbs, reason in (
+        (english.COPULAS, "the verb is a copula"),
+        (english.verb_forms(symmetric) | {"seeing"}, "the verb is symmetric"),
+        (english.MEASURE_VERBS | english.MOTION_VERBS, "the verb takes a measure"),
+        (english.DO, "a light verb with a noun"),
+        (english.QUOTING_VERBS, "the verb introduces quoted words"),
+    ):
+        if verb in verbs or candidate.lemma in verbs:
+            return reason
     for argument in candidate.arguments:
         phrase = lower[argument.start : argument.end]
         if phrase == ["it"] or (phrase == ["there"] and argument.function in (None, "subject")):
@@ -276,12 +271,16 @@ def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequenc
     if position is None:
         return None
     last = max(argument.end for argument in candidate.arguments)
+    has_pronoun = any({*lower[slot.start : slot.end]} <= english.PERSONAL for slot in candidate.arguments)
     for slot in candidate.arguments:
         if tags is None:
             break
-        plain = lower[slot.start] in english.DEFINITE or tags[slot.start] in ("PRP", "PRP$", "NNP")
-        if lower[position] in english.HAVE and slot.start > position and not plain:
-            return "the subject of 'have' may stand after it"  # "no record has Ada", "few hats had Ada"
+        # "few hats had Ada", "no harm means Ada": a pronoun cannot be a subject there
+        fronted = lower[position] in english.HAVE or lower[slot.start] in english.NEGATIVE_QUANTIFIERS
+        if slot.function == "object" and fronted and not has_pronoun:
+            return "the subject may stand after the verb"
+        if slot.function == "subject" and {"IN", "NN", "NNS"} & {*tags[slot.end : position]}:
+            return "words between the verb and an argument"  # "the nun in May saw a hat"
         if slot.function == "object" and set(tags[position + 1 : slot.start]) - {"RP", "IN"}:
             return "words between the verb and an argument"  # "announced on Wednesday a new tool"
         between = zip(lower[position + 1 : slot.start], tags[position + 1 : slot.start], strict=True)
@@ -316,11 +315,10 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     """Check that an English argument is a plain noun phrase."""
     if set(words[:2]) & english.WH_WORDS or (tags and tags[0] in ("WDT", "WP", "WP$", "WRB")):
         return "an argument is interrogative or relative"
-    pronouns = english.ACCUSATIVE.keys() | english.NOMINATIVE.keys()
-    coordinated = any(a in ("and", "or") and b in pronouns for a, b in itertools.pairwise(words))
-    if coordinated or (len(words) > 1 and words[0] in pronouns - {"her"}):
+    coordinated = any(a in ("and", "or") and b in english.PERSONAL for a, b in itertools.pairwise(words))
+    if coordinated or (len(words) > 1 and words[0] in english.PERSONAL - {"her"}):
         return "a pronoun inside a longer argument"
-    if words[-1] in english.PLACES:
+    if words[-1] in english.PLACES | {"there", "here"} and len(words) > 1:
         return "an argument is not a plain noun phrase"  # "football indoors"
     if any(word.endswith("-") and len(word) > 1 for word in words) or any(a == b for a, b in itertools.pairwise(words)):
         return "an argument has a false start"  # "th- the hat", "the the hat"
@@ -335,7 +333,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     if tags[0] in ("CC", "IN", "TO", "EX", "RB", "VB", "VBD", "VBG", "VBZ", "VBP"):
         return "an argument is not a noun phrase"
     head = head_of(words, tags)
-    if head is None or (head and words[head] in english.ACCUSATIVE):  # "a good one I trust"
+    if head is None or (head and words[head] in english.ACCUSATIVE and tags[head] != "NNP"):  # "a good one I trust"
         return "an argument is not headed by a noun"
     for k in range(len(words)):
         # "a meal, which he liked": a comma must follow
@@ -346,7 +344,7 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
             return "an argument is not a plain noun phrase"  # "meat just the juice in the can"
     if any(tags[k].startswith("NN") and tags[k + 1 : k + 3] == ("TO", "VB") for k in range(len(tags))):
         return "an argument contains an infinitive"  # "a role to play": its subject is the other argument
-    unit = words[head] in english.MEASURES or words[head].removesuffix("s") in english.MEASURES
+    unit = english.is_measure(words[head])
     if (
         words[head][0].isdigit() or "$" in tags or (unit and not (head and tags[head - 1].startswith("NN")))
     ):  # but "road blocks"

@@ -8,7 +8,8 @@ from pelocality.corpora import Sentence
 from pelocality.probes.role_swap.english import words
 
 _NEGATIVE_WORDS = words(
-    "not n't n’t never no nobody nothing none nowhere neither nor without hardly scarcely barely rarely seldom cannot"
+    "not n't n’t never no nobody nothing none nowhere neither nor without hardly scarcely barely rarely seldom cannot "
+    "nt cant wont dont didnt doesnt isnt"
 )
 _QUESTION_MARKS = ("?", "？", "؟")
 _CONDITIONALS = words("if unless whether")

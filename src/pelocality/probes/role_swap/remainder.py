@@ -10,60 +10,60 @@ from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.candidates import Candidate
 
 CLAUSE_TAGS = frozenset({"MD", "VBD", "VBP", "VBZ", "WDT", "WP", "WP$", "WRB"})
-_PASSED_OVER = (",", ":", "RB", "RP")
+_PASSED_TAGS = frozenset({",", ":", "RB", "RP"})
+_PASSED_WORDS = english.DAYS | {",", "-", "--", "–", "—"}
 
 
 def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> str | None:
     """Return a reason to skip unless the words after the last argument are of a few kinds that belong to no noun."""
     last = max(candidate.arguments, key=lambda slot: slot.end)
-    for argument in candidate.arguments:
-        if is_comparison(lower[argument.start : argument.end], tags[argument.start : argument.end]):
-            return "an argument is a comparison"
+    if any(is_comparison(lower[slot.start : slot.end], tags[slot.start : slot.end]) for slot in candidate.arguments):
+        return "an argument is a comparison"
     words, within = lower[last.start : last.end], tags[last.start : last.end]
-    verb = candidate.clause.verb
-    is_light = verb is not None and lower[verb] in english.LIGHT_VERBS
     if last.function == "object" and any(a.startswith("NN") and b in ("VBG", "VBN") for a, b in pairwise(within)):
         return "an argument may be a clause"  # "had nuns working", "reported two nuns killed"
-    if is_light and last.function == "object" and not is_certain(words, within, bare=True):
-        return "an argument may hold a phrase of the verb"  # "had hats on the Liberty"
-    if set(within) <= {"PRP", "NNP", "NNPS"} and english.QUANTIFIED.isdisjoint(words):
-        return None  # a pronoun or a name has no modifiers after it: "told him to leave"
-    k = last.end
-    if tags[k : k + 1] == ("IN",) and lower[k + 1 : k + 2] == lower[k - 1 : k]:
-        return "an argument may go on after its end"  # "piled hat upon hat"
-    while k < len(tags) and _is_passed_over(lower[k], tags[k]):
-        k += 1
-    if k == len(tags):
-        return None
-    if tags[k] == "CC" and _has_no_clause(tags[k + 1 :]):
-        return "an argument may go on after its end"
-    if k >= candidate.clause.extent[1]:
-        return None
+    is_light = candidate.clause.verb is not None and lower[candidate.clause.verb] in english.LIGHT_VERBS
     holds_clause = not CLAUSE_TAGS.isdisjoint(within)
-    # a new clause: "saw the hat, he was glad"
-    begins = tags[k] == "PRP" and k > last.end
-    linked = tags[k] in ("IN", "TO") and lower[k] not in english.NOUN_LINKS and tags[k + 1 : k + 2] != ("VB",)
-    if (
-        is_punctuation(lower[k])
-        or tags[k] == "CC"
-        or begins
-        or lower[k] in english.TIME_LINKS
-        or (linked and not is_light and not holds_clause)
-    ):
+    after_verb = last.function not in ("subject", None)
+    if after_verb and (is_light or not holds_clause) and not is_certain(words, within, bare=True):
+        return "an argument may hold a phrase of the verb"  # "had hats on the Liberty", "answer the phone for orders"
+    k = last.end
+    inside = k < candidate.clause.extent[1]
+    if inside and _is_nominal(lower[k:], tags[k:]):
+        return "a predicate over an argument would be left behind"  # "treated them like sons", "called them fools"
+    while k < len(tags) and (tags[k] in _PASSED_TAGS or lower[k] in _PASSED_WORDS):
+        k += 1
+    is_apart, is_joined = any(map(is_punctuation, lower[last.end : k])), tags[k : k + 1] == ("CC",)
+    if (is_apart or is_joined) and _is_nominal(lower[k + is_joined :], tags[k + is_joined :]):
+        return "an argument may go on after its end"  # "found the real thing, big hats", "but enough to get by"
+    linked = tags[k : k + 1] in (("IN",), ("TO",)) and lower[k] in english.VERB_LINKS
+    if _is_name(words, within):  # has few modifiers after it: "told Ada to leave", but "visited Bonn on the Rhine"
+        if tags[last.end : last.end + 1] == ("IN",) and {*within} != {"PRP"} and not linked and lower[k] != "for":
+            return "an argument may go on after its end"
+        other = candidate.other(last)
+        named = _is_name(lower[other.start : other.end], tags[other.start : other.end])
+        moved = inside and not named and tuple(tags[last.end : last.end + 2]) == ("TO", "VB")
+        return "an infinitive would have another subject" if moved else None  # "the fire required him to call her"
+    # outside the clause, but not read as a modifier: "left the house he had in disrepair", "fed nuns including Ada"
+    if k == len(tags) or (k >= candidate.clause.extent[1] and (is_apart or tags[k] not in ("PRP", "VBG", "VBN"))):
         return None
-    return "an argument may go on after its end"
+    begins = tags[k] == "PRP" and k > last.end  # a new clause: "saw the hat, he was glad"
+    linked = linked and tags[k + 1 : k + 2] != ("VB",) and not is_light and not holds_clause
+    linked = linked or lower[k] in english.TIME_LINKS
+    return None if begins or linked or is_joined or is_punctuation(lower[k]) else "an argument may go on after its end"
 
 
-def _is_passed_over(word: str, tag: str) -> bool:
-    if word in english.TIME_LINKS:
-        return False
-    return tag in _PASSED_OVER or word in (",", "-", "--", "–", "—") or word in english.DAYS
+def _is_name(words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether a phrase is a personal pronoun or a proper name."""
+    return set(tags) <= {"PRP", "NNP", "NNPS"} and english.QUANTIFIED.isdisjoint(words)
 
 
-def _has_no_clause(tags: Sequence[str]) -> bool:
-    """Return whether an adjective or a quantity follows a conjunction: "but enough to get by"."""
-    rest = [tag for tag in tags if tag != "RB"][:1]
-    return rest in (["JJ"], ["JJR"], ["RBR"], ["CD"])
+def _is_nominal(words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether words begin with a noun phrase, or *like* or *as* with one, that is no time and no subject."""
+    start = next((k for k, tag in enumerate(tags) if tag != "RB" and words[k] not in ("like", "as")), 0)
+    end = next((k for k, tag in enumerate(tags) if k > start and tag in ("CC", ",", ".", ":")), len(tags))
+    is_phrase = tags[start : start + 1] in (("DT",), ("PRP$",), ("CD",), ("NN",), ("NNS",), ("NNP",), ("JJ",))
+    return is_phrase and CLAUSE_TAGS.isdisjoint(tags[:end]) and not any(map(english.is_measure, words[:end]))
 
 
 def is_comparison(words: Sequence[str], tags: Sequence[str]) -> bool:

@@ -108,13 +108,8 @@ def _is_plain(sentence: Sentence, first: Slot, last: Slot, kinds: Sequence[str],
         and set(kinds[first.end : verb]) <= {"verb", "adverb"}
         and {"verb", "link"}.isdisjoint(after)
         and after.count("adposition") <= 1
-        and (
-            (last.end - last.start == 1 and kinds[last.start] != "noun")
-            or english.NOUN_PREPOSITIONS.isdisjoint(w.lower() for w in sentence.words[last.end : last.end + 1])
-        )
         and all(_is_noun_phrase(sentence.words[s.start : s.end], kinds[s.start : s.end]) for s in (first, last))
         and kinds[first.start : first.end].count("adposition") <= 1
-        and all(sentence.words[i] == "of" for i in range(last.start, last.end) if kinds[i] == "adposition")
     )
 
 

@@ -1,7 +1,5 @@
 """A corpus: items read lazily from a source, again from the start at each pass, with a count of those left out."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging
