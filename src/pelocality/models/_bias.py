@@ -1,7 +1,5 @@
 """An encoding as a submodule of an attention module, and the hook that adds its bias."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@
 every head and distance, with its positions disabled and its masks opened, and as it is again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Restoring a user's model, even where an interrupt falls into the restoration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Attaching encodings to a model, and removing them again."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys
@@ -14,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pelocality._checks import flag
+from pelocality._checks import check_choice, flag
 from pelocality.encodings import Encoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models import _proof
@@ -213,8 +211,7 @@ def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) 
 
 def _check_model(model: Any, record: Architecture, base: Any, position_embeddings: Positions) -> None:
     """Refuse a model to which encodings cannot be attached, with the reason."""
-    if position_embeddings not in get_args(Positions):
-        raise ValueError(f"position_embeddings must be 'disable' or 'keep', got {position_embeddings!r}")
+    check_choice("position_embeddings", position_embeddings, get_args(Positions))
     _check_adapters(model)
     name = described(base)
     if attached_biases(base):

@@ -1,7 +1,5 @@
 """The attention logits of real text as a sum of content, position and cross terms."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

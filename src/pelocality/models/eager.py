@@ -1,7 +1,5 @@
 """Eager attention for the time of a block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Loading a model with its encodings from the folder that ``save_pretrained`` wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

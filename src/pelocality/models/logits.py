@@ -1,7 +1,5 @@
 """Position-only logits, in closed form where a family has one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The reflection gap: how far a model is from reversing its output when its input is reversed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which positions a model really runs, layer by layer: declared by its configuration against measured."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any

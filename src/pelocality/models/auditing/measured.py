@@ -5,8 +5,6 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
