@@ -8,7 +8,8 @@ from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
 from pelocality.models import PositionalAttention, _observe as masks, attach, position_share, positional_attention
 from pelocality.models._observe import observe
-from pelocality.models._run import eager_attention, find_base
+from pelocality.models._run import find_base
+from pelocality.models.eager import eager_attention
 from tests.families import UNKNOWN, same, small, state, tiny, tokens
 
 N = 11

@@ -1,7 +1,5 @@
 """An encoding as a submodule of an attention module, and the hook that adds its bias."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -97,13 +95,8 @@ class PositionalBias(nn.Module):
         saved, here = read_configuration(state), self.configuration
         same_positions = saved["position_embeddings"] == here["position_embeddings"]
         if not same_positions or not self._differs_in_numbers_alone(saved["encoding"]):
-            was, has = (
-                f"{each['encoding']}, position_embeddings='{each['position_embeddings']}'" for each in (saved, here)
-            )
-            raise RuntimeError(
-                f"the weights were saved with {was}, attached here is {has}; attach the saved encoding first, or load "
-                "the whole model with pelocality.load"
-            )
+            advice = "attach the saved encoding first, or load the whole model with pelocality.load"
+            raise RuntimeError(f"the weights were saved with {saved}, attached here is {here}; {advice}")
 
     def _differs_in_numbers_alone(self, configuration: dict[str, Any]) -> bool:
         """Return whether an encoding of that configuration equals this one, given the numbers in its state dict."""

@@ -1,7 +1,5 @@
 """Validation of tokenised text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A model's attention together with the layer numbers and visible keys, which the attention maps do not hold."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

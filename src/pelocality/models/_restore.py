@@ -1,7 +1,5 @@
 """Restoring a user's model, even where an interrupt falls into the restoration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +25,15 @@ def restoring(undo: Callable[[], object]) -> Iterator[None]:
             undo()
     finally:
         undo()
+
+
+@contextmanager
+def changed(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute, and set it back on leaving; None where there was none."""
+    before = getattr(target, name, None)
+    with restoring(lambda: setattr(target, name, before)):
+        setattr(target, name, value)
+        yield
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The metrics of each word's or text's matrix, measured while a model runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The logits of one attention module as a sum of terms, computed from the record of its family."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -14,8 +14,9 @@ from pelocality._checks import count
 from pelocality._distributed import alone, gathered, rank_and_size, summed, together
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._observe import Observed, observe
-from pelocality.models._run import check_length, eager_attention, find_base
+from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
+from pelocality.models.eager import eager_attention
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}

@@ -1,7 +1,5 @@
 """Direct access to a model's weights outside its forward pass, offloaded and quantised weights included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,21 +1,18 @@
 """Attaching encodings to a model, and removing them again."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pelocality._checks import flag
+from pelocality._checks import check_choice, flag
 from pelocality.encodings import Encoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models import _proof
@@ -66,10 +63,8 @@ class Attachment:
         self._block.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._block.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
 
 
 def attach(
@@ -169,11 +164,8 @@ def attached(model: nn.Module) -> Attachment | None:
 def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> None:
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
     attentions, implementation = record.attention_modules(base), base.config._attn_implementation
-    biases = [
-        PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
-        for each, attention in zip(encodings, attentions, strict=True)
-    ]
-    for bias, attention in zip(biases, attentions, strict=True):
+    for each, attention in zip(encodings, attentions, strict=True):
+        bias = PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
         bias.install(attention)
     for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
@@ -219,8 +211,7 @@ def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) 
 
 def _check_model(model: Any, record: Architecture, base: Any, position_embeddings: Positions) -> None:
     """Refuse a model to which encodings cannot be attached, with the reason."""
-    if position_embeddings not in get_args(Positions):
-        raise ValueError(f"position_embeddings must be 'disable' or 'keep', got {position_embeddings!r}")
+    check_choice("position_embeddings", position_embeddings, get_args(Positions))
     _check_adapters(model)
     name = described(base)
     if attached_biases(base):
@@ -228,11 +219,9 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
     device_of(base)  # refuses weights on the meta device
     if not record.attention_modules(base):
         raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
-    reason = record.why_not_additive(base)
-    if reason is not None:
+    if reason := record.why_not_additive(base):
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
-    reason = record.why_positions_remain(base) if position_embeddings == "disable" else None
-    if reason is not None:
+    if position_embeddings == "disable" and (reason := record.why_positions_remain(base)):
         raise ValueError(f"the positions of {name} cannot be disabled: {reason}; use position_embeddings='keep'")
     _check_implementation(base)
 

@@ -1,7 +1,5 @@
 """The attention logits of real text as a sum of content, position and cross terms."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -13,16 +11,10 @@ from torch import Tensor, nn
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
-from pelocality.models._run import (
-    captured_inputs,
-    check_length,
-    eager_attention,
-    refuse_attached,
-    requested_layers,
-    run,
-)
+from pelocality.models._run import captured_inputs, check_length, refuse_attached, requested_layers, run
 from pelocality.models._terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import loaded
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
 from pelocality.models.families._record import AbsoluteInput, Architecture
 

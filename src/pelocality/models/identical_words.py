@@ -1,7 +1,5 @@
 """Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +13,10 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import alone, my_part, rank_and_size, summed, together
 from pelocality.models._observe import Observed, observe, observe_by_layer
-from pelocality.models._run import check_length, device_of, eager_attention, find_base, run
+from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
+from pelocality.models.eager import eager_attention
 from pelocality.models.result import PositionalAttention, provenance
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
@@ -116,21 +115,20 @@ def positional_attention(
         size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums = _Sums(first, layers, positions)
         first = replace(first, maps=(), visible=())
-        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
-        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
+        starts = my_part(range(0, len(ids), size))
+        for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
                 observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
             else:  # all layers at a time, where a layer is not told by its softmax
                 observed = observe(base, input_ids=batch)
-                for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                    sums.add(start, place, weights, visible)
+                for place, pair in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                    sums.add(start, place, *pair)
         equal_states = _equal_states(base, rows[:1], positions)
-    per_word = sums.add_processes(counts=bool(starts))
-    mean = sums.attention / len(ids)
+    visible = summed(sums.visible.int()) > 0
     source = provenance(
         model,
-        sums.visible,
+        visible,
         special_tokens=special_tokens,
         words=names,
         word_ids=ids,
@@ -139,11 +137,11 @@ def positional_attention(
         equal_states=equal_states,
     )
     return PositionalAttention(
-        attention=mean,
-        per_sample=per_word,
+        attention=summed(sums.attention) / len(ids),
+        per_sample=stacked(sums.batches),
         layers=sums.layers,
         source=source,
-        visible=None if bool(sums.visible.all()) else sums.visible,
+        visible=None if bool(visible.all()) else visible,
         other_layers=first.others,
     )
 
@@ -153,32 +151,22 @@ class _Sums:
 
     def __init__(self, first: Observed, requested: Sequence[int] | None, positions: slice) -> None:
         self.layers, self.positions, self.sinks = first.requested(requested), positions, any(first.sinks)
-        self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
-        self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
+        one, n = first.maps[0], positions.stop - positions.start
+        shape, dtype = (len(self.layers), one.shape[1], n, n), torch.promote_types(one.dtype, torch.float32)
+        self.attention = torch.zeros(shape, dtype=dtype, device=one.device)  # (layer, head, n, n)
+        self.visible = torch.zeros(len(self.layers), n, n, dtype=torch.bool, device=one.device)
         self.batches: dict[int, list[dict[str, Tensor]]] = {}  # by first word and layer: (word, head) each
         # from the model's layers with attention to the requested ones
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
-
-    def add_processes(self, counts: bool) -> dict[str, Tensor]:
-        """Add the words of all other processes, to those of this one if they count; return the metrics of all words."""
-        if not counts:
-            self.attention.zero_()
-            self.visible.zero_()
-            self.batches.clear()
-        self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
-        return stacked(self.batches)
 
     def add(self, start: int, index: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
         if index not in self.places:
             return
         place, part = self.places[index], self.positions
-        half = weights.dtype not in (torch.float32, torch.float64)
-        given = (weights.float() if half else weights)[..., part, :]
+        half = weights.dtype != self.attention.dtype
+        given = weights[..., part, :].to(self.attention.dtype)
         weights, visible = given[..., part], visible[:, part, part]
-        if not self.attention.numel():
-            self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
-            self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
         whole = given.shape == weights.shape
         attention = weights if whole and not half and not self.sinks else weights / mass

@@ -1,7 +1,5 @@
 """Moving a trained model's positions into an encoding: distillation of the model from its untouched self."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Mean attention over words or texts: matrices, metrics, intervals and provenance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 import pelocality
 from pelocality import metrics as _metrics
+from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
@@ -191,8 +190,7 @@ class MeanAttention(DisplayMixin):
         Raises:
             ValueError: for another ``by``, an unknown metric, or one that is not a number per matrix.
         """
-        if by not in ("head", "layer"):
-            raise ValueError(f"by must be 'head' or 'layer', got {by!r}")
+        check_choice("by", by, ("head", "layer"))
         heads = self.attention.shape[1]
         index: pd.Index[Any] = pd.Index(self.layers, name="layer")
         if by == "head":

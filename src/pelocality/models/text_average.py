@@ -1,7 +1,5 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation._examples import padded
 from pelocality.models._observe import observe
-from pelocality.models._run import device_of, eager_attention, find_base
+from pelocality.models._run import device_of, find_base
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
 
 

@@ -1,7 +1,5 @@
 """Declared against measured: the words for both, and the sentences where they differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which positions a model really runs, layer by layer: declared by its configuration against measured."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,13 +9,14 @@ from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
 from pelocality.models._restore import inference
-from pelocality.models._run import attached_encoding, described, device_of, eager_attention, find_base, model_name
+from pelocality.models._run import attached_encoding, described, device_of, find_base, model_name
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import agreement, declared
 from pelocality.models.auditing.measured import SHORT, Call, Layer, Lookup, Reading, distances, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
 from pelocality.models.families._declared import declarations
 from pelocality.models.families._wrapper import pretrained

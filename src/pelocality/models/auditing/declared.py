@@ -4,8 +4,6 @@ None of it calls transformers' own functions for angles, slopes, buckets or mask
 second account of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

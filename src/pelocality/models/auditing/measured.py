@@ -5,8 +5,6 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,16 +24,8 @@ from pelocality.models.families._calls import by_name
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
 
-_PRODUCTS = {  # the place of the two factors among the arguments
-    torch.matmul: 0,
-    Tensor.matmul: 0,
-    Tensor.__matmul__: 0,
-    torch.bmm: 0,
-    Tensor.bmm: 0,
-    torch.baddbmm: 1,
-    Tensor.baddbmm: 1,
-}
-
+_MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+_PRODUCTS = (*_MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)  # the factors are the last two tensors
 
 Window = tuple[str, int] | str | None
 """("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
@@ -106,8 +96,8 @@ class Recorder(Softmaxes):
             return constant
         result = super().__torch_function__(func, types, args, kwargs)
         if func in _PRODUCTS and result.ndim > 2 and result.shape[-2:] == (self.length, self.length):
-            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)][_PRODUCTS[func] :]
-            self._factors = (tensors[0], tensors[1].transpose(-1, -2))
+            *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            self._factors = (first, second.transpose(-1, -2))
         elif func in (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__):
             self._lookup(func, args, kwargs)
         return result
@@ -118,7 +108,7 @@ class Recorder(Softmaxes):
             states, size = args[0], (args[1] if len(args) > 1 else kwargs["weight"]).shape[0]
         elif func in (torch.addmm, Tensor.addmm):
             states, size = args[1], args[2].shape[-1]
-        elif func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and args[0].ndim == 3 and args[1].ndim == 2:
+        elif func in _MATMULS and args[0].ndim == 3 and args[1].ndim == 2:
             states, size = args[0], args[1].shape[-1]
         else:
             return None

@@ -1,7 +1,5 @@
 """What an audit found: the positions of each layer, declared and measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The rotation of queries and keys by position, recovered from the vectors themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self

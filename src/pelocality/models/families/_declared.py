@@ -3,8 +3,6 @@
 For `audit` alone, which holds it against the running model: none of it is read from transformers' code as it runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
