@@ -100,6 +100,7 @@ FROM_NOTHING: dict[str, tuple[Any, ...]] = {
     "from nothing: published form": (*ATTENUATED, "--form", "weights"),
 }
 METRICS = ("locality", "symmetry", "relative_asymmetry")
+LOSSES = ("token_loss", "held_out_loss")  # of healing; of pre-training from nothing
 KINDS = dict.fromkeys(SENTEVAL, "sentences") | dict.fromkeys(("CoLA", "RTE", "STS-B", "NLI"), "GLUE")
 KINDS |= dict.fromkeys(("bigram shift", "constituents", "roles"), "order")
 AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI", "fine-tuned": "fine-tuned"}
@@ -249,6 +250,7 @@ def long_table(found: list[dict[str, Any]]) -> pd.DataFrame:
         measured = {name: value for name, value in cell.items() if name != "scores"}
         rows += [measured | {"task": name, "score": 100 * value} for name, value in cell["scores"].items()]
     table = pd.DataFrame(rows)
+    table = table.reindex(columns=table.columns.union([*METRICS, *LOSSES], sort=False))
     kinds = KINDS | {task: "fine-tuned" for task in table["task"] if task.endswith("fine-tuned")}
     kinds |= {task: "shuffled premises" for task in table["task"] if task.startswith("NLI, ") and task not in kinds}
     table["kind"] = table["task"].map(kinds).fillna("shuffled premises, fine-tuned")
@@ -299,7 +301,7 @@ def summary(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     cells, falls = [], []
     for cell, rows in table.groupby("cell", sort=False):
         first = rows.groupby("seed").first()
-        row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, "token_loss")}
+        row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, *LOSSES)}
         kinds = rows.groupby(["kind", "seed"], sort=False)["score"].mean()
         of_tasks = rows.groupby(["task", "seed"])["score"].mean()
         row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items() if kind in set(table["kind"])}

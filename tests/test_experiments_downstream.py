@@ -116,3 +116,22 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
     assert (tmp_path / "downstream_accuracy.png").exists()
     with pytest.raises(ValueError, match="choose another --output"):
         run()
+
+
+def test_models_from_nothing_alone_are_summarised():
+    downstream = importlib.import_module("downstream_accuracy")
+    rows = [
+        {
+            "cell": cell,
+            "seed": 0,
+            "held_out_loss": 5.0,
+            **dict.fromkeys(downstream.METRICS, 0.5),
+            "scores": {"MR": score},
+        }
+        for cell, score in (("from nothing: none", 0.5), ("from nothing: mixed", 0.75))
+    ]
+    cells, _ = downstream.summary(downstream.long_table(rows))
+    assert cells[["token loss", "held out loss", "sentence tasks"]].values.tolist() == [
+        ["", "5.000", "50.0"],
+        ["", "5.000", "75.0"],
+    ]
