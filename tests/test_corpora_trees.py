@@ -226,7 +226,7 @@ def test_broken_brackets_are_an_error(broken):
     ],
 )
 def test_trees_without_labels_are_refused(binary):
-    with pytest.raises(ValueError, match=r"label in each node.*sentence1_binary_parse.*sentence1_parse"):
+    with pytest.raises(ValueError, match=r"label each node and word.*binary parse.*sentence1_parse"):
         parse_bracketed(binary, "x")
 
 

@@ -30,7 +30,7 @@ def backend(request, monkeypatch):
     """Run a test on the plain torch pass or the compiled one."""
     if request.param == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(_row_pass, "_numba_is_installed", lambda: request.param == "numba")
+    monkeypatch.setattr(_row_pass, "HAS_NUMBA", request.param == "numba")
     return request.param
 
 

@@ -100,8 +100,7 @@ def alone(model: nn.Module) -> nn.Module:
             advice = "load all its weights in each process, or spread it over the devices of one with device_map"
             raise ValueError(f"{type(model).__name__} is sharded over processes, so that none can run it; {advice}")
     if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
-        inner: nn.Module = model.module
-        return inner
+        model = model.module
     return model
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pelocality.evaluation.dependencies import DependencyDistances, HeadTypes
     from pelocality.metrics._inputs import Attention
 
-COLOURS = "Greys"
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
@@ -129,8 +128,9 @@ def head_grid(
     for (layer, head), text in numbers.items() if size >= 4 else ():
         colour = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
         ax.text(head, layer, text, ha="center", va="center", color=colour, fontsize=size)
-    ax.set(xlabel="head", ylabel="layer", xticks=_ticks(heads, width))
-    ax.set_yticks(*_layer_ticks(depth, height, layers))
+    ax.set(xlabel="head", ylabel="layer")
+    ax.set_xticks(*_ticks(heads, width, None))
+    ax.set_yticks(*_ticks(depth, height, layers))
     return fig, ax
 
 
@@ -230,7 +230,7 @@ def comparison(
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label, xlim=(-0.6, depth - 0.4))
-    ax.set_xticks(*_layer_ticks(depth, _inches(ax)[0], layers))
+    ax.set_xticks(*_ticks(depth, _inches(ax)[0], layers))
     return _with_legend(fig, ax, new)
 
 
@@ -408,7 +408,7 @@ def _image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
     """Draw values in greys with a colour bar, and NaN as hatching."""
     if np.isnan(values).any():
         ax.patch.set(hatch="////", edgecolor="0.6")
-    image = ax.imshow(values, cmap=COLOURS, **options)
+    image = ax.imshow(values, cmap="Greys", **options)
     image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
 
 
@@ -441,17 +441,12 @@ def _inches(ax: Axes) -> tuple[float, float]:
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
 
-def _ticks(number: int, inches: float) -> range:
-    """Return the layers or heads to label: all, or every k-th where there is not enough room."""
-    return range(0, number, math.ceil(0.22 * number / inches))
-
-
-def _layer_ticks(depth: int, inches: float, layers: Sequence[int] | None) -> tuple[range, list[str]]:
-    """Return which layers are labelled, and with which numbers."""
-    numbers = range(depth) if layers is None else layers
-    if len(numbers) != depth:
-        raise ValueError(f"layers must number the {depth} layers of values, got {len(numbers)}: {list(numbers)}")
-    ticks = _ticks(depth, inches)
+def _ticks(size: int, inches: float, numbers: Sequence[int] | None) -> tuple[range, list[str]]:
+    """Return which layers or heads are labelled, all or every k-th where there is not enough room, and the labels."""
+    numbers = range(size) if numbers is None else numbers
+    if len(numbers) != size:
+        raise ValueError(f"layers must number the {size} layers of values, got {len(numbers)}: {list(numbers)}")
+    ticks = range(0, size, math.ceil(0.22 * size / inches))
     return ticks, [str(numbers[place]) for place in ticks]
 
 

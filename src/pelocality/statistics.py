@@ -139,19 +139,18 @@ def mean_over_groups(
         0.333 [-1.000, 1.000]
     """
     rows = np.asarray(values, float)
-    if not len(rows):
-        return Estimate(float("nan"), float("nan"), float("nan"))
+    mean = float(rows.mean()) if len(rows) else float("nan")
     _, index = np.unique(np.asarray(groups), return_inverse=True)
     sizes = np.bincount(index).astype(float)
     if len(sizes) < 2:
-        return Estimate(float(rows.mean()), float("nan"), float("nan"))
+        return Estimate(mean, float("nan"), float("nan"))
     sums = np.bincount(index, weights=rows)
     if len(sizes) < FEW_GROUPS:
-        mean, degrees = rows.mean(), len(sizes) - 1
+        degrees = len(sizes) - 1
         without = (sums.sum() - sums) / (len(rows) - sizes)
         error = np.sqrt(degrees / len(sizes) * ((without - mean) ** 2).sum())
         half = stats.t.ppf(0.5 + confidence / 2, degrees) * error
-        return Estimate(float(mean), float(max(mean - half, -1)), float(min(mean + half, 1)))
+        return Estimate(mean, float(max(mean - half, -1)), float(min(mean + half, 1)))
     found = stats.bootstrap(
         (sums, sizes),
         lambda total, size, axis: total.sum(axis) / size.sum(axis),
@@ -164,7 +163,7 @@ def mean_over_groups(
         rng=np.random.default_rng(seed),
     )
     low, high = found.confidence_interval
-    return Estimate(float(rows.mean()), float(low), float(high))
+    return Estimate(mean, float(low), float(high))
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:

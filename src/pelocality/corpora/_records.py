@@ -57,10 +57,8 @@ def json_object(line: str) -> Mapping[str, Any]:
     """Parse a line that must hold one JSON object."""
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"expected one JSON object a line, got {brief(line)}: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"expected one JSON object a line, got one nested too deeply: {brief(line)}") from error
     if not isinstance(found, dict):
         raise ValueError(f"expected one JSON object a line, got {type(found).__name__}")
     if _SURROGATE.search(line):

@@ -11,10 +11,7 @@ from pelocality.corpora.spacing import unescape
 # a bracket with its label and, at a leaf, its word and the closing bracket; else a closing bracket or a stray word
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*([^\s()]*)\s*(\)?)|(\)|[^\s()]+)")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
-_BINARY = (
-    "a bracketed tree must have a label in each node and each word in a node of its own, got {what!r}; if this is a "
-    "binary parse without labels (sentence1_binary_parse of SNLI), take the labelled one (sentence1_parse)"
-)
+_BINARY = "a tree must label each node and word, got {!r}; of a binary parse take the labelled one, sentence1_parse"
 
 
 class SeveralWordsError(ValueError):
@@ -62,13 +59,13 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         (('The', 'dog', 'ran'), [(0, 3, ('S',)), (0, 2, ('NP',)), (2, 3, ('VP',))])
     """
     if _looks_binary(bracketed):
-        raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
+        raise ValueError(_BINARY.format(bracketed.strip()[:60]))
     words: list[str] = []
     tags: list[str] = []
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
-        if closes and word and label and unclosed:
+        if closes and word and label and (unclosed or not (words or found)):
             if label != "-NONE-":
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
@@ -77,12 +74,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         elif other == ")" or (not unclosed and (words or found)):
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
         elif word and not closes:
-            raise SeveralWordsError(_BINARY.format(what=bracketed.strip()[:60]))
+            raise SeveralWordsError(_BINARY.format(bracketed.strip()[:60]))
         elif other or (not label and (words or any(phrase[2] for phrase in found))):
-            raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
-        elif word:  # a tree of one word
-            words.append(unescape(word))
-            tags.append(label)
+            raise ValueError(_BINARY.format(bracketed.strip()[:60]))
         elif not closes:
             unclosed.append([len(words), 0, label])
             found.append(unclosed[-1])

@@ -4,7 +4,7 @@ import copy
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -142,14 +142,13 @@ def read_pairs(
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    options: dict[str, Any] = {"parser": parser, "label_names": label_names, "language": language_code(language)}
-    options["fields"] = (premise, hypothesis, label, uid)
+    read = _PairReader(premise, hypothesis, label, uid, parser, label_names, language_code(language))
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
         if suffix in (".jsonl", ".json"):
-            return file_corpus(source, json_lines, _read_row, in_lines=True, **options)
+            return file_corpus(source, json_lines, read)
         if suffix in (".tsv", ".csv"):
-            return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), _read_row, **options)
+            return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), read)
         raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
     if isinstance(source, Iterator | Mapping) or not isinstance(source, Iterable):
@@ -157,33 +156,35 @@ def read_pairs(
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
     rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
-    return Corpus(name, functools.partial(enumerate, rows, 1), functools.partial(_read_row, **options))
+    return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
-def _read_row(
-    row: Any,
-    where: str,
-    fields: tuple[str, str, str | None, str | None],
-    parser: Parser | None,
-    label_names: Sequence[str] | None,
-    language: str,
-    in_lines: bool = False,
-) -> Pair | Dropped:
-    if in_lines:
-        row = json_object(row)
-    if not isinstance(row, Mapping):
-        raise ValueError(f"a row must be a mapping of fields, got {brief(row)}")
-    premise, hypothesis, label_field, uid_field = fields
-    label = _label(field(row, label_field, object, "a label"), label_names) if label_field else None
-    if label_field and label is None:
-        return NO_GOLD_LABEL
-    texts = [field(row, name, str, "a text") for name in (premise, hypothesis)]
-    uid = identifier(row, uid_field) if uid_field else where
-    parsed = list(parser(texts)) if parser else [plain_sentence(text, language) for text in texts]
-    if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
-        raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
-    first, second = parsed
-    return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
+@dataclass(frozen=True)
+class _PairReader:
+    """Function from a row, or a line of JSON, to a pair; the first four are names of fields."""
+
+    premise: str
+    hypothesis: str
+    label: str | None
+    uid: str | None
+    parser: Parser | None
+    label_names: Sequence[str] | None
+    language: str
+
+    def __call__(self, row: Any, where: str) -> Pair | Dropped:
+        row = json_object(row) if isinstance(row, str) else row
+        if not isinstance(row, Mapping):
+            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}")
+        label = _label(field(row, self.label, object, "a label"), self.label_names) if self.label else None
+        if self.label and label is None:
+            return NO_GOLD_LABEL
+        texts = [field(row, name, str, "a text") for name in (self.premise, self.hypothesis)]
+        uid = identifier(row, self.uid) if self.uid else where
+        parsed = [plain_sentence(text, self.language) for text in texts] if self.parser is None else self.parser(texts)
+        if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
+            raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
+        first, second = parsed
+        return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
 def _label(value: Any, names: Sequence[str] | None) -> str | None:

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
-MultiwordTokens = Sequence[tuple[int, int, str]]
-
 # three-letter codes of the languages that have rules of their own
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
@@ -102,15 +100,21 @@ class Dependencies:
         return tuple(map(tuple, below))
 
     def subtree(self, word: int) -> set[int]:
-        """Return a word, counted from 0, with all its descendants."""
+        """Return a word with all its descendants.
+
+        Args:
+            word: The word, counted from 0.
+
+        Returns:
+            These words, counted from 0.
+        """
         found = [word]
         for each in found:  # grows while it is read
             found += self.children[each]
         return set(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """The argument with one semantic role: words ``start`` up to, not including, ``end``."""
 
     role: str
@@ -118,8 +122,7 @@ class Argument:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A predicate (roleset such as ``bite.01``), the words of its verb, its arguments, and their source."""
 
     roleset: str
@@ -128,8 +131,7 @@ class Frame:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """The reason why a reader or a builder leaves out an item, to be counted."""
 
     reason: str
@@ -257,7 +259,15 @@ class Sentence:
         return [0, *itertools.accumulate(lengths)]
 
     def surface(self, start: int, end: int) -> str:
-        """Return words ``start`` up to, not including, ``end`` as they are in the text."""
+        """Return some words as they are in the text.
+
+        Args:
+            start: The first word.
+            end: The word after the last.
+
+        Returns:
+            The words with the spaces between them; a multiword token within is written as one token.
+        """
         if not self.multiword_tokens and start < end:
             return self.text[self._places[start] : self._places[end - 1] + len(self.words[end - 1])]
         return self._joined(start, end)
@@ -319,7 +329,7 @@ class Sentence:
 
 
 def surface_forms(
-    words: Sequence[str], multiword_tokens: MultiwordTokens, start: int, end: int
+    words: Sequence[str], multiword_tokens: Sequence[tuple[int, int, str]], start: int, end: int
 ) -> Iterator[tuple[int, int, str]]:
     """Yield ``(start, end, form)`` of the tokens in a span of words, where a multiword token is one token."""
     forms = {first: (last, form) for first, last, form in multiword_tokens if start <= first and last <= end}

@@ -4,6 +4,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -49,7 +50,7 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
         ...     [sentence.text for sentence in read_trees(file)]
         ['A cat sleeps.']
     """
-    return file_corpus(path, _bracketed_records, _read_bracketed, language=language_code(language))
+    return file_corpus(path, _bracketed_records, partial(_read_bracketed, language=language_code(language)))
 
 
 def _bracketed_records(path: Path) -> Iterator[Record]:
@@ -114,7 +115,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         language = prefix[1] if prefix else ""
         if not prefix:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
-    return file_corpus(path, _conllu_records, _read_conllu_block, language=language_code(language))
+    return file_corpus(path, _conllu_records, partial(_read_conllu_block, language=language_code(language)))
 
 
 def _conllu_records(path: Path) -> Iterator[Record]:
@@ -148,9 +149,6 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     forms = tuple(word["form"] for word in words)
     ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
     multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
-    for first, last, _ in multiword_tokens:
-        if not 0 <= first < last - 1 < len(words):
-            raise ValueError(f"a multiword token must span some of the {len(words)} words, got {first + 1}-{last}")
     tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
     text = tokens.metadata.get("text")
     found = align([form for _, _, form in tokens_in_text], text or "")
@@ -193,7 +191,7 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
         FileNotFoundError: The file does not exist.
         ValueError: While reading, with file and line: a line is malformed.
     """
-    return file_corpus(path, json_lines, _read_frames_line, language=language_code(language))
+    return file_corpus(path, json_lines, partial(_read_frames_line, language=language_code(language)))
 
 
 def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:

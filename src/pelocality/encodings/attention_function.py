@@ -11,7 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend, attention_weights, toeplitz
 from pelocality.encodings.base import Encoding, check_encoding
-from pelocality.encodings.base_relative import RelativeEncoding, inherits
+from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics._inputs import transformed
 from pelocality.metrics.distances import diagonal_sums
 
@@ -86,8 +86,6 @@ def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encod
     if query.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return None  # half precision rounds the finished bias
     if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
-        return None
-    if not inherits(encoding, "unexpanded_bias", Encoding):
         return None
     bias = encoding.by_distance(queries, keys)
     if any(type(each) not in (Tensor, nn.Parameter) for each in (query, key, value, bias)):

@@ -14,8 +14,6 @@ from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
 from pelocality.encodings.fixed import NoEncoding
 
-Mode = Literal["add", "concat", "sequence"]
-
 
 class PositionalSelfAttention(nn.MultiheadAttention):
     """Multi-head self-attention with a positional encoding.
@@ -67,7 +65,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         embed_dim: int,
         num_heads: int,
         encoding: Encoding | None = None,
-        mode: Mode = "add",
+        mode: Literal["add", "concat", "sequence"] = "add",
         dropout: float = 0.0,
         bias: bool = True,
         device: torch.device | str | None = None,

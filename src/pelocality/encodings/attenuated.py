@@ -238,7 +238,7 @@ class AttenuatedEncoding(RelativeEncoding):
             >>> locality(encoding.weights(128)), direction_balance(encoding.weights(128))
             (tensor([0.4000]), tensor([-0.3000]))
         """
-        from pelocality.encodings._from_targets import solve
+        from pelocality.encodings._from_targets import decay_and_symmetry
 
         targets = (("locality", locality), ("direction_balance", direction_balance))
         given = max(per_head(name, target, None, positive=False).numel() for name, target in targets)
@@ -246,7 +246,9 @@ class AttenuatedEncoding(RelativeEncoding):
         localities, balances = (
             per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
         )
-        decay, symmetry = zip(*solve(localities, balances, length, causal), strict=True)
+        n = count("length", length, least=2)
+        found = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
+        decay, symmetry = zip(*found, strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,

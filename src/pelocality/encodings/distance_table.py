@@ -165,8 +165,8 @@ class DistanceTable(RelativeEncoding):
         if causal:
             values = values[..., :n].flip(-1)  # from distance 0 on
         values = values - values.mean(-1, keepdim=True)
-        tables = [cls(len(layer), n, signed=not causal, learnable=learnable, causal=causal) for layer in values]
-        return [table._with_values(layer) for table, layer in zip(tables, values, strict=True)]
+        table = cls(values.shape[1], n, signed=not causal, learnable=learnable, causal=causal)
+        return [table._with_values(layer) for layer in values]
 
     def scaled(self, *, symmetric: PerHead = 1.0, antisymmetric: PerHead = 1.0, decay: PerHead = 0.0) -> Self:
         """Return a table with its symmetric and its antisymmetric part scaled, and a decay added.

@@ -43,6 +43,5 @@ def by_columns(
 
 def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
     """Return rows of numbers (rows, longest), padded on the right with a value."""
-    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(
-        device
-    )
+    tensors = [torch.tensor(row, device=device) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

@@ -1,6 +1,5 @@
 """Predictions of a classifier: a transformers model, or any callable."""
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from reprlib import repr as brief
@@ -17,8 +16,6 @@ from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, positions_disabled, pretrained
-
-logger = logging.getLogger(__name__)
 
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
 Prediction = tuple[str, float]  # the class, and its probability where known

@@ -90,6 +90,7 @@ def evaluate(
         >>> probe = random_shuffling(read_pairs(rows))
         >>> evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, probe)
         Evaluation of lambda on random_shuffling: 1 perturbed examples
+                                 estimate
         original     1.000 [0.207, 1.000]
         perturbed    1.000 [0.207, 1.000]
         difference       0.000 [nan, nan]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
@@ -39,7 +39,6 @@ class Evaluation(DisplayMixin):
     confidence: float
     resamples: int
     seed: int
-    _layout: ClassVar[dict[str, Any]] = {"header": False}
 
     @functools.cached_property
     def labelled(self) -> bool:
@@ -126,7 +125,7 @@ class Evaluation(DisplayMixin):
 
     def _table(self) -> pd.DataFrame:
         names = _ESTIMATES if self.labelled else ("agreement",)
-        table = pd.DataFrame({"estimate": {name: str(getattr(self, name)) for name in names}})
+        rows = [(name, str(getattr(self, name))) for name in names]
         if self.labelled:
-            table.loc["McNemar's p"] = f"{self.p_value:.2g}"
-        return table
+            rows.append(("McNemar's p", f"{self.p_value:.2g}"))
+        return pd.DataFrame(rows, columns=["", "estimate"])

@@ -8,9 +8,7 @@ one block, whatever n. Where numba is installed, ``_row_pass_numba`` computes th
 import importlib.util
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,10 +21,10 @@ _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _BUDGET = {"cpu": 1 << 19, "cuda": 1 << 25}
 _MAX_HEIGHT = 64
 _EMPTY = torch.empty(0)
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
-@dataclass(frozen=True)
-class RowStatistics:
+class RowStatistics(NamedTuple):
     """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
 
     Args:
@@ -155,12 +153,7 @@ def _rows_measured(block: Tensor, first: int, stop: int) -> Tensor:
 
 
 def _is_compiled(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed() and not transformed(flat)
-
-
-@cache
-def _numba_is_installed() -> bool:
-    return importlib.util.find_spec("numba") is not None
+    return flat.device.type == "cpu" and flat.dtype in _INTEGER and HAS_NUMBA and not transformed(flat)
 
 
 def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:

@@ -7,8 +7,7 @@ For R = max d - min d and s the largest weight among the row's pairs:
 A constant row is perfectly symmetric.
 """
 
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ ROW_SUM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e
 ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """The relative range of d up to which a row counts as constant: the rounding of a softmax and of its logits.
 
         rtol = base + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs

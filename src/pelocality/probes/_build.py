@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import datasets
 import multiprocess
@@ -30,8 +30,7 @@ Counts = Counter[tuple[str, str]]  # ("items", ""), ("dropped", reason) or ("ski
 _BATCH = 1000  # records sent to the processes, and rows written, at a time
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A candidate within an item (a constituent, a predicate) that cannot be used, and why."""
 
     reason: str

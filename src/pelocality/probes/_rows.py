@@ -1,6 +1,5 @@
 """The rows of every probe: the same columns for every perturbation, and the checks that all builders share."""
 
-import functools
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -15,7 +14,6 @@ Spans = Literal["one", "all"]
 SENTENCE = "sentence"  # value of the column "side" in probes over single sentences
 
 
-@functools.cache
 def features_of(sentences: bool) -> datasets.Features:
     """Return the columns of a probe over pairs or over single sentences, originals beside perturbed texts."""
     texts = ("sentence",) if sentences else ("premise", "hypothesis", "label")

@@ -220,7 +220,14 @@ class DependencyAccuracy(DisplayMixin):
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
 
     def place_of(self, index: int) -> tuple[int, int]:
-        """Return the layer of the model and the head of an index over all heads."""
+        """Return where a head is.
+
+        Args:
+            index: Its index over all heads.
+
+        Returns:
+            The layer of the model, and the head within it.
+        """
         row, head = divmod(index, self.attended.shape[2])
         return self.layers[row], head
 
@@ -247,11 +254,26 @@ class DependencyAccuracy(DisplayMixin):
         return found
 
     def proportion(self, hits: NDArray[np.bool_]) -> Estimate:
-        """Return the share of hits with Wilson's interval."""
+        """Return the share of hits with Wilson's interval.
+
+        Args:
+            hits: (m,), whether each item is a hit.
+
+        Returns:
+            The share in [0, 1] with its interval.
+        """
         return proportion(int(hits.sum()), len(hits), self.confidence)
 
     def bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
-        """Return a mean over items with its interval over sentences."""
+        """Return a mean over items with its interval over sentences.
+
+        Args:
+            values: (m,) numbers in [-1, 1].
+            sentences: (m,), number of the sentence of each.
+
+        Returns:
+            The mean with its interval.
+        """
         return mean_over_groups(values, sentences, self.confidence, self.resamples, self.seed)
 
     def _headline(self) -> str:
