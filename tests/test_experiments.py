@@ -291,13 +291,46 @@ def test_propbank_is_joined_with_the_words_of_ud(tmp_path, monkeypatch, capsys):
         f"a 0 {k} [WORD] {row[2]} {column}\n" for k, (row, column) in enumerate(zip(rows, columns, strict=True))
     )
     (skeletons / "a.xml.gold_skel").write_text("".join(skeleton) + "\n")
-    run("propbank_ewt", tmp_path, tmp_path, "--parts", "dev", "--output", tmp_path, monkeypatch=monkeypatch)
+    run("propbank", tmp_path, tmp_path, "--parts", "dev", "--output", tmp_path, monkeypatch=monkeypatch)
     assert capsys.readouterr().out == "ewt_dev.jsonl: 1 sentences\n"
     [sentence] = read_frames(tmp_path / "ewt_dev.jsonl")
     assert (sentence.text, sentence.words, sentence.uid) == ("He bit (", ("He", "bit", "("), "a-1")
     [frame] = sentence.frames
     assert (frame.roleset, frame.verb) == ("bite.01", (1, 2))
     assert [(a.role, a.start, a.end) for a in frame.arguments] == [("ARG0", 0, 1)]
+
+
+def test_propbank_is_joined_with_the_words_of_the_wsj_split_at_hyphens(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "data" / "wsj" / "00"
+    folder.mkdir(parents=True)
+    trees = [
+        "( (S (NP-SBJ (PRP She)) (VP (VBZ sees) (NP (NNS hats)))) )",
+        "( (S (NP (DT The) (JJ well-known) (NN nun)) (VP (VBD had) (S (NP (-NONE- *-1)) (VP (TO to) (VP (VB go)))))) )",
+        "( (S (NP-SBJ (PRP It)) (VP (VBD co-operated))) )",  # PropBank has one word here, the join three
+    ]
+    (tmp_path / "wsj_0001.mrg").write_text("\n".join(trees))
+    (tmp_path / "wsj_0002.mrg").write_text(trees[0])  # not in PropBank
+    skeletons = [
+        ["PRP (TOP(S(NP*) - - (ARG0*)", "VBZ (VP* see see.01 (V*)", "NNS (NP*)))) - - (ARG1*)"],
+        [
+            *("DT (TOP(S(NP* - - (ARG0* *", "RB (ADJP* - - * *", "HYPH * - - * *", "VBN *) - - * *", "NN *) - - *) *"),
+            *("VBD (VP* have have.02 (V*) *", "TO (S(VP* - - (ARG1* *", "VB (VP*)))))) go go.01 *) (V*)"),
+        ],
+        ["PRP (TOP(S(NP*) - - (ARG0*)", "VBD (VP*))) cooperate cooperate.01 (V*)"],
+    ]
+    lines = [[f"a {n} {k} [WORD] {row}\n" for k, row in enumerate(rows)] for n, rows in enumerate(skeletons)]
+    (folder / "wsj_0001.gold_skel").write_text("\n".join(map("".join, lines)))
+    run("propbank", tmp_path, tmp_path, "--parts", "wsj", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == "wsj.jsonl: 2 sentences\n"
+    first, second = read_frames(tmp_path / "wsj.jsonl")
+    assert (first.text, first.uid, second.uid) == ("She sees hats", "wsj_0001-1", "wsj_0001-2")
+    assert second.text == "The well-known nun had to go"
+    assert second.words == ("The", "well", "-", "known", "nun", "had", "to", "go")
+    assert second.constituents.tags == ("DT", "RB", "HYPH", "VBN", "NN", "VBD", "TO", "VB")
+    assert [(f.roleset, f.verb, [(a.start, a.end) for a in f.arguments]) for f in second.frames] == [
+        ("have.02", (5, 6), [(0, 5), (6, 8)]),
+        ("go.01", (7, 8), []),
+    ]
 
 
 def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_path, monkeypatch, capsys):
