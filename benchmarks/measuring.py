@@ -67,12 +67,12 @@ def _status(field: str) -> float:
 @contextlib.contextmanager
 def compiled(wanted: bool) -> Iterator[None]:
     """Run the metrics with numba or in plain torch."""
-    installed = rows._numba_is_installed
-    rows._numba_is_installed = lambda: wanted
+    installed = rows.HAS_NUMBA
+    rows.HAS_NUMBA = wanted
     try:
         yield
     finally:
-        rows._numba_is_installed = installed
+        rows.HAS_NUMBA = installed
 
 
 def machine() -> str:

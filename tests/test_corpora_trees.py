@@ -226,7 +226,7 @@ def test_broken_brackets_are_an_error(broken):
     ],
 )
 def test_trees_without_labels_are_refused(binary):
-    with pytest.raises(ValueError, match=r"label in each node.*sentence1_binary_parse.*sentence1_parse"):
+    with pytest.raises(ValueError, match=r"label each node and word.*binary parse.*sentence1_parse"):
         parse_bracketed(binary, "x")
 
 
@@ -265,24 +265,35 @@ def test_only_contiguous_subtrees_are_phrases():
     assert [(c.start, c.end) for c in dependency_constituents(crossing).spans] == [(0, 4)]
 
 
-@given(st.lists(st.integers(0, 7), min_size=1, max_size=8), st.integers(0, 7))
-def test_phrases_of_dependencies_are_the_contiguous_subtrees(heads, root):
-    n = len(heads)
-    heads = [head % (n + 1) for head in heads]
-    heads[root % n] = 0
+@given(st.permutations(range(8)), st.lists(st.integers(0, 7), min_size=1, max_size=8))
+def test_phrases_of_dependencies_are_the_contiguous_subtrees(order, choices):
+    n = len(choices)
+    order, heads = [word for word in order if word < n], [0] * n
+    for k, word in enumerate(order):
+        heads[word] = (0, *(earlier + 1 for earlier in order[:k]))[choices[k] % (k + 1)]
     layer = Dependencies(tuple(heads), tuple(map(str, range(n))), "x")
-    rooted = set().union(*(layer.subtree(word) for word, head in enumerate(heads) if head == 0))
-    found = {(c.start, c.end, *c.labels) for c in dependency_constituents(layer).spans}
-    subtrees = {word: sorted(layer.subtree(word)) for word in rooted}
-    assert found == {
+
+    def ancestors(word):
+        while word >= 0:
+            yield word
+            word = heads[word] - 1
+
+    subtrees = {word: [below for below in range(n) if word in ancestors(below)] for word in range(n)}
+    assert all(layer.subtree(word) == set(inside) for word, inside in subtrees.items())
+    assert {(c.start, c.end, *c.labels) for c in dependency_constituents(layer).spans} == {
         (inside[0], inside[-1] + 1, str(word))
         for word, inside in subtrees.items()
         if 1 < len(inside) == inside[-1] - inside[0] + 1
     }
 
 
-def test_a_cycle_in_dependencies_does_not_hang():
-    assert dependency_constituents(Dependencies((2, 1), ("a", "b"), "broken")).spans is not None
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [((2, 1), "lead to a root, word 1 does not"), ((3, 0), r"0\.\.2, got 3"), ((None, 0), "whole number")],
+)
+def test_heads_that_make_no_tree_are_refused(heads, words):
+    with pytest.raises(ValueError, match=words):
+        Dependencies(heads, ("a", "b"), "broken")
 
 
 def test_phrases_are_the_constituents_or_dependency_subtrees_and_name_their_source():
@@ -299,7 +310,6 @@ def test_phrases_are_the_constituents_or_dependency_subtrees_and_name_their_sour
     "layers",
     [
         {"spaces": (" ",)},
-        {"dependencies": Dependencies((3, 0), ("a", "b"), "x")},
         {"dependencies": Dependencies((0,), ("a",), "x")},
         {"constituents": Constituents((Constituent(1, 3, ("NP",)),), "x")},
         {"frames": (Frame("go.01", (0, 1), (Argument("ARG0", 1, 1),), "x"),)},

@@ -371,7 +371,7 @@ def test_a_custom_encoding_needs_only_its_formula():
         (
             lambda: ALiBi(heads=2)(3, mask=torch.ones(1, 3, 3, 3).bool()),
             ValueError,
-            "1 head or the encoding's 2",
+            "1 or 2 heads",
         ),
         (lambda: ALiBi(heads=2)(3, dtype=torch.int64), TypeError, "dtype must be a floating-point"),
         (lambda: ALiBi(heads=2, slopes=1e40), ValueError, r"slopes must be a number that torch\.float32 can hold"),

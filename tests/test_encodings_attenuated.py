@@ -201,7 +201,7 @@ def test_targets_are_reached_or_an_error_names_the_reachable_range(n, near, lean
     try:
         encoding = AttenuatedEncoding.from_targets(locality=near, direction_balance=lean, length=n)
     except ValueError as refusal:
-        refused, lower = True, float(re.search(r"lies between ([\d.e-]+) and 1", str(refusal))[1])
+        refused, lower = True, float(re.search(r"lie between ([\d.e-]+) and 1", str(refusal))[1])
     if refused:  # with a margin, the named bound can be reached
         assert near <= lower + 1e-6
         near = lower + 1e-3
@@ -265,8 +265,8 @@ def test_targets_at_a_long_length_need_no_matrix():
     [
         ({"locality": 1.0, "length": 64}, ValueError, r"between 0\.045898.* and 1, both excluded"),
         ({"locality": 0.01, "length": 64}, ValueError, r"between 0\.045898"),
-        ({"locality": 0.06, "direction_balance": 0.9, "length": 64}, ValueError, "choose another locality or balance"),
-        ({"locality": 0.4, "direction_balance": 1.0, "length": 64}, ValueError, "between -1 and 1"),
+        ({"locality": 0.06, "direction_balance": 0.9, "length": 64}, ValueError, r"between 0\.129973"),
+        ({"locality": 0.4, "direction_balance": 1.0, "length": 64}, ValueError, r"between -1 .*and 1"),
         (
             {"locality": 0.4, "direction_balance": 0.5, "length": 64, "causal": True},
             ValueError,

@@ -209,8 +209,8 @@ def test_the_difference_its_interval_and_its_p_value_are_paired():
     )
     row = found.to_frame().iloc[0]
     assert (row["n"], row["difference_low"], row["p"]) == (100, found.difference.low, found.p_value)
-    assert re.search(r"^difference +-0\.100 \[", repr(found), re.MULTILINE)
-    assert re.search(r"<th>agreement</th>\s*<td>0\.800 \[", found._repr_html_())
+    assert re.search(r"^ *difference +-0\.100 \[", repr(found), re.MULTILINE)
+    assert re.search(r"<td>agreement</td>\s*<td>0\.800 \[", found._repr_html_())
 
 
 def test_the_bootstrap_resamples_rows_of_one_sentence_together():

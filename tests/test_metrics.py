@@ -30,7 +30,7 @@ def backend(request, monkeypatch):
     """Run a test on the plain torch pass or the compiled one."""
     if request.param == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(_row_pass, "_numba_is_installed", lambda: request.param == "numba")
+    monkeypatch.setattr(_row_pass, "HAS_NUMBA", request.param == "numba")
     return request.param
 
 
@@ -413,7 +413,7 @@ def test_two_sided_attention_does_not_warn():
 INVALID = {
     "not square": (torch.full((3, 4), 0.25), ValueError, "square"),
     "one axis": (torch.ones(3), ValueError, "square"),
-    "no positions": (torch.ones(2, 0, 0), ValueError, "no positions"),
+    "no positions": (torch.ones(2, 0, 0), ValueError, "with positions"),
     "logits": (torch.randn(4, 4).abs(), ValueError, "softmax"),
     "negative": (torch.tensor([[1.5, -0.5], [0.5, 0.5]]), ValueError, "negative"),
     "NaN": (torch.tensor([[math.nan, 1.0], [0.5, 0.5]]), ValueError, "NaN"),

@@ -197,8 +197,8 @@ def test_the_first_tokens_of_padded_sequences_are_the_first_that_count():
 
 
 @pytest.mark.parametrize(("given", "error", "message"), [
-    (8, ValueError, "between 0 and 7, to leave a token, got 8"),
-    (-1, ValueError, "between 0 and 7"),
+    (8, ValueError, "at most 7, got 8"),
+    (-1, ValueError, "at least 0, got -1"),
     (True, TypeError, "must be an integer"),
     (1.0, TypeError, "must be an integer"),
 ])  # fmt: skip

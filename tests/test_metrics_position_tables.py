@@ -50,7 +50,7 @@ def test_arrays_and_half_precision_are_accepted():
         ({"table": torch.full((3, 4), math.nan)}, ValueError, "NaN"),
         ({"table": torch.ones(3, 4), "query": torch.ones(4, 2)}, ValueError, "together"),
         ({"table": torch.ones(3, 4), "query": torch.ones(2, 4), "key": torch.ones(2, 4)}, ValueError, r"\.T"),
-        ({"table": torch.ones(3, 4), "query": torch.ones(4, 2), "key": torch.ones(4, 3)}, ValueError, "one shape"),
+        ({"table": torch.ones(3, 4), "query": torch.ones(4, 2), "key": torch.ones(4, 3)}, ValueError, "must agree"),
         ({"table": torch.ones(3, 4), "similarity": "euclidean"}, ValueError, "cosine"),
         ({"table": torch.ones(3, 4), "temperature": 0.0}, ValueError, "positive"),
     ],

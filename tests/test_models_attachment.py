@@ -17,7 +17,6 @@ from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, ti
 
 N = 11
 attach = functools.partial(models.attach, prove=False)  # the proof has tests of its own
-TRANSFORMERS = tuple(int(part) for part in hf.__version__.split(".")[:2])
 
 
 def is_causal(name):
@@ -26,8 +25,7 @@ def is_causal(name):
     return record.causal(record.base(model))
 
 
-# before 5.15 the layers of T5 share one bias, and T5 is refused
-ATTACHABLE = [name for name in EVERY if TRANSFORMERS >= (5, 15) or not name.startswith(("t5", "mt5"))]
+ATTACHABLE = list(EVERY)
 WITH_CONVOLUTION = "deberta-v2 with shared projections"  # depends on order through a convolution as well
 DISABLEABLE = [name for name in ATTACHABLE if name != WITH_CONVOLUTION]
 CAUSAL = [name for name in ATTACHABLE if is_causal(name)]
@@ -287,7 +285,7 @@ def test_half_precision_and_autocast_stay_near_float32(name):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", [name for name in ("bert", "deberta", "t5", "xlnet") if name in ATTACHABLE])
+@pytest.mark.parametrize("name", ["bert", "deberta", "t5", "xlnet"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_bias_that_rises_with_distance_is_exact_among_padding_in_half_precision(dtype, name, side):
     """The nearest key has the lowest bias, so the padding beyond the last token would have the highest."""

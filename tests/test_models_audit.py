@@ -82,6 +82,23 @@ def test_a_dropped_scaling_is_found(scaling):
     )
 
 
+def test_a_scaling_by_another_factor_is_named():
+    model = llama(rope_parameters=SCALINGS["linear"])
+    model.rotary_emb = llama(rope_parameters=SCALINGS["linear"] | {"factor": 2.0}).rotary_emb
+    result = audit(model)
+    assert result.mismatches == ("layers 0-3: declared rotary scaling linear (factor 4), measured linear (factor 2)",)
+    assert result.layers[0].positions[1] == "rotary, base 10000, linear (factor 2)"
+
+
+def test_angles_of_no_known_form_are_not_called_what_was_declared():
+    model = llama(rope_parameters=SCALINGS["linear"])
+    model.rotary_emb = llama(rope_parameters=SCALINGS["longrope"] | {"attention_factor": 1.0}).rotary_emb
+    result = audit(model)
+    assert result.layers[0].positions == ("rotary, base 10000, linear (factor 4)", "rotary")
+    (line,) = result.mismatches
+    assert line.endswith("declared rotary, base 10000, linear (factor 4), measured other angles from position 1 on")
+
+
 def test_a_base_that_fell_back_is_found():
     model = llama(rope_parameters={"rope_theta": 1e6})
     model.rotary_emb = llama().rotary_emb

@@ -233,7 +233,7 @@ def test_one_position_is_enough():
         ({"length": 8, "words": [1.5]}, TypeError, "strings or token ids"),
         ({"length": 8, "words": []}, ValueError, "words is empty"),
         ({"length": 8, "words": 0}, ValueError, "at least 1"),
-        ({"length": 8, "words": [97]}, ValueError, "outside the model's vocabulary of 97"),
+        ({"length": 8, "words": [97]}, ValueError, "words must be in 0..96"),
         ({"length": 8, "words": 98}, ValueError, "more than the 96 words"),
     ],
 )
@@ -389,7 +389,7 @@ def test_the_prefix_is_the_beginning_of_text_by_default():
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"prefix": True}, "prefix=True needs a beginning-of-text token, and there is none"),
     ({"prefix": 7}, "words holds the prefix '7', which must differ"),
-    ({"prefix": 97}, "outside the model's vocabulary"),
+    ({"prefix": 97}, "words must be in 0..96"),
     ({"prefix": "dog"}, "needs a tokenizer"),
     ({"prefix": 5, "special_tokens": True, "tokenizer": byte_level()}, "give one of them"),
 ])  # fmt: skip

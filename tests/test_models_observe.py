@@ -8,7 +8,8 @@ from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
 from pelocality.models import PositionalAttention, _observe as masks, attach, position_share, positional_attention
 from pelocality.models._observe import observe
-from pelocality.models._run import eager_attention, find_base
+from pelocality.models._run import find_base
+from pelocality.models.eager import eager_attention
 from tests.families import UNKNOWN, same, small, state, tiny, tokens
 
 N = 11
@@ -427,5 +428,5 @@ def test_errors_of_a_model_name_it():
         def forward(self, input_ids=None, **_):
             raise KeyError("memory")
 
-    with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed on 1 x 11 .*KeyError: 'mem"):
+    with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed: on 1 x 11 .*KeyError: 'mem"):
         positional_attention(Broken(tiny("bert").config), length=N, words=[7])

@@ -202,7 +202,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         ({"texts": TEXTS[:3]}, ValueError, "held_out=16; give more texts"),
         ({"tokenizer": None}, TypeError, "tokenizer"),
         ({"encoding": 3}, TypeError, "encoding must be"),
-        ({"encoding": NoEncoding(3)}, ValueError, "1 head or"),
+        ({"encoding": NoEncoding(3)}, ValueError, "1 or 2 heads"),
         ({"length": 2}, ValueError, "length=2"),
         ({"length": 64}, ValueError, "beyond the 32 positions"),
         ({"tokens": 0}, ValueError, "tokens must be"),

@@ -7,11 +7,12 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 import pelocality
-from pelocality.models import _observe as masks, _run as eager, decompose, decomposition, positional_attention
+from pelocality.models import _observe, _run, decompose, decomposition, eager, positional_attention
 from pelocality.models._restore import restoring
 from tests.families import UNKNOWN, same, state, tiny, tokens
 
-RESTORING = (eager.__file__, masks.__file__, decomposition.__file__, pelocality.models._restore.__file__)
+MODULES = (eager, _observe, _run, decomposition, pelocality.models._restore)
+RESTORING = tuple(module.__file__ for module in MODULES)
 
 
 def lines_of(call, files, interrupt_at=None):

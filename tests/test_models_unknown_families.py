@@ -139,7 +139,7 @@ def test_beside_images_the_model_of_the_text_is_measured_and_given_encodings(nam
     result = positional_attention(model, length=N, words=WORDS)
     assert torch.equal(result.attention, positional_attention(part, length=N, words=WORDS).attention)
     assert result.source.model_class == type(part).__name__
-    with pytest.raises(ValueError, match="must have 1 head or the model's 2, got 3"):
+    with pytest.raises(ValueError, match="must have 1 or 2 heads, as the attention has, got 3"):
         attach(model, ALiBi(3))
     with attach(model, ALiBi(2)):
         assert len(attached(part).encodings) == len(result.layers) == 2
@@ -165,6 +165,6 @@ def test_a_table_shorter_than_its_configuration_raises():
     model = UNKNOWN["megatron-bert"]()
     model.embeddings.position_embeddings = nn.Embedding(6, 16)
     with pytest.raises(
-        ValueError, match=r"MegatronBertModel.* cannot be probed on . x 12 tokens: it has no row for every position"
+        ValueError, match=r"MegatronBertModel.* cannot be probed: on . x 12 tokens it has no row for every position"
     ):
         positional_attention(model, length=N, words=WORDS)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from collections import Counter
 from pathlib import Path
 
@@ -213,10 +214,9 @@ def test_every_item_has_a_row_or_is_counted_and_logged(caplog):
         probe = constituency_shuffling(items, 6)
     info = probe_info(probe)
     assert (info.items, info.rows, sum(info.dropped.values())) == (10, 9, 1)
-    assert [r.getMessage() for r in caplog.records if "rows" in r.getMessage()] == [
-        "constituency_shuffling: 9 rows of 10 items; items dropped: no constituent of that size: 1; "
-        "candidates skipped: none"
-    ]
+    (message,) = [r.getMessage() for r in caplog.records if "rows" in r.getMessage()]
+    assert "constituency_shuffling" in message
+    assert "items=10, rows=9, dropped={'no constituent of that size': 1}, skipped={}" in message
     assert (info.settings["sizes"], info.settings["seed"]) == ([6], 0)
 
 
@@ -245,7 +245,7 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
         assert minimal_pairs(probe)["UID"] == ["random_shuffling", "random_shuffling", "constituency_shuffling"]
     with pytest.raises(ValueError, match="kept with save_to_disk"):
         probe_info(read)
-    with pytest.raises(ValueError, match="the columns builder, spans and side; got a"):
+    with pytest.raises(ValueError, match=r"the columns builder, spans and side; got .*a"):
         minimal_pairs(datasets.Dataset.from_dict({"a": [1]}))
 
 
@@ -261,12 +261,12 @@ CHASE = "(ROOT (S (NP (DT The) (NN dog)) (VP (VBD chased) (NP (DT the) (NN cat))
 
 def test_all_builders_are_named_above():
     returns = {
-        name: function.__annotations__.get("return")
+        name: typing.get_type_hints(function).get("return")
         for name, function in vars(pelocality.probes).items()
         if callable(function) and not isinstance(function, type)
     }
     of_probes = {"minimal_pairs"}  # takes a probe
-    assert {name for name, made in returns.items() if made == "datasets.Dataset"} - of_probes == set(BUILDERS)
+    assert {name for name, made in returns.items() if made is datasets.Dataset} - of_probes == set(BUILDERS)
 
 
 @pytest.mark.parametrize("kind", ["pair", "sentence"])
@@ -366,16 +366,16 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: constituency_shuffling(PAIRS, 1), ValueError, "size must be at least 2"),
         (lambda: constituency_shuffling(PAIRS, range(0)), ValueError, "size must be at least 2"),
         (lambda: constituency_shuffling(PAIRS, (3, 6)), TypeError, r"range\(3, 7\)"),
-        (lambda: constituency_shuffling(PAIRS, 3, side="left"), ValueError, "side must be one of 'premise'"),
-        (lambda: constituency_shuffling(PAIRS, 3, spans="some"), ValueError, "spans must be one of"),
+        (lambda: constituency_shuffling(PAIRS, 3, side="left"), ValueError, "side must be 'premise'"),
+        (lambda: constituency_shuffling(PAIRS, 3, spans="some"), ValueError, "spans must be"),
         (lambda: constituency_shuffling(PAIRS, 3, categories="NP"), TypeError, "categories must be a collection"),
         (lambda: random_shuffling(PAIRS, labels="neutral"), TypeError, "labels must be a collection"),
         (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed must be an integer"),
         (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc must be at least 1"),
-        (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli.* or read the file first"),
+        (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
-        (lambda: random_shuffling([{"premise": "a"}]), TypeError, "read_pairs makes pairs of rows"),
+        (lambda: random_shuffling([{"premise": "a"}]), TypeError, "see read_pairs"),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
     ],
 )

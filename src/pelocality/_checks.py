@@ -1,8 +1,7 @@
 """Validation of arguments that several packages take: counts, flags and tokenizers."""
 
-from __future__ import annotations
-
 import numbers
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -41,11 +40,14 @@ def flag(name: str, value: bool) -> bool:
     return value
 
 
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Raise a ValueError unless a value is among the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise a TypeError unless a tokenizer can be called on texts and has special tokens; a name cannot."""
     if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
         given = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
-        raise TypeError(
-            f"tokenizer must be the model's tokenizer, got {given}; load it with "
-            "transformers.AutoTokenizer.from_pretrained(...)"
-        )
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {given}; load it with AutoTokenizer")

@@ -1,18 +1,15 @@
 """The text and the HTML that results show in a console and in a notebook."""
 
-from __future__ import annotations
-
 import html
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
+
+_LAYOUT: dict[str, Any] = {"index": False, "float_format": "{:.3f}".format}  # options of pandas
 
 
 class DisplayMixin:
     """A result shown as a headline, a table and notes."""
-
-    _layout: ClassVar[dict[str, Any]] = {"index": False, "float_format": "{:.3f}".format}  # options of pandas
 
     def _headline(self) -> str:
         """Return what was measured, in one line."""
@@ -28,12 +25,12 @@ class DisplayMixin:
 
     def __repr__(self) -> str:
         table = self._table()
-        body = [] if table is None else [table.to_string(**self._layout)]
+        body = [] if table is None else [table.to_string(**_LAYOUT)]
         return "\n".join([f"{type(self).__name__} of {self._headline()}", *body, *self._notes()])
 
     def _repr_html_(self) -> str:
         # pandas escapes the cells; headline and notes hold a model's name, which may be a path
         headline, *notes = (f"<p>{html.escape(line)}</p>" for line in (self._headline(), *self._notes()))
         table = self._table()
-        body = [] if table is None else [table.to_html(border=0, **self._layout)]
+        body = [] if table is None else [table.to_html(border=0, **_LAYOUT)]
         return "\n".join([headline, *body, *notes])

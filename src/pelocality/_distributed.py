@@ -3,8 +3,6 @@
 Without an initialised process group, or in a group of one, each function returns what it was given.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,13 +97,10 @@ def alone(model: nn.Module) -> nn.Module:
 
         parts = [*model.modules(), *model.parameters()]
         if any(isinstance(part, FullyShardedDataParallel | DTensor) for part in parts):
-            raise ValueError(
-                f"{type(model).__name__} is sharded over processes, so that none can run it alone; load all its "
-                "weights in each process, or spread it over the devices of one process with device_map"
-            )
+            advice = "load all its weights in each process, or spread it over the devices of one with device_map"
+            raise ValueError(f"{type(model).__name__} is sharded over processes, so that none can run it; {advice}")
     if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
-        inner: nn.Module = model.module
-        return inner
+        model = model.module
     return model
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.metrics import distance_profile
 from pelocality.statistics import mean_over_runs
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pelocality.evaluation.dependencies import DependencyDistances, HeadTypes
     from pelocality.metrics._inputs import Attention
 
-COLOURS = "Greys"
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
@@ -58,15 +57,11 @@ def heatmap(
     """
     matrix = _array(getattr(attention, "attention", attention))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(
-            f"heatmap draws one matrix (n, n), got shape {matrix.shape}; choose a layer and head, A[layer, head], "
-            "or average, A.mean((0, 1))"
-        )
+        raise ValueError(f"heatmap draws one matrix (n, n), got shape {matrix.shape}; choose one: A[layer, head]")
     wrong = matrix[(matrix < 0) | np.isinf(matrix)]
     if wrong.size:
         raise ValueError(f"attention weights must be finite and at least 0, got {wrong[0]:g}; apply .softmax(-1)?")
-    if scale not in ("linear", "log"):
-        raise ValueError(f"scale must be 'linear' or 'log', got {scale!r}")
+    check_choice("scale", scale, ("linear", "log"))
     fig, ax = _figure(ax, (4.6, 4.4), title)
     positive = matrix[matrix > 0]
     top = float(positive.max(initial=0)) or 1.0
@@ -133,8 +128,9 @@ def head_grid(
     for (layer, head), text in numbers.items() if size >= 4 else ():
         colour = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
         ax.text(head, layer, text, ha="center", va="center", color=colour, fontsize=size)
-    ax.set(xlabel="head", ylabel="layer", xticks=_ticks(heads, width))
-    ax.set_yticks(*_layer_ticks(depth, height, layers))
+    ax.set(xlabel="head", ylabel="layer")
+    ax.set_xticks(*_ticks(heads, width, None))
+    ax.set_yticks(*_ticks(depth, height, layers))
     return fig, ax
 
 
@@ -171,20 +167,16 @@ def profiles(
     if not named:
         raise ValueError("attention is empty; give at least one matrix by name")
     count("reach", reach)
-    new = ax is None
-    fig, ax = _figure(ax, (6.0, 3.4), title)
-    for (name, matrices), style in zip(named.items(), _styles(), strict=False):
+    lines = {}
+    for name, matrices in named.items():
         profile = _array(distance_profile(matrices))
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         n = (len(profile) + 1) // 2
         near = min(reach, n - 1)
-        shown = profile[n - 1 - near : n + near]
-        ax.plot(np.arange(-near, near + 1), shown, markersize=3.5, linewidth=1.2, label=name, **style)
+        lines[name] = np.arange(-near, near + 1), profile[n - 1 - near : n + near]
+    fig, ax = _by_distance(ax, title, lines, "distance, key - query (tokens)", "mean attention")
     ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    ax.set(xlabel="distance, key - query (tokens)", ylabel="mean attention")
-    ax.locator_params(axis="x", integer=True)
-    ax.set_ylim(bottom=0)
-    return _with_legend(fig, ax, new)
+    return fig, ax
 
 
 def comparison(
@@ -238,7 +230,7 @@ def comparison(
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label, xlim=(-0.6, depth - 0.4))
-    ax.set_xticks(*_layer_ticks(depth, _inches(ax)[0], layers))
+    ax.set_xticks(*_ticks(depth, _inches(ax)[0], layers))
     return _with_legend(fig, ax, new)
 
 
@@ -271,10 +263,8 @@ def head_types(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """
+    check_choice("direction", direction, list(types.table["direction"].unique()))
     table = types.table[types.table["direction"] == direction]
-    if table.empty:
-        known = ", ".join(map(repr, types.table["direction"].unique()))
-        raise ValueError(f"direction must be one of {known}, got {direction!r}")
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
@@ -327,16 +317,9 @@ def distances(
         ['en']
     """
     shares = found.histogram(relation).head(count("reach", reach))
-    new = ax is None
-    fig, ax = _figure(ax, (6.0, 3.4), title)
-    for number, (language, style) in enumerate(zip(found.sentences, _styles(), strict=False)):
-        if language in shares:  # a language keeps its style in every figure, also where another has no such relation
-            share = shares[language]
-            ax.plot(share.index, share, markersize=3.5, color=f"C{number}", label=language, **style)
-    ax.set(xlabel="distance to the head (words)", ylabel="share of dependencies")
-    ax.locator_params(axis="x", integer=True)
-    ax.set_ylim(bottom=0)
-    return _with_legend(fig, ax, new)
+    # a language keeps its style in every figure, also where another has no such relation
+    lines = {language: (shares.index, shares.get(language)) for language in found.sentences}
+    return _by_distance(ax, title, lines, "distance to the head (words)", "share of dependencies")
 
 
 def trajectory(
@@ -382,6 +365,21 @@ def trajectory(
     return _with_legend(fig, ax, new)
 
 
+def _by_distance(
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str
+) -> tuple[Figure, Axes]:
+    """Draw values from 0 on by distance, given by name; a line without values is left out."""
+    new = ax is None
+    fig, ax = _figure(ax, (6.0, 3.4), title)
+    for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), _styles(), strict=False)):
+        if y is not None:
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=name, **style)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.locator_params(axis="x", integer=True)
+    ax.set_ylim(bottom=0)
+    return _with_legend(fig, ax, new)
+
+
 def _of_result(
     result: Any, metric: str | None, layers: Sequence[int] | None, label: str
 ) -> tuple[np.ndarray, Sequence[int], str]:
@@ -410,7 +408,7 @@ def _image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
     """Draw values in greys with a colour bar, and NaN as hatching."""
     if np.isnan(values).any():
         ax.patch.set(hatch="////", edgecolor="0.6")
-    image = ax.imshow(values, cmap=COLOURS, **options)
+    image = ax.imshow(values, cmap="Greys", **options)
     image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
 
 
@@ -443,17 +441,12 @@ def _inches(ax: Axes) -> tuple[float, float]:
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
 
-def _ticks(number: int, inches: float) -> range:
-    """Return the layers or heads to label: all, or every k-th where there is not enough room."""
-    return range(0, number, math.ceil(0.22 * number / inches))
-
-
-def _layer_ticks(depth: int, inches: float, layers: Sequence[int] | None) -> tuple[range, list[str]]:
-    """Return which layers are labelled, and with which numbers."""
-    numbers = range(depth) if layers is None else layers
-    if len(numbers) != depth:
-        raise ValueError(f"layers must number the {depth} layers of values, got {len(numbers)}: {list(numbers)}")
-    ticks = _ticks(depth, inches)
+def _ticks(size: int, inches: float, numbers: Sequence[int] | None) -> tuple[range, list[str]]:
+    """Return which layers or heads are labelled, all or every k-th where there is not enough room, and the labels."""
+    numbers = range(size) if numbers is None else numbers
+    if len(numbers) != size:
+        raise ValueError(f"layers must number the {size} layers of values, got {len(numbers)}: {list(numbers)}")
+    ticks = range(0, size, math.ceil(0.22 * size / inches))
     return ticks, [str(numbers[place]) for place in ticks]
 
 

@@ -1,7 +1,5 @@
 """Estimates with intervals, and McNemar's test for paired predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+
+from pelocality._checks import count
 
 Floats = NDArray[np.float64]
 FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
@@ -139,19 +139,18 @@ def mean_over_groups(
         0.333 [-1.000, 1.000]
     """
     rows = np.asarray(values, float)
-    if not len(rows):
-        return Estimate(float("nan"), float("nan"), float("nan"))
+    mean = float(rows.mean()) if len(rows) else float("nan")
     _, index = np.unique(np.asarray(groups), return_inverse=True)
     sizes = np.bincount(index).astype(float)
     if len(sizes) < 2:
-        return Estimate(float(rows.mean()), float("nan"), float("nan"))
+        return Estimate(mean, float("nan"), float("nan"))
     sums = np.bincount(index, weights=rows)
     if len(sizes) < FEW_GROUPS:
-        mean, degrees = rows.mean(), len(sizes) - 1
+        degrees = len(sizes) - 1
         without = (sums.sum() - sums) / (len(rows) - sizes)
         error = np.sqrt(degrees / len(sizes) * ((without - mean) ** 2).sum())
         half = stats.t.ppf(0.5 + confidence / 2, degrees) * error
-        return Estimate(float(mean), float(max(mean - half, -1)), float(min(mean + half, 1)))
+        return Estimate(mean, float(max(mean - half, -1)), float(min(mean + half, 1)))
     found = stats.bootstrap(
         (sums, sizes),
         lambda total, size, axis: total.sum(axis) / size.sum(axis),
@@ -164,7 +163,7 @@ def mean_over_groups(
         rng=np.random.default_rng(seed),
     )
     low, high = found.confidence_interval
-    return Estimate(float(rows.mean()), float(low), float(high))
+    return Estimate(mean, float(low), float(high))
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
@@ -289,10 +288,8 @@ def check_confidence(confidence: float, resamples: int) -> None:
         TypeError: for a value that is not a number.
         ValueError: for a coverage outside (0, 1), or fewer than 1 resample.
     """
-    for name, given in (("confidence", confidence), ("resamples", resamples)):
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            raise TypeError(f"{name} must be a number, got {given!r}")
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float):
+        raise TypeError(f"confidence must be a number, got {confidence!r}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples!r}; a few thousand give a stable interval")
+    count("resamples", resamples)

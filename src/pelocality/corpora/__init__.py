@@ -3,13 +3,13 @@
 Readers are lazy, and their errors name the file and the line.
 """
 
-from pelocality.corpora._corpus import Corpus as Corpus
 from pelocality.corpora.constituents import (
     category as category,
     dependency_constituents as dependency_constituents,
     parse_bracketed as parse_bracketed,
     phrases as phrases,
 )
+from pelocality.corpora.corpus import Corpus as Corpus
 from pelocality.corpora.pairs import plain_sentence as plain_sentence, read_pairs as read_pairs, read_snli as read_snli
 from pelocality.corpora.parsers import SpacyParser as SpacyParser, StanzaParser as StanzaParser
 from pelocality.corpora.sentence import (

@@ -1,7 +1,5 @@
 """Raw records of files with their line numbers, and checks of the fields of a record."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -26,10 +24,8 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             wrong, before = line[error.start], line[: error.start].decode()[-20:]
-            raise ValueError(
-                f"{path}:{number}: must be UTF-8, got the byte 0x{wrong:02x} after {before!r}; convert the file, such "
-                "as with iconv -f latin1 -t utf-8"
-            ) from error
+            given = f"the byte 0x{wrong:02x} after {before!r}"
+            raise ValueError(f"{path}:{number}: must be UTF-8, got {given}; convert it with iconv") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path}:{number + 1}: the compressed file is damaged: {error}") from error
 
@@ -50,10 +46,8 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
             raise ValueError(f"{path}:1: must begin with a header that names each column once, got {header}")
         for row in filter(None, reader):
             if len(row) != len(header):
-                raise ValueError(
-                    f"{path}:{reader.line_num}: a row must have as many cells as the header ({len(header)}), got "
-                    f"{len(row)}: {brief(row)}; a text with a comma must be quoted in a .csv"
-                )
+                given = f"{len(row)}: {brief(row)}; a text with a comma must be quoted in a .csv"
+                raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
             yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num}: not a row of cells: {error}") from error
@@ -63,10 +57,8 @@ def json_object(line: str) -> Mapping[str, Any]:
     """Parse a line that must hold one JSON object."""
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"expected one JSON object a line, got {brief(line)}: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"expected one JSON object a line, got one nested too deeply: {brief(line)}") from error
     if not isinstance(found, dict):
         raise ValueError(f"expected one JSON object a line, got {type(found).__name__}")
     if _SURROGATE.search(line):

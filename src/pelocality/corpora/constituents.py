@@ -1,7 +1,5 @@
 """Phrases of a sentence: from bracketed trees, or from dependency trees."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict
@@ -13,10 +11,7 @@ from pelocality.corpora.spacing import unescape
 # a bracket with its label and, at a leaf, its word and the closing bracket; else a closing bracket or a stray word
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*([^\s()]*)\s*(\)?)|(\)|[^\s()]+)")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
-_BINARY = (
-    "a bracketed tree must have a label in each node and each word in a node of its own, got {what!r}; if this is a "
-    "binary parse without labels (sentence1_binary_parse of SNLI), take the labelled one (sentence1_parse)"
-)
+_BINARY = "a tree must label each node and word, got {!r}; of a binary parse take the labelled one, sentence1_parse"
 
 
 class SeveralWordsError(ValueError):
@@ -64,13 +59,13 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         (('The', 'dog', 'ran'), [(0, 3, ('S',)), (0, 2, ('NP',)), (2, 3, ('VP',))])
     """
     if _looks_binary(bracketed):
-        raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
+        raise ValueError(_BINARY.format(bracketed.strip()[:60]))
     words: list[str] = []
     tags: list[str] = []
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
-        if closes and word and label and unclosed:
+        if closes and word and label and (unclosed or not (words or found)):
             if label != "-NONE-":
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
@@ -79,12 +74,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         elif other == ")" or (not unclosed and (words or found)):
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
         elif word and not closes:
-            raise SeveralWordsError(_BINARY.format(what=bracketed.strip()[:60]))
+            raise SeveralWordsError(_BINARY.format(bracketed.strip()[:60]))
         elif other or (not label and (words or any(phrase[2] for phrase in found))):
-            raise ValueError(_BINARY.format(what=bracketed.strip()[:60]))
-        elif word:  # a tree of one word
-            words.append(unescape(word))
-            tags.append(label)
+            raise ValueError(_BINARY.format(bracketed.strip()[:60]))
         elif not closes:
             unclosed.append([len(words), 0, label])
             found.append(unclosed[-1])
@@ -127,21 +119,11 @@ def dependency_constituents(dependencies: Dependencies) -> Constituents:
         >>> [(c.start, c.end, c.labels) for c in dependency_constituents(gold).spans]
         [(0, 5, ('root',)), (0, 2, ('nsubj',)), (3, 5, ('obj',))]
     """
-    n = len(dependencies.heads)
-    first, last, size = list(range(n)), list(range(n)), [1] * n
-    order = [word for word, head in enumerate(dependencies.heads) if head == 0]
-    for word in order:  # grows while it is read: a word before its dependents
-        order += dependencies.children[word]
-    for word in reversed(order):
-        head = dependencies.heads[word] - 1
-        if head >= 0:
-            first[head], last[head] = min(first[head], first[word]), max(last[head], last[word])
-            size[head] += size[word]
-    spans = [
-        Constituent(first[word], last[word] + 1, (dependencies.relations[word],))
-        for word in order
-        if size[word] == last[word] - first[word] + 1 > 1
-    ]
+    spans = []
+    for word, relation in enumerate(dependencies.relations):
+        words = sorted(dependencies.subtree(word))
+        if words[-1] - words[0] + 1 == len(words) > 1:
+            spans.append(Constituent(words[0], words[-1] + 1, (relation,)))
     spans.sort(key=lambda c: (c.start, -c.end))
     return Constituents(tuple(spans), f"dependency subtrees of {dependencies.source}", automatic=dependencies.automatic)
 

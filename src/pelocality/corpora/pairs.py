@@ -1,24 +1,23 @@
 """Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
+from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
+NOT_ENTAILMENT = "not entailment"
 _MARK = "\u0301"  # stands for every mark: re has no class for them
 _WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
 
@@ -143,14 +142,13 @@ def read_pairs(
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    options: dict[str, Any] = {"parser": parser, "label_names": label_names, "language": language_code(language)}
-    options["fields"] = (premise, hypothesis, label, uid)
+    read = _PairReader(premise, hypothesis, label, uid, parser, label_names, language_code(language))
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
         if suffix in (".jsonl", ".json"):
-            return file_corpus(source, json_lines, _read_row, in_lines=True, **options)
+            return file_corpus(source, json_lines, read)
         if suffix in (".tsv", ".csv"):
-            return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), _read_row, **options)
+            return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), read)
         raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
     if isinstance(source, Iterator | Mapping) or not isinstance(source, Iterable):
@@ -158,33 +156,35 @@ def read_pairs(
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
     rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
-    return Corpus(name, functools.partial(enumerate, rows, 1), functools.partial(_read_row, **options))
+    return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
-def _read_row(
-    row: Any,
-    where: str,
-    fields: tuple[str, str, str | None, str | None],
-    parser: Parser | None,
-    label_names: Sequence[str] | None,
-    language: str,
-    in_lines: bool = False,
-) -> Pair | Dropped:
-    if in_lines:
-        row = json_object(row)
-    if not isinstance(row, Mapping):
-        raise ValueError(f"a row must be a mapping of fields, got {brief(row)}")
-    premise, hypothesis, label_field, uid_field = fields
-    label = _label(field(row, label_field, object, "a label"), label_names) if label_field else None
-    if label_field and label is None:
-        return NO_GOLD_LABEL
-    texts = [field(row, name, str, "a text") for name in (premise, hypothesis)]
-    uid = identifier(row, uid_field) if uid_field else where
-    parsed = list(parser(texts)) if parser else [plain_sentence(text, language) for text in texts]
-    if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
-        raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
-    first, second = parsed
-    return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
+@dataclass(frozen=True)
+class _PairReader:
+    """Function from a row, or a line of JSON, to a pair; the first four are names of fields."""
+
+    premise: str
+    hypothesis: str
+    label: str | None
+    uid: str | None
+    parser: Parser | None
+    label_names: Sequence[str] | None
+    language: str
+
+    def __call__(self, row: Any, where: str) -> Pair | Dropped:
+        row = json_object(row) if isinstance(row, str) else row
+        if not isinstance(row, Mapping):
+            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}")
+        label = _label(field(row, self.label, object, "a label"), self.label_names) if self.label else None
+        if self.label and label is None:
+            return NO_GOLD_LABEL
+        texts = [field(row, name, str, "a text") for name in (self.premise, self.hypothesis)]
+        uid = identifier(row, self.uid) if self.uid else where
+        parsed = [plain_sentence(text, self.language) for text in texts] if self.parser is None else self.parser(texts)
+        if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
+            raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
+        first, second = parsed
+        return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
 def _label(value: Any, names: Sequence[str] | None) -> str | None:
@@ -205,6 +205,18 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]
+
+
+@functools.cache
+def normalised_label(name: str) -> str:
+    """Return a label in lower case with single spaces; ``non-entailment`` (HANS) becomes ``not entailment``.
+
+    Examples:
+        >>> normalised_label("NOT_ENTAILMENT"), normalised_label("non-entailment"), normalised_label(" Neutral")
+        ('not entailment', 'not entailment', 'neutral')
+    """
+    words = " ".join(re.split(r"[\s_-]+", name.strip().lower()))
+    return NOT_ENTAILMENT if words == "non entailment" else words
 
 
 def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:

@@ -1,7 +1,5 @@
 """Parsers of plain text: spaCy and stanza, loaded on first use; neither is a dependency of this library."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Sequence

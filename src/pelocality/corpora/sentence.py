@@ -1,21 +1,15 @@
 """Sentences and pairs of sentences: the data model of the probes."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from reprlib import repr as brief
+from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
-
-if TYPE_CHECKING:
-    import nltk
-
-MultiwordTokens = Sequence[tuple[int, int, str]]
 
 # three-letter codes of the languages that have rules of their own
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
@@ -63,7 +57,7 @@ class Constituents:
     automatic: bool = False
 
     @functools.cached_property
-    def tree(self) -> nltk.Tree | None:
+    def tree(self) -> Any:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
@@ -75,6 +69,9 @@ class Dependencies:
     """Head (1-based, 0 for the root), relation, part of speech and features of each word, and their source.
 
     ``automatic`` is True if the source is a parser: rules then trust the tree less.
+
+    Raises:
+        ValueError: The heads do not make a tree: every word must lead to a root.
     """
 
     heads: tuple[int, ...]
@@ -83,6 +80,15 @@ class Dependencies:
     upos: tuple[str, ...] | None = None
     features: tuple[Mapping[str, str], ...] | None = None
     automatic: bool = False
+
+    def __post_init__(self) -> None:
+        n = len(self.heads)
+        for word, head in enumerate(self.heads, 1):
+            if not isinstance(head, int) or not 0 <= head <= n:
+                raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {brief(head)}")
+        rooted = {word for root, head in enumerate(self.heads) if head == 0 for word in self.subtree(root)}
+        for word in sorted(set(range(n)) - rooted):
+            raise ValueError(f"words must lead to a root, word {word + 1} does not, its head is {self.heads[word]}")
 
     @functools.cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
@@ -94,17 +100,21 @@ class Dependencies:
         return tuple(map(tuple, below))
 
     def subtree(self, word: int) -> set[int]:
-        """Return a word, counted from 0, with all its descendants."""
-        found, waiting = {word}, [word]
-        while waiting:
-            new = set(self.children[waiting.pop()]) - found  # a cycle in a broken tree must not loop for ever
-            found |= new
-            waiting += new
-        return found
+        """Return a word with all its descendants.
+
+        Args:
+            word: The word, counted from 0.
+
+        Returns:
+            These words, counted from 0.
+        """
+        found = [word]
+        for each in found:  # grows while it is read
+            found += self.children[each]
+        return set(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """The argument with one semantic role: words ``start`` up to, not including, ``end``."""
 
     role: str
@@ -112,8 +122,7 @@ class Argument:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A predicate (roleset such as ``bite.01``), the words of its verb, its arguments, and their source."""
 
     roleset: str
@@ -122,8 +131,7 @@ class Frame:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """The reason why a reader or a builder leaves out an item, to be counted."""
 
     reason: str
@@ -193,8 +201,6 @@ class Sentence:
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
-        if self.dependencies and not all(0 <= head <= n for head in self.dependencies.heads):
-            raise ValueError(f"dependencies.heads must lie in 0..{n}, in sentence {self.uid!r} one does not")
         spans = [(start, end) for start, end, _ in self.multiword_tokens]
         spans += [(c.start, c.end) for c in (self.constituents.spans if self.constituents else ())]
         for frame in self.frames or ():
@@ -253,7 +259,15 @@ class Sentence:
         return [0, *itertools.accumulate(lengths)]
 
     def surface(self, start: int, end: int) -> str:
-        """Return words ``start`` up to, not including, ``end`` as they are in the text."""
+        """Return some words as they are in the text.
+
+        Args:
+            start: The first word.
+            end: The word after the last.
+
+        Returns:
+            The words with the spaces between them; a multiword token within is written as one token.
+        """
         if not self.multiword_tokens and start < end:
             return self.text[self._places[start] : self._places[end - 1] + len(self.words[end - 1])]
         return self._joined(start, end)
@@ -315,7 +329,7 @@ class Sentence:
 
 
 def surface_forms(
-    words: Sequence[str], multiword_tokens: MultiwordTokens, start: int, end: int
+    words: Sequence[str], multiword_tokens: Sequence[tuple[int, int, str]], start: int, end: int
 ) -> Iterator[tuple[int, int, str]]:
     """Yield ``(start, end, form)`` of the tokens in a span of words, where a multiword token is one token."""
     forms = {first: (last, form) for first, last, form in multiword_tokens if start <= first and last <= end}

@@ -5,8 +5,6 @@ although a treebank splits it into two words. Perturbations move whole surface t
 tokenizer splits a word; punctuation keeps its place, and spaces belong to positions, not to words.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -107,20 +105,16 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         return ()
     opens = _quote_sides(tokens, tags)
     # as words, these get the spaces of their outer side from the detokenizer, which would treat them as punctuation
-    shown = [
-        "w" if i in opens or token in _DASHES or _ELLIPSIS.fullmatch(token) else token for i, token in enumerate(tokens)
-    ]
+    shown = ["w" if i in opens or _separates(token) else token for i, token in enumerate(tokens)]
     found = align(shown, TreebankWordDetokenizer().detokenize(shown))
     spaces = list(found[1]) if found else [" "] * (len(tokens) - 1) + [""]
     for i, token in enumerate(tokens):
         tag = tags[i] if tags else ""
         if tag == "HYPH" or opens.get(i) is True:
             spaces[i] = ""
-        if i and (tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
+        in_script = i and _unspaced(_last_letter(tokens[i - 1])) and _unspaced(token[0])
+        if i and (in_script or tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
             spaces[i - 1] = ""
-    for i in range(len(tokens) - 1):
-        if _unspaced(_last_letter(tokens[i])) and _unspaced(tokens[i + 1][0]):
-            spaces[i] = ""
     return tuple(spaces)
 
 

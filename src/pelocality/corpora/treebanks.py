@@ -1,18 +1,17 @@
 """Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames with both."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._corpus import Corpus, file_corpus
 from pelocality.corpora._records import Record, checked, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
+from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import (
     Argument,
     Constituents,
@@ -51,7 +50,7 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
         ...     [sentence.text for sentence in read_trees(file)]
         ['A cat sleeps.']
     """
-    return file_corpus(path, _bracketed_records, _read_bracketed, language=language_code(language))
+    return file_corpus(path, _bracketed_records, partial(_read_bracketed, language=language_code(language)))
 
 
 def _bracketed_records(path: Path) -> Iterator[Record]:
@@ -116,7 +115,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         language = prefix[1] if prefix else ""
         if not prefix:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
-    return file_corpus(path, _conllu_records, _read_conllu_block, language=language_code(language))
+    return file_corpus(path, _conllu_records, partial(_read_conllu_block, language=language_code(language)))
 
 
 def _conllu_records(path: Path) -> Iterator[Record]:
@@ -147,13 +146,9 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         tuple(word["upos"] or "_" for word in words),
         tuple(dict(word["feats"] or {}) for word in words),
     )
-    _check_tree(dependencies)
     forms = tuple(word["form"] for word in words)
     ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
     multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
-    for first, last, _ in multiword_tokens:
-        if not 0 <= first < last - 1 < len(words):
-            raise ValueError(f"a multiword token must span some of the {len(words)} words, got {first + 1}-{last}")
     tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
     text = tokens.metadata.get("text")
     found = align([form for _, _, form in tokens_in_text], text or "")
@@ -176,17 +171,6 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     )
 
 
-def _check_tree(layer: Dependencies) -> None:
-    """Refuse heads that do not make a tree: every word must lead to a root."""
-    n = len(layer.heads)
-    for word, head in enumerate(layer.heads, 1):
-        if not isinstance(head, int) or not 0 <= head <= n:
-            raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {brief(head)}")
-    rooted = {word for root, head in enumerate(layer.heads) if head == 0 for word in layer.subtree(root)}
-    for word in sorted(set(range(n)) - rooted):
-        raise ValueError(f"every word must lead to a root, word {word + 1} does not, its head is {layer.heads[word]}")
-
-
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     """Read PropBank frames with trees, one JSON object a line.
 
@@ -207,7 +191,7 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
         FileNotFoundError: The file does not exist.
         ValueError: While reading, with file and line: a line is malformed.
     """
-    return file_corpus(path, json_lines, _read_frames_line, language=language_code(language))
+    return file_corpus(path, json_lines, partial(_read_frames_line, language=language_code(language)))
 
 
 def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:
@@ -224,7 +208,6 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     if row.get("head"):
         upos = _listed(row, "upos", str) if row.get("upos") else None
         dependencies = Dependencies(_listed(row, "head", int), _listed(row, "deprel", str), where, upos)
-        _check_tree(dependencies)
     return Sentence(
         words,
         spaces,

@@ -1,7 +1,5 @@
 """A cache of the last bias of each encoding without parameters, valid until anything that it depends on changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary

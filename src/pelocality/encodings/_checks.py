@@ -1,8 +1,7 @@
 """Validation of arguments with one number per head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +44,15 @@ def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = T
     if not bool(torch.isfinite(working).all()) or (positive and not bool((working > 0).all())):
         raise ValueError(f"{name} must be a number that {working.dtype} can hold, got {value!r}")
     return numbers.reshape(-1)
+
+
+def check_tensor(name: str, given: Any) -> None:
+    """Raise an error unless this is a tensor, and not a nested one."""
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
+    if given.is_nested:
+        advice = f"enable_nested_tensor=False in nn.TransformerEncoder, or {name}.to_padded_tensor(0.0)"
+        raise ValueError(f"{name} must be padded, with a key_padding_mask, got a nested tensor; use {advice}")
 
 
 def positive(logarithm: Tensor) -> Tensor:

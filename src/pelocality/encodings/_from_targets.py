@@ -1,47 +1,32 @@
 """Find the decay and symmetry of an attenuated encoding that has a given locality and direction balance."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
 
-from pelocality._checks import count
-
 # Decays per squared token: below the first all weights are equal up to rounding, above the second all but the diagonal
 # are 0.
 _FLAT, _STEEP = 1e-16, 500.0
-_ONE_SIDED = math.inf
 
 
-def solve(
-    localities: Sequence[float], balances: Sequence[float], length: int, causal: bool
-) -> list[tuple[float, float]]:
-    """Return the decay w and the symmetry s of an attenuated encoding for each target.
+def decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -> tuple[float, float]:
+    """Return the decay w and the symmetry s of an attenuated encoding of n positions with one head.
 
     Args:
-        localities: One for each head, as in `AttenuatedEncoding.from_targets`.
-        balances: Direction balances, one for each head.
-        length: Number of positions.
+        locality: As in `AttenuatedEncoding.from_targets`.
+        balance: Its direction balance.
+        n: Number of positions.
         causal: Whether the encoding is causal.
 
     Raises:
         ValueError: A target that cannot be reached.
     """
-    if causal and any(balance not in (0.0, -1.0) for balance in balances):
+    if causal and balance not in (0.0, -1.0):
         raise ValueError("a causal encoding attends to the past only, its direction_balance is -1: leave it out")
-    n = count("length", length, least=2)
-    return [_decay_and_symmetry(*targets, n, causal) for targets in zip(localities, balances, strict=True)]
-
-
-def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -> tuple[float, float]:
-    """Return w and s of one encoding."""
     if not causal and not -1 < balance < 1:
-        raise ValueError(
-            f"direction_balance must lie between -1 and 1, both excluded, got {balance}; -1 is causal=True"
-        )
+        raise ValueError(f"direction_balance must lie between -1 (causal=True) and 1, both excluded, got {balance}")
     # solve for a balance to the left, where the right side has the larger decay, and exchange the sides if necessary
     leftward = -abs(balance)
 
@@ -49,7 +34,7 @@ def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -
         """Return the decay of the right side that gives the balance."""
         least = max(shallow, _FLAT)
         if causal:
-            return _ONE_SIDED
+            return math.inf
         if _locality_and_balance(shallow, least, n)[1] <= leftward:  # the balance is 0, up to rounding
             return shallow
         return _root(lambda c: _locality_and_balance(shallow, c, n)[1] - leftward, least, 2 * _STEEP)
@@ -57,10 +42,8 @@ def _decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) -
     least = _locality_and_balance(0.0, steep(0.0), n)[0]
     if not least < locality < 1:
         given = "a causal encoding" if causal else f"direction_balance {balance:g}"
-        raise ValueError(
-            f"locality {locality:g} with {given} cannot be reached at length {n}: it lies between {least:.6g} and "
-            "1, both excluded; choose another locality or balance"
-        )
+        bounds = f"between {least:.6g} and 1, both excluded, at length {n}"
+        raise ValueError(f"locality with {given} must lie {bounds}, got {locality:g}")
     shallow = _root(lambda a: _locality_and_balance(a, steep(a), n)[0] - locality, _FLAT, _STEEP)
     if causal or balance <= 0:
         return shallow, 1.0 if causal else steep(shallow) / shallow
@@ -79,7 +62,7 @@ def _locality_and_balance(left: float, right: float, n: int) -> tuple[float, flo
     """Return locality and direction balance for the decays of both sides, in O(n) from prefix sums over distances."""
     squares = np.arange(1, n, dtype=np.float64) ** 2
     past = np.exp(-left * squares)
-    future = np.zeros_like(past) if right == _ONE_SIDED else np.exp(-right * squares)
+    future = np.exp(-right * squares)  # 0 for a causal encoding
     halving = np.exp2(-np.arange(1, n, dtype=np.float64))
 
     def prefix_sums(terms: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Toeplitz matrices from a bias by distance and their gradients, masked softmax, and plain attention."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -100,12 +98,11 @@ class _Toeplitz(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        queries, total = ctx.query_length, None
+        queries, keys = gradient.shape[-2:]
+        total = gradient.new_zeros(*gradient.shape[:-2], queries + keys - 1)
         for first in range(0, queries, _ROWS):
             stop = min(first + _ROWS, queries)
-            sums = pad(diagonal_sums(gradient.narrow(-2, first, stop - first)), (queries - stop, first))
-            total = sums if total is None else total + sums
-        assert total is not None
+            total = total + pad(diagonal_sums(gradient.narrow(-2, first, stop - first)), (queries - stop, first))
         return total, None
 
     @staticmethod

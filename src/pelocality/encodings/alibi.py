@@ -1,7 +1,5 @@
 """ALiBi: attention with linear biases."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -10,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend, attention_weights, toeplitz
 from pelocality.encodings.base import Encoding, check_encoding
-from pelocality.encodings.base_relative import RelativeEncoding, inherits
+from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics._inputs import transformed
 from pelocality.metrics.distances import diagonal_sums
 
@@ -87,8 +86,6 @@ def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encod
     if query.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return None  # half precision rounds the finished bias
     if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
-        return None
-    if not inherits(encoding, "unexpanded_bias", Encoding):
         return None
     bias = encoding.by_distance(queries, keys)
     if any(type(each) not in (Tensor, nn.Parameter) for each in (query, key, value, bias)):
@@ -168,14 +165,11 @@ def _gradients(
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
     """Raise an error if types or shapes do not fit."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        check_tensor(name, tensor)
     same_batch = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
     if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
-        raise ValueError(
-            "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit, got "
-            f"shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
-        )
+        wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
+        raise ValueError(f"{wanted}, got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}")
     check_encoding(encoding, query.shape[1])
     if mask is None:
         return

@@ -1,7 +1,5 @@
 """Self-attention for your own transformer, which combines content with an encoding in one of three modes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Literal
 
@@ -9,14 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pelocality._checks import count, flag
-from pelocality.encodings._checks import per_head
+from pelocality._checks import check_choice, count, flag
+from pelocality.encodings._checks import check_tensor, per_head
 from pelocality.encodings._scores import HIDDEN, attend, attention_weights
 from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
 from pelocality.encodings.fixed import NoEncoding
-
-Mode = Literal["add", "concat", "sequence"]
 
 
 class PositionalSelfAttention(nn.MultiheadAttention):
@@ -69,7 +65,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         embed_dim: int,
         num_heads: int,
         encoding: Encoding | None = None,
-        mode: Mode = "add",
+        mode: Literal["add", "concat", "sequence"] = "add",
         dropout: float = 0.0,
         bias: bool = True,
         device: torch.device | str | None = None,
@@ -77,8 +73,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
     ) -> None:
         if count("embed_dim", embed_dim) % count("num_heads", num_heads):
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        if mode not in ("add", "concat", "sequence"):
-            raise ValueError(f"mode must be 'add', 'concat' or 'sequence', got {mode!r}")
+        check_choice("mode", mode, ("add", "concat", "sequence"))
         flag("bias", bias)
         if not 0 <= per_head("dropout", dropout, 1, positive=False).item() < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
@@ -136,16 +131,12 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         """
         if (key is not None and key is not query) or (value is not None and value is not query):
             raise ValueError("this is self-attention: key and value must be the query itself, or left out")
-        _check_tensors(query=query, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+        check_tensor("query", query)
         if query.ndim not in (2, 3) or query.shape[-1] != self.embed_dim:
-            raise ValueError(
-                f"query must be (batch, n, {self.embed_dim}) or (n, {self.embed_dim}), got shape {tuple(query.shape)}"
-            )
+            raise ValueError(f"query must be ([batch,] n, {self.embed_dim}), got shape {tuple(query.shape)}")
         if query.shape[-2] == 0:
             raise ValueError(f"query must hold at least one position, got shape {tuple(query.shape)}")
         x = query if query.ndim == 3 else query[None]
-        if query.ndim == 2 and key_padding_mask is not None and key_padding_mask.ndim == 1:
-            key_padding_mask = key_padding_mask[None]
         added, visible = self._masks(x, key_padding_mask, attn_mask, is_causal)  # (batch or 1, heads or 1, n or 1, n)
 
         if self.mode == "sequence":
@@ -207,17 +198,16 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         visible: Tensor | None = None
         if is_causal or (self.encoding.causal and self.mode != "add"):  # in add mode the bias is causal
             visible = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()[None, None]
-        for name, mask, shapes in (
-            ("key_padding_mask", key_padding_mask, [((batch, n), (batch, 1, 1, n))]),
-            ("attn_mask", attn_mask, [((n, n), (1, 1, n, n)), ((batch * H, n, n), (batch, H, n, n))]),
-        ):
+        of_keys = [((batch, n), (batch, 1, 1, n)), *([((n,), (1, 1, 1, n))] if batch == 1 else [])]
+        of_pairs = [((n, n), (1, 1, n, n)), ((batch * H, n, n), (batch, H, n, n))]
+        for name, mask, shapes in (("key_padding_mask", key_padding_mask, of_keys), ("attn_mask", attn_mask, of_pairs)):
             if mask is None:
                 continue
+            check_tensor(name, mask)
             shape = next((full for given, full in shapes if mask.shape == given), None)
             if shape is None:
-                raise ValueError(
-                    f"{name} must be {' or '.join(str(given) for given, _ in shapes)}, got shape {tuple(mask.shape)}"
-                )
+                wanted = " or ".join(str(given) for given, _ in shapes)
+                raise ValueError(f"{name} must be {wanted}, got shape {tuple(mask.shape)}")
             mask = mask.reshape(shape)
             if mask.dtype == torch.bool:
                 seen = ~mask
@@ -231,16 +221,3 @@ class PositionalSelfAttention(nn.MultiheadAttention):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.embed_dim}, {self.num_heads}, mode={self.mode!r}, dropout={self.dropout}"
-
-
-def _check_tensors(query: Tensor, **masks: Tensor | None) -> None:
-    """Raise an error unless all are tensors, or None for a mask, and not nested."""
-    for name, given in {"query": query, **masks}.items():
-        if not isinstance(given, Tensor) and (given is not None or name == "query"):
-            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
-        if given is not None and given.is_nested:
-            raise ValueError(
-                f"{name} must be a padded tensor with a key_padding_mask, got a nested one; where "
-                "nn.TransformerEncoder made it, build that with enable_nested_tensor=False, else call "
-                f"{name}.to_padded_tensor(0.0)"
-            )

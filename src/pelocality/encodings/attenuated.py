@@ -1,14 +1,12 @@
 """The attenuated encoding of the paper, with adjustable locality and symmetry."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings._scores import masked_softmax, toeplitz
 from pelocality.encodings.base import check_lengths
@@ -80,8 +78,7 @@ class AttenuatedEncoding(RelativeEncoding):
         causal: bool = False,
     ) -> None:
         super().__init__(heads, causal)
-        if form not in ("weights", "logits"):
-            raise ValueError(f"form must be 'weights' or 'logits', got {form!r}")
+        check_choice("form", form, ("weights", "logits"))
         self.form = form
         names = _names(learnable, causal)
         self.learnable = learnable if isinstance(learnable, bool) else names
@@ -241,7 +238,7 @@ class AttenuatedEncoding(RelativeEncoding):
             >>> locality(encoding.weights(128)), direction_balance(encoding.weights(128))
             (tensor([0.4000]), tensor([-0.3000]))
         """
-        from pelocality.encodings._from_targets import solve
+        from pelocality.encodings._from_targets import decay_and_symmetry
 
         targets = (("locality", locality), ("direction_balance", direction_balance))
         given = max(per_head(name, target, None, positive=False).numel() for name, target in targets)
@@ -249,7 +246,9 @@ class AttenuatedEncoding(RelativeEncoding):
         localities, balances = (
             per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
         )
-        decay, symmetry = zip(*solve(localities, balances, length, causal), strict=True)
+        n = count("length", length, least=2)
+        found = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
+        decay, symmetry = zip(*found, strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,

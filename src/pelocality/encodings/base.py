@@ -1,7 +1,5 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -100,7 +98,7 @@ class Encoding(nn.Module, ABC):
             TypeError: A length that is not an integer, a mask of floats, or a dtype that is not floating-point.
             ValueError: A length below 1, more queries than keys, or a mask of the wrong shape.
         """
-        return self._expand_heads(self.unexpanded_bias(query_length, key_length, mask=mask, dtype=dtype))
+        return self._expand_heads(self._shared_bias(query_length, key_length, mask, dtype))
 
     def weights(self, n: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the positional attention of the encoding: attention whose content logits are all equal.
@@ -153,9 +151,7 @@ class Encoding(nn.Module, ABC):
         names = inspect.signature(type(self)).parameters
         missing = [name for name in names if not hasattr(self, name)]
         if missing:
-            raise TypeError(
-                f"{type(self).__name__} must store its argument '{missing[0]}' as an attribute of that name"
-            )
+            raise TypeError(f"{type(self).__name__} must store its argument '{missing[0]}' under that name")
         return {"type": type(self).__name__, **{name: _to_json(getattr(self, name)) for name in names}}
 
     @classmethod
@@ -199,30 +195,9 @@ class Encoding(nn.Module, ABC):
         """Return the logits whose softmax over the visible keys is `weights`, (heads or 1, query, key)."""
         return self.bias(query_length, key_length, mask)
 
-    def unexpanded_bias(
-        self,
-        query_length: int,
-        key_length: int | None = None,
-        *,
-        mask: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """Return the bias of `forward` with a single head if all heads are equal, so that a mask is added only once.
-
-        Args:
-            query_length: Number of queries, q.
-            key_length: Number of keys, k >= q; None: q.
-            mask: As for `forward`.
-            dtype: Dtype of the result; None: the module's.
-
-        Returns:
-            (heads or 1, query, key), or (batch, heads or 1, query, key) if it depends on the mask.
-
-        Raises:
-            TypeError: As for `forward`.
-            ValueError: As for `forward`.
-        """
-        queries, keys = check_lengths(query_length, key_length)
+    def _shared_bias(self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+        """Return the bias of `forward` with a single head if all heads are equal, so that a mask is added only once."""
+        queries, keys = check_lengths(queries, keys)
         dtype = self._like.dtype if dtype is None else dtype
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
@@ -261,9 +236,9 @@ class Encoding(nn.Module, ABC):
             precision the largest visible bias of a query is exact.
         """
         if mask is None and added is None:
-            return self.unexpanded_bias(query_length, key_length, dtype=dtype)
+            return self._shared_bias(query_length, key_length, None, dtype)
         exact = torch.promote_types(dtype, self.working_dtype)
-        bias = self.unexpanded_bias(query_length, key_length, mask=mask, dtype=exact)
+        bias = self._shared_bias(query_length, key_length, mask, exact)
         bias = bias if added is None else bias + added
         return cast(bias if mask is None else torch.where(mask, bias, -torch.inf), dtype)
 
@@ -282,10 +257,8 @@ class Encoding(nn.Module, ABC):
             mask = mask.unsqueeze(1)
         heads = mask.shape[1:2] if self.heads == 1 else (1, self.heads)
         if mask.ndim != 4 or mask.shape[1] not in heads or mask.shape[2] not in (1, queries) or mask.shape[3] != keys:
-            raise ValueError(
-                "mask must be (batch, key), (batch, query, key) or (batch, heads, query, key) with 1 head or the "
-                f"encoding's {self.heads}, {queries} queries and {keys} keys, got shape {shape}"
-            )
+            wanted = f"(batch, [[head,] query,] key) with 1 or {self.heads} heads, {queries} queries and {keys} keys"
+            raise ValueError(f"mask must be {wanted}, got shape {shape}")
         return mask if mask.dtype == torch.bool else mask != 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -1,7 +1,5 @@
 """Base class of encodings whose bias is a function of distance."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The learned bias of T5 for buckets of distances."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -44,8 +42,7 @@ class T5Buckets(RelativeEncoding):
     def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False) -> None:
         super().__init__(heads, causal)
         self.buckets = count("buckets", buckets, least=2 if causal else 4)
-        self.max_distance = max_distance
-        count("max_distance", max_distance, least=buckets // (2 if causal else 4) + 1)
+        self.max_distance = count("max_distance", max_distance, least=buckets // (2 if causal else 4) + 1)
         self.relative_attention_bias = nn.Embedding(buckets, heads)
         nn.init.zeros_(self.relative_attention_bias.weight)
 

@@ -1,7 +1,5 @@
 """A learned bias with one number per distance."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch
@@ -115,9 +113,7 @@ class DistanceTable(RelativeEncoding):
         signed = not symmetric if signed is None else signed
         table = cls(encoding.heads, length, signed, shared, learnable, encoding.causal)
         table.to(bias.device, encoding._like.dtype)
-        with torch.no_grad():
-            table.values.copy_((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
-        return table
+        return table._with_values((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
 
     @classmethod
     def from_attention(cls, attention: Attention, *, cut: int = 1, learnable: bool = True) -> list[Self]:
@@ -157,10 +153,8 @@ class DistanceTable(RelativeEncoding):
         inner = crop(attention, count("cut", cut, least=0), -cut or None).detach()
         n = inner.shape[-1]
         if inner.ndim != 4 or n < 2:
-            raise ValueError(
-                f"attention must be (layer, head, n, n) with two tokens or more between the {cut} cut from each end, "
-                f"got shape {tuple(inner.shape)} after the cut"
-            )
+            given = f"{tuple(inner.shape)} after {cut} cut from each end"
+            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {given}")
         by_distance = diagonal_sums(inner, torch.float64)
         # the attention that the queries of each distance pay to themselves
         itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)
@@ -171,8 +165,8 @@ class DistanceTable(RelativeEncoding):
         if causal:
             values = values[..., :n].flip(-1)  # from distance 0 on
         values = values - values.mean(-1, keepdim=True)
-        tables = [cls(len(layer), n, signed=not causal, learnable=learnable, causal=causal) for layer in values]
-        return [table._with_values(layer) for table, layer in zip(tables, values, strict=True)]
+        table = cls(values.shape[1], n, signed=not causal, learnable=learnable, causal=causal)
+        return [table._with_values(layer) for layer in values]
 
     def scaled(self, *, symmetric: PerHead = 1.0, antisymmetric: PerHead = 1.0, decay: PerHead = 0.0) -> Self:
         """Return a table with its symmetric and its antisymmetric part scaled, and a decay added.
@@ -244,9 +238,8 @@ class DistanceTable(RelativeEncoding):
     def _index(self, distance: Tensor) -> Tensor:
         """Return the index into `values` of signed distances."""
         last = self.length - 1
-        if self.signed:
-            return distance.long().clamp(-last, last) + last
-        return distance.long().abs().clamp(max=last)
+        within = distance.long().clamp(-last, last)
+        return within + last if self.signed else within.abs()
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         return self.values.to(self.working_dtype)[:, self._index(distance)]

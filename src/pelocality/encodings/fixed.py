@@ -1,7 +1,5 @@
 """Baselines with a fixed bias: no encoding, a window, and the sinusoidal encoding."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -117,9 +115,8 @@ class SinusoidalEncoding(RelativeEncoding):
             TypeError: n is not an integer.
             ValueError: n is below 1.
         """
-        angle = (
-            torch.arange(count("n", n), device=self._like.device, dtype=torch.float64)[:, None] * self._frequencies()
-        )
+        i = torch.arange(count("n", n), device=self._like.device, dtype=torch.float64)
+        angle = i[:, None] * self._frequencies()
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(self.working_dtype)
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102

@@ -1,12 +1,11 @@
 """KERPLE: learned kernels of distance."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import check_choice
 from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings.base_relative import RelativeEncoding
 
@@ -49,8 +48,7 @@ class KERPLE(RelativeEncoding):
         causal: bool = False,
     ) -> None:
         super().__init__(heads, causal)
-        if kernel not in ("log", "power"):
-            raise ValueError(f"kernel must be 'log' or 'power', got {kernel!r}")
+        check_choice("kernel", kernel, ("log", "power"))
         self.kernel = kernel
         r_1, r_2 = per_head("strength", strength, heads), per_head("curvature", curvature, heads)
         if kernel == "power" and bool((r_2 >= 2).any()):

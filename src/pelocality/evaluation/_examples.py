@@ -1,7 +1,5 @@
 """Examples of an evaluation: columns taken from a dataset, and numbers for the values of a column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -45,6 +43,5 @@ def by_columns(
 
 def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
     """Return rows of numbers (rows, longest), padded on the right with a value."""
-    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(
-        device
-    )
+    tensors = [torch.tensor(row, device=device) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

@@ -1,28 +1,17 @@
 """Names of classes: those of the model and those of the probe are matched by name, never by number."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
+
 logger = logging.getLogger(__name__)
 
-ENTAILMENT, NOT_ENTAILMENT = "entailment", "not entailment"
+ENTAILMENT = "entailment"
 OTHERS = ("neutral", "contradiction")  # the classes that "not entailment" covers
 _PLACEHOLDER = re.compile(r"label[ _]?\d+", re.IGNORECASE)
-
-
-def normalised(name: str) -> str:
-    """Return a label in lower case with single spaces; ``non-entailment`` (HANS) becomes ``not entailment``.
-
-    Examples:
-        >>> normalised("NOT_ENTAILMENT"), normalised("non-entailment"), normalised(" Neutral")
-        ('not entailment', 'not entailment', 'neutral')
-    """
-    words = " ".join(re.split(r"[\s_-]+", name.strip().lower()))
-    return NOT_ENTAILMENT if words == "non entailment" else words
 
 
 def class_names(config: Any, labels: Sequence[str] | None) -> list[str]:
@@ -35,7 +24,7 @@ def class_names(config: Any, labels: Sequence[str] | None) -> list[str]:
     names = given_names(labels)
     if len(names) != len(configured):
         raise ValueError(f"labels must name the model's {len(configured)} classes, got {len(names)}: {names}")
-    expected = [normalised(name) for name in configured]
+    expected = [normalised_label(name) for name in configured]
     if sorted(expected) == sorted(names) and expected != names:
         logger.warning("labels= orders the classes %s, the model's config %s; labels= is used", names, expected)
     return names
@@ -45,7 +34,7 @@ def given_names(labels: Sequence[str]) -> list[str]:
     """Return the normalised names of classes, after refusing all but a list of different names."""
     if isinstance(labels, str) or not isinstance(labels, Iterable) or not all(isinstance(name, str) for name in labels):
         raise TypeError(f"labels must be a list of class names in the order of the logits, got {labels!r}")
-    plain = [normalised(name) for name in labels]
+    plain = [normalised_label(name) for name in labels]
     if len(set(plain)) < len(plain):
         raise ValueError(f"class names must differ, got {', '.join(labels)}; pass labels= that differ, in their order")
     return plain

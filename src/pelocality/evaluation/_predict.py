@@ -1,8 +1,5 @@
 """Predictions of a classifier: a transformers model, or any callable."""
 
-from __future__ import annotations
-
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from reprlib import repr as brief
@@ -13,13 +10,12 @@ import torch
 from torch import nn
 
 from pelocality._checks import check_tokenizer, count
+from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, positions_disabled, pretrained
-
-logger = logging.getLogger(__name__)
 
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
 Prediction = tuple[str, float]  # the class, and its probability where known
@@ -90,7 +86,7 @@ class CallableClassifier:
     def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, probe_labels: set[str]) -> None:
         self.function = function
         self.classes = None if labels is None else _labels.given_names(labels)
-        names = {_labels.ENTAILMENT, _labels.NOT_ENTAILMENT, *_labels.OTHERS}
+        names = {_labels.ENTAILMENT, NOT_ENTAILMENT, *_labels.OTHERS}
         # no known names without labels: then every name is accepted
         self.known = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
         self.truncated: set[Texts] = set()
@@ -101,7 +97,7 @@ class CallableClassifier:
         if not hasattr(found, "__len__") or len(found) != len(texts):
             raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {brief(found)}")
         if all(isinstance(name, str) for name in found):
-            names = [_labels.normalised(name) for name in found]
+            names = [normalised_label(name) for name in found]
             unknown = set(names) - self.known if self.known else set()
             if unknown:
                 raise ValueError(f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass labels=")

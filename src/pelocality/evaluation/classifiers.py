@@ -1,7 +1,5 @@
 """Accuracy of a classifier before and after a perturbation."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import logging
@@ -15,8 +13,9 @@ from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality._distributed import alone, gathered, my_part, together
+from pelocality.corpora.pairs import normalised_label
 from pelocality.evaluation._examples import name_of, scalar_columns
-from pelocality.evaluation._labels import check_match, is_correct, normalised
+from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import check_confidence
@@ -91,6 +90,7 @@ def evaluate(
         >>> probe = random_shuffling(read_pairs(rows))
         >>> evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, probe)
         Evaluation of lambda on random_shuffling: 1 perturbed examples
+                                 estimate
         original     1.000 [0.207, 1.000]
         perturbed    1.000 [0.207, 1.000]
         difference       0.000 [nan, nan]
@@ -175,7 +175,7 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
     if numbers:
         advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
         raise ValueError(f"labels of the probe must be names, got {sorted(numbers)[:3]}; cast the column: {advice}")
-    return [None if value is None else normalised(value) for value in values]
+    return [None if value is None else normalised_label(value) for value in values]
 
 
 def _predictions(

@@ -1,7 +1,5 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from pelocality._checks import check_tokenizer, count, flag
+from pelocality._checks import check_choice, check_tokenizer, count, flag
 from pelocality.evaluation._examples import padded
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
@@ -72,11 +70,10 @@ def pseudo_log_likelihood(
         >>> pseudo_log_likelihood(BertForMaskedLM(tiny), tokenizer, ["A dog barks.", "Barks a dog."]).shape
         torch.Size([2])
     """
-    _check(model, tokenizer, reduction, batch_size)
+    texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
-    if within_word not in ("one", "following"):
-        raise ValueError(f"within_word must be 'one' or 'following', got {within_word!r}")
+    check_choice("within_word", within_word, ("one", "following"))
     if within_word == "following" and not tokenizer.is_fast:
         raise ValueError("within_word='following' needs a fast tokenizer, which has word_ids()")
 
@@ -90,7 +87,7 @@ def pseudo_log_likelihood(
                 masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
                 yield number, masked, [_NONE] * place + ids[place : place + 1]
 
-    return _log_likelihood(model, tokenizer, _texts(sentences), copies, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, copies, reduction, batch_size, progress)
 
 
 def log_likelihood(
@@ -137,21 +134,19 @@ def log_likelihood(
         >>> log_likelihood(model, tokenizer, ["A dog barks.", "Barks a dog."], beginning=False).shape
         torch.Size([2])
     """
-    _check(model, tokenizer, reduction, batch_size)
+    texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
     flag("beginning", beginning)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
-        raise ValueError(
-            "tokenizer has no beginning-of-sentence token; set tokenizer.bos_token to that of the training, or pass "
-            "score=functools.partial(log_likelihood, beginning=False), which leaves the first token unscored"
-        )
+        advice = "set tokenizer.bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
+        raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
 
     def once(texts: Sequence[str]) -> Iterator[Row]:
         for number, text in enumerate(texts):
             ids = [first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"]
             yield number, ids or [0], ids[1:]
 
-    return _log_likelihood(model, tokenizer, _texts(sentences), once, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, once, reduction, batch_size, progress)
 
 
 def _log_likelihood(
@@ -193,8 +188,15 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     return logits
 
 
-def _texts(sentences: Iterable[str]) -> list[str]:
-    """Return a list of texts, after refusing anything else."""
+def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
+    """Return the sentences as a list, after refusing invalid arguments of both scores."""
+    inner = pretrained(model)
+    two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
+    if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
+        raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
+    check_tokenizer(tokenizer)
+    check_choice("reduction", reduction, ("sum", "mean"))
+    count("batch_size", batch_size)
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}; put one text in a list")
     texts = list(sentences)
@@ -202,15 +204,3 @@ def _texts(sentences: Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"sentences must be texts, got {type(text).__name__}")
     return texts
-
-
-def _check(model: Any, tokenizer: Any, reduction: str, batch_size: int) -> None:
-    """Refuse invalid arguments of both scores."""
-    inner = pretrained(model)
-    two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
-    if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
-        raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
-    check_tokenizer(tokenizer)
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
-    count("batch_size", batch_size)

@@ -1,7 +1,5 @@
 """Minimal pairs: how often a language model gives the original a higher score than the perturbed text."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

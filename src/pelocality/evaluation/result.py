@@ -1,10 +1,8 @@
 """The result of ``evaluate``: all predictions before and after the perturbation, and the numbers computed from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
@@ -41,7 +39,6 @@ class Evaluation(DisplayMixin):
     confidence: float
     resamples: int
     seed: int
-    _layout: ClassVar[dict[str, Any]] = {"header": False}
 
     @functools.cached_property
     def labelled(self) -> bool:
@@ -128,7 +125,7 @@ class Evaluation(DisplayMixin):
 
     def _table(self) -> pd.DataFrame:
         names = _ESTIMATES if self.labelled else ("agreement",)
-        table = pd.DataFrame({"estimate": {name: str(getattr(self, name)) for name in names}})
+        rows = [(name, str(getattr(self, name))) for name in names]
         if self.labelled:
-            table.loc["McNemar's p"] = f"{self.p_value:.2g}"
-        return table
+            rows.append(("McNemar's p", f"{self.p_value:.2g}"))
+        return pd.DataFrame(rows, columns=["", "estimate"])

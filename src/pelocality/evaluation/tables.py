@@ -1,12 +1,10 @@
 """Evaluations in the layout of the paper's table: one row for each model, one column for each probe."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +30,6 @@ class PaperTable(DisplayMixin):
 
     values: pd.DataFrame
     columns: tuple[str, ...]
-    _layout: ClassVar[dict[str, Any]] = {}
 
     def to_frame(self, intervals: bool = True) -> pd.DataFrame:
         """Return the table as text: one row for each model, one column for each probe.
@@ -81,7 +78,7 @@ class PaperTable(DisplayMixin):
         return f"{self.values['model'].nunique()} models, in percent"
 
     def _table(self) -> pd.DataFrame:
-        return self.to_frame()
+        return self.to_frame().reset_index()
 
 
 def paper_table(

@@ -5,9 +5,8 @@ accepted input (a tensor, an array, the tuple a Hugging Face model returns, a re
 and reshapes the values to the leading axes of the input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -65,22 +64,17 @@ def map_matrices(
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
-            raise ValueError(
-                "attention holds no weights, as a model returns them under sdpa or flash attention; "
-                "load the model with attn_implementation='eager' and call it with output_attentions=True"
-            )
+            raise ValueError("attention has no weights; use attn_implementation='eager' and output_attentions=True")
         shapes = [tuple(getattr(unwrap(layer), "shape", ())) for layer in attention]
         if len(set(shapes)) > 1:
-            raise ValueError(
-                "the layers of attention differ in heads, sequences or positions, with the shapes "
-                f"{', '.join(map(str, shapes))}; measure them layer by layer"
-            )
+            several = ", ".join(map(str, shapes))
+            raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         seen = visible_by_layer(visible, attention)
-        options: dict[str, Any] = {"mask": mask, "without_first": without_first, "layout": layout}
-        return torch.stack(
-            [map_matrices(a, kernel, visible=v, **options) for a, v in zip(attention, seen, strict=True)]
-        )
-    matrices = _square_matrices(attention)
+        each = partial(map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout)
+        return torch.stack([each(a, visible=v) for a, v in zip(attention, seen, strict=True)])
+    matrices = float_tensor("attention", attention)
+    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
+        raise ValueError(f"attention must be square with positions, (..., n, n), got shape {tuple(matrices.shape)}")
     given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
     whole = mask is None and without_first == 0
@@ -123,9 +117,7 @@ def float_tensor(name: str, given: Any) -> Tensor:
     if not isinstance(given, Tensor | np.ndarray):
         raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}")
     convert = ".float()" if isinstance(given, Tensor) else ".astype('float64')"
-    raise TypeError(
-        f"{name} must hold floating-point numbers of 16, 32 or 64 bits, got {given.dtype}; use {name}{convert}"
-    )
+    raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {name}{convert}")
 
 
 def transformed(*tensors: Tensor) -> bool:
@@ -137,27 +129,12 @@ def transformed(*tensors: Tensor) -> bool:
     return False
 
 
-def _square_matrices(attention: Any) -> Tensor:
-    """Return the attention as a float tensor (..., n, n) with n >= 1."""
-    matrices = float_tensor("attention", attention)
-    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2]:
-        raise ValueError(
-            f"attention must be square in its last two axes (..., n, n), got shape {tuple(matrices.shape)}"
-        )
-    if matrices.shape[-1] == 0:
-        raise ValueError(f"attention has no positions: its shape is {tuple(matrices.shape)}")
-    return matrices
-
-
 def cropped(flat: Tensor, start: int, stop: int) -> Tensor:
     """Return tokens start..stop-1 of (batch, n, n) with rows renormalised."""
     kept = validated_weights(flat[:, start:stop])[..., start:stop]
     mass = kept.sum(-1, keepdim=True)
     if bool((mass <= 0).any()):
-        raise ValueError(
-            "a counted token attends only to tokens that are left out, so its row cannot be renormalised; "
-            "widen the mask or the crop"
-        )
+        raise ValueError("a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens")
     return kept / mass
 
 

@@ -1,7 +1,5 @@
 """Which tokens count, and which keys a query sees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality._checks import count
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 
 Mask = Tensor | np.ndarray | Sequence[Any]
@@ -37,29 +36,20 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
         ValueError: Other values, the shape does not fit, a sequence has no token or a gap between its tokens, or
             without_first is negative or leaves no token.
     """
-    if isinstance(without_first, bool) or not isinstance(without_first, int):
-        raise TypeError(f"without_first must be an integer, got {without_first!r}")
     flags = torch.ones(n, dtype=torch.bool) if mask is None else token_flags(mask)
     leading = tuple(flags.shape[:-1])
     fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
-        raise ValueError(
-            f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}; wanted one "
-            "flag per token, with none or all axes before the heads: for (layer, batch, head, n, n) give mask[None]"
-        )
+        given = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
+        raise ValueError(f"{given}; give all axes before the heads or none: mask[None] for (layer, batch, head, n, n)")
     position = torch.arange(n)
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)
     if bool((flags.sum(-1) != stop - start).any()) or not bool(flags.any(-1).all()):
-        raise ValueError(
-            "mask must mark one unbroken run of tokens per sequence, at least one token long (1 or True "
-            "where a token counts); cut the attention with crop() or measure the pieces one by one"
-        )
-    start = start + without_first
-    if without_first < 0 or bool((start >= stop).any()):
-        shortest = int((stop - start).min()) + without_first
-        raise ValueError(f"without_first must be between 0 and {shortest - 1}, to leave a token, got {without_first}")
-    spans = torch.stack([start, stop], -1)  # (*leading, 2)
+        raise ValueError("mask must mark one unbroken run of at least one token per sequence; crop() cuts pieces out")
+    shortest = min((stop - start).flatten().tolist(), default=n)
+    count("without_first", without_first, least=0, most=shortest - 1)
+    spans = torch.stack([start + without_first, stop], -1)  # (*leading, 2)
     spans = spans.reshape(*leading, *[1] * (len(batch_shape) - len(leading)), 2)
     return spans.expand(*batch_shape, 2).reshape(-1, 2)
 
@@ -70,19 +60,15 @@ def token_flags(mask: Mask) -> Tensor:
         given = torch.as_tensor(mask).detach().cpu()
         one, zero, hidden = given == 1, given == 0, given <= HIDDEN_FROM
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"mask must be a tensor, an array or a list of one flag per token, got {type(mask).__name__}: {error}"
-        ) from error
+        raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):
         return ~hidden
     invalid = ~(one | zero | hidden)
     odd = given[invalid if bool(invalid.any()) else hidden]
-    raise ValueError(
-        "mask must hold booleans, 0 and 1 (a token counts), or be additive (0 where a token counts, -inf where it does "
-        f"not), got {odd[0].item():g}{' beside 1' if bool(one.any()) else ''}"
-    )
+    beside = " beside 1" if bool(one.any()) else ""
+    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {odd[0].item():g}{beside}")
 
 
 def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
@@ -101,11 +87,8 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
     shape = tuple(matrices.shape)
     fits = visible.ndim == len(shape) and all(a in (1, b) for a, b in zip(visible.shape[:-2], shape[:-2], strict=True))
     if visible.shape[-2:] != shape[-2:] or (visible.ndim != 2 and not fits):
-        raise ValueError(
-            f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}; wanted (n, n), or as "
-            "many axes as the attention, size 1 repeats; for attention (layer, head, n, n), (layer, n, n) becomes "
-            "visible[:, None]"
-        )
+        given = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
+        raise ValueError(f"{given}; give (n, n) or all axes: visible[:, None] of (layer, n, n) for (layer, head, n, n)")
     return visible.to(matrices.device).expand(shape)
 
 
@@ -113,10 +96,8 @@ def check_hidden_keys(weights: Tensor, seen: Tensor) -> None:
     """Raise ValueError if a query has weight on a key that it does not see; both (batch, n, n)."""
     hidden = weights.detach().masked_fill(seen, 0).sum(-1)
     if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[weights.dtype]:
-        raise ValueError(
-            f"visible hides keys with attention: some query has {hidden.max().item():.3g} of its weight on hidden "
-            "keys; visible is True where query i (row) may see key j (column)"
-        )
+        share = f"some query has {hidden.max().item():.3g} of its weight on them"
+        raise ValueError(f"visible hides keys with attention: {share}; it is True where query i (row) sees key j")
 
 
 def is_causal(flat: Tensor) -> Tensor:

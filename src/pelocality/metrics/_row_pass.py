@@ -5,18 +5,13 @@ views that run along the diagonal give the d of a whole block of rows, so nothin
 one block, whatever n. Where numba is installed, ``_row_pass_numba`` computes the same row by row.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pelocality.metrics._inputs import transformed
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
@@ -26,10 +21,10 @@ _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _BUDGET = {"cpu": 1 << 19, "cuda": 1 << 25}
 _MAX_HEIGHT = 64
 _EMPTY = torch.empty(0)
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
-@dataclass(frozen=True)
-class RowStatistics:
+class RowStatistics(NamedTuple):
     """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
 
     Args:
@@ -158,12 +153,7 @@ def _rows_measured(block: Tensor, first: int, stop: int) -> Tensor:
 
 
 def _is_compiled(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.dtype in _INTEGER and _numba_is_installed() and not transformed(flat)
-
-
-@cache
-def _numba_is_installed() -> bool:
-    return importlib.util.find_spec("numba") is not None
+    return flat.device.type == "cpu" and flat.dtype in _INTEGER and HAS_NUMBA and not transformed(flat)
 
 
 def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
@@ -269,7 +259,7 @@ class _PairedBlock:
             side[..., self.min_pairs :].add_(self.penalty)
         return tolerance.irregularity(excess, spread, largest, torch.minimum(*(side.amin(-1) for side in sides)))
 
-    def add_gradient(self, into: _PairedBlock, c: Tensor, to_irregularity: Tensor, *to_compared: Tensor) -> None:
+    def add_gradient(self, into: Self, c: Tensor, to_irregularity: Tensor, *to_compared: Tensor) -> None:
         """Add the gradients of irregularity, difference and paired mass to the same block of a gradient.
 
         With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest
@@ -293,16 +283,6 @@ class _PairedBlock:
         paired = self.zero_invalid(to_paired.expand(to_d.shape).clone())
         into.right += paired - to_d
         into.left += paired.add_(to_d).flip(-1)
-
-    def differentiable(self, constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums of `compare` in operations of autograd, given which rows count as constant."""
-        valid = pad(self.valid, (self.min_pairs, 0), value=1.0)
-        left, right = self.left.flip(-1) * valid, self.right * valid
-        d = (left - right).abs()
-        low, high = (d + 4 * (1 - valid)).amin(-1), d.amax(-1)
-        excess = ((d - low[..., None]) * valid).sum(-1)
-        irregularity = torch.where(constant, 0, excess / torch.where(constant, 1, high - low))
-        return irregularity, d.sum(-1), (left + right).sum(-1)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -335,15 +315,17 @@ class _Differentiable(torch.autograd.Function):
 
 def _differentiable_sums(flat: Tensor, irregularity: Tensor | None) -> list[Tensor]:
     """Return the sums in operations of autograd, given the irregularity of all rows; None: locality alone."""
-    n, parts = flat.shape[-1], []
     weights = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    for _, first, stop in row_blocks(1, n, flat.device):
-        block = weights[:, rows_needed(first, stop, n)]
-        locality = _locality(_rows_measured(block, first, stop), first)
-        compared: tuple[Tensor, ...] = ()
-        if irregularity is not None:
-            has_pairs = 0 < first < n - 1
-            constant = irregularity[:, first:stop] == 0
-            compared = _PairedBlock(block, first, stop).differentiable(constant) if has_pairs else (0 * locality,) * 3
-        parts.append((locality, *compared))
-    return [torch.cat(each, -1) for each in zip(*parts, strict=True)]
+    locality, n = _locality(weights, 0), flat.shape[-1]
+    if irregularity is None:
+        return [locality]
+    i, k = torch.arange(n, device=flat.device)[:, None], torch.arange(1, max(2, (n + 1) // 2), device=flat.device)
+    valid = k <= torch.minimum(i, n - 1 - i)  # (n, K)
+    columns = [j.clamp(0, n - 1).expand(*flat.shape[:-1], -1) for j in (i - k, i + k)]
+    left, right = (torch.where(valid, weights.gather(-1, j), 0) for j in columns)
+    d = (left - right).abs()
+    low, high = torch.where(valid, d, 2).amin(-1), d.amax(-1)
+    excess = torch.where(valid, d - low[..., None], 0).sum(-1)
+    constant = irregularity == 0
+    compared = torch.where(constant, 0, excess / torch.where(constant, 1, high - low))
+    return [locality, compared, d.sum(-1), (left + right).sum(-1)]

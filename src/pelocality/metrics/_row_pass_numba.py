@@ -4,8 +4,6 @@ Loaded only where numba is installed (the ``fast`` extra). Two details make the 
 are cast to unsigned integers, and extremes are taken over the bits of non-negative floats.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numba

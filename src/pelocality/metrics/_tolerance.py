@@ -7,9 +7,7 @@ For R = max d - min d and s the largest weight among the row's pairs:
 A constant row is perfectly symmetric.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,8 +17,7 @@ ROW_SUM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e
 ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """The relative range of d up to which a row counts as constant: the rounding of a softmax and of its logits.
 
         rtol = base + per_nat * min(1, ln(s / l)),  s and l the largest and the smallest weight among the row's pairs
@@ -37,7 +34,7 @@ class Tolerance:
     per_nat: float = 0.0
 
     @classmethod
-    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Tolerance:
+    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Self:
         """Return the tolerance for attention of a dtype, or ``rtol`` for every row.
 
         The default is 8 eps, and 1024 eps per nat with at most the eps of float32, in which the softmax of half
@@ -78,14 +75,9 @@ def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
         dtype: Precision of the weights, which determines how exactly a row must sum to 1.
     """
     if not bool(torch.isfinite(totals).all()):
-        raise ValueError(
-            "attention contains NaN or infinity; a row whose keys are all masked gives NaN: leave it out with mask="
-        )
+        raise ValueError("attention contains NaN or infinity; leave rows out whose keys are all masked, with mask=")
     if smallest < 0:
-        raise ValueError(
-            f"attention weights must not be negative, the smallest is {smallest:.3g}; "
-            "these look like logits: apply .softmax(-1)?"
-        )
+        raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off > ROW_SUM_TOLERANCE[dtype]:
         raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")

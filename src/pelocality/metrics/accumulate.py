@@ -4,8 +4,6 @@ States are sums and counts, so batches may be uneven. Under ``torch.distributed`
 torchmetrics synchronises them on ``compute()``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from pelocality._checks import count
 from pelocality.metrics._inputs import Attention, map_matrices, unwrap
 from pelocality.metrics._masks import Mask
 from pelocality.metrics.structure import crop
@@ -111,9 +110,7 @@ class MeanAttention(Metric):
 
     def __init__(self, length: int, shape: Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
-        if length < 1:
-            raise ValueError(f"length must be at least 1, got {length}")
-        self.length, self.shape = length, tuple(shape)
+        self.length, self.shape = count("length", length), tuple(shape)
         self.add_state("total", torch.zeros(*self.shape, length, length, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -158,8 +155,6 @@ def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Te
     """Reshape (..., *shape, *rest) to (-1, *shape, *rest), where rest has `trailing` axes."""
     end = values.ndim - trailing
     if values.shape[end - len(shape) : end] != shape:
-        raise ValueError(
-            f"attention of shape {(*values.shape[:end], 'n', 'n')} does not end with the axes kept apart, "
-            f"shape={shape}; give (..., *shape, n, n) or change shape="
-        )
+        given = (*values.shape[:end], "n", "n")
+        raise ValueError(f"attention of shape {given} does not end with (*shape, n, n), shape={shape}; change shape=")
     return values.reshape(-1, *shape, *values.shape[end:])

@@ -1,7 +1,5 @@
 """Metrics complementary to symmetry: how one-sided the attention is, and to which side."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pelocality.metrics._inputs import Attention, map_matrices, validated_weights

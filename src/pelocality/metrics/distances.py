@@ -1,7 +1,5 @@
 """Metrics complementary to locality: attention as a function of distance in tokens."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pelocality._checks import check_choice
 from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, visible_counts
 from pelocality.metrics._row_pass import ratio, row_statistics, validated_statistics
@@ -323,8 +322,7 @@ def half_life(
         >>> half_life(torch.softmax(-slope * (position - position[:, None]).abs(), -1))
         tensor(2.7673)
     """
-    if side not in ("both", "past", "future"):
-        raise ValueError(f"side must be 'both', 'past' or 'future', got {side!r}")
+    check_choice("side", side, ("both", "past", "future"))
 
     def kernel(flat: Tensor) -> Tensor:
         n = flat.shape[-1]

@@ -1,7 +1,5 @@
 """Attention computed from a table of position embeddings alone."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -9,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality._checks import check_choice
 from pelocality.metrics._inputs import float_tensor
 
 Similarity = Literal["dot", "cosine"]
@@ -63,10 +62,7 @@ def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the weights, (..., m, n), of scaled queries (..., m, d_head) and keys (..., n, d_head)."""
     weights = (queries @ keys.transpose(-1, -2)).softmax(-1)
     if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
-        raise ValueError(
-            f"table gives similarities beyond the range of {queries.dtype}; give it in float64, scale it down, or "
-            "raise the temperature"
-        )
+        raise ValueError(f"table gives similarities beyond the range of {queries.dtype}; raise the temperature")
     return weights
 
 
@@ -89,11 +85,8 @@ def project(
             positions @ _projection(name, given, positions) for name, given in (("query", query), ("key", key))
         )
         if queries.shape != keys.shape:
-            raise ValueError(
-                f"query and key must have one shape, got {tuple(queries.shape)} and {tuple(keys.shape)} when applied"
-            )
-    if similarity not in ("dot", "cosine"):
-        raise ValueError(f"similarity must be 'dot' or 'cosine', got {similarity!r}")
+            raise ValueError(f"query and key must agree, they give {tuple(queries.shape)} and {tuple(keys.shape)}")
+    check_choice("similarity", similarity, ("dot", "cosine"))
     if similarity == "cosine":
         queries, keys = torch.nn.functional.normalize(queries, dim=-1), torch.nn.functional.normalize(keys, dim=-1)
     if temperature is None:
@@ -106,10 +99,8 @@ def project(
 def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
     matrix = _finite(name, given).to(positions)
     if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1]:
-        raise ValueError(
-            f"{name} must be (d, d_head) or (heads, d, d_head) with d = {positions.shape[-1]}, "
-            f"got shape {tuple(matrix.shape)}; the weight of a torch.nn.Linear needs .T"
-        )
+        wanted = f"([heads,] d, d_head) with d = {positions.shape[-1]}"
+        raise ValueError(f"{name} must be {wanted}, got shape {tuple(matrix.shape)}; a Linear's weight needs .T")
     return matrix
 
 

@@ -1,7 +1,5 @@
 """The two metrics of the paper, exactly as published."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from dataclasses import dataclass
@@ -129,7 +127,8 @@ def symmetry(
 
     def kernel(flat: Tensor) -> Tensor:
         statistics = validated_statistics(flat, rtol=rtol)
-        one_sided.append(_is_one_sided(flat.detach()))
+        weights = flat.detach()
+        one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) | is_causal(weights.mT)).any()))
         return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
 
     values = map_matrices(
@@ -181,11 +180,6 @@ def measure(
 def _symmetry_of_rows(irregularity: Tensor) -> Tensor:
     position = torch.arange(irregularity.shape[-1], device=irregularity.device)
     return 1 - irregularity / torch.minimum(position, position.flip(0))  # 0/0 is NaN in the first and last row
-
-
-def _is_one_sided(flat: Tensor) -> bool:
-    """Return whether some matrix has no weight on one side of its diagonal."""
-    return flat.shape[-1] > 2 and bool((is_causal(flat) | is_causal(flat.transpose(-1, -2))).any())
 
 
 def _warn_caller(message: str) -> None:

@@ -1,10 +1,9 @@
 """Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, with a sink; `crop` leaves one out."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
+from pelocality._checks import count
 from pelocality.metrics._inputs import Attention, cropped, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
 from pelocality.metrics._row_pass import ratio
@@ -201,8 +200,7 @@ def sink_rate(
         >>> sink_rate(torch.full((8, 8), 1 / 8), sinks=2)
         tensor(0.2500)
     """
-    if sinks < 1:
-        raise ValueError(f"sinks must be at least 1, got {sinks}")
+    count("sinks", sinks)
 
     def kernel(flat: Tensor) -> Tensor:
         mass = validated_weights(flat)[..., :sinks].sum(-1)

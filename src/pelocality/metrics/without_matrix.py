@@ -3,8 +3,6 @@
 Relative encodings need only their bias at every distance, O(n); tables of position embeddings, blocks of rows.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -53,9 +51,7 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     """
     given = float_tensor("bias", bias)
     if given.ndim == 0 or given.shape[-1] % 2 == 0:
-        raise ValueError(
-            f"bias must hold one number per distance k = -(n-1)..n-1, so an odd number, got shape {tuple(given.shape)}"
-        )
+        raise ValueError(f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(given.shape)}")
     if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(given.dtype, rtol)
@@ -105,10 +101,7 @@ def _check_range(bias: Tensor, n: int) -> None:
     if bool((visible == -torch.inf).any()):
         raise ValueError("bias masks every key of some query; leave at least one distance visible from every position")
     if bool(visible.max() - visible.min() > _RANGE):
-        raise ValueError(
-            f"bias grows by more than {_RANGE:.0f} nats with distance, beyond the range of float64; "
-            "measure a shorter length, or the dense matrix with measure()"
-        )
+        raise ValueError(f"bias grows by more than {_RANGE:.0f} nats with distance; measure a shorter length")
 
 
 def measure_absolute(

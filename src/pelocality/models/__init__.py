@@ -14,7 +14,6 @@ Changed: ``attach(model, encoding)`` adds the encoding's bias to the attention l
 removed; ``load`` brings a saved one back; ``relocate`` trains a copy with it to do what the model did.
 """
 
-from pelocality.models._run import eager_attention as eager_attention
 from pelocality.models.attachment import Attachment as Attachment, attach as attach, attached as attached
 from pelocality.models.auditing import (
     Audit as Audit,
@@ -28,6 +27,7 @@ from pelocality.models.callback import (
     trajectory as trajectory,
 )
 from pelocality.models.decomposition import Decomposition as Decomposition, decompose as decompose
+from pelocality.models.eager import eager_attention as eager_attention
 from pelocality.models.function import AttentionFunction as AttentionFunction
 from pelocality.models.identical_words import positional_attention as positional_attention
 from pelocality.models.loading import load as load

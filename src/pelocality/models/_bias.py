@@ -1,7 +1,5 @@
 """An encoding as a submodule of an attention module, and the hook that adds its bias."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -12,7 +10,6 @@ from pelocality.encodings import Encoding
 from pelocality.models._restore import unhook
 from pelocality.models._weights import loaded
 from pelocality.models.families._calls import argument_names, by_name
-from pelocality.models.families._mask import without_bias
 from pelocality.models.families._record import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"
@@ -98,13 +95,8 @@ class PositionalBias(nn.Module):
         saved, here = read_configuration(state), self.configuration
         same_positions = saved["position_embeddings"] == here["position_embeddings"]
         if not same_positions or not self._differs_in_numbers_alone(saved["encoding"]):
-            was, has = (
-                f"{each['encoding']}, position_embeddings='{each['position_embeddings']}'" for each in (saved, here)
-            )
-            raise RuntimeError(
-                f"the weights were saved with {was}, attached here is {has}; attach the saved encoding first, or load "
-                "the whole model with pelocality.load"
-            )
+            advice = "attach the saved encoding first, or load the whole model with pelocality.load"
+            raise RuntimeError(f"the weights were saved with {saved}, attached here is {here}; {advice}")
 
     def _differs_in_numbers_alone(self, configuration: dict[str, Any]) -> bool:
         """Return whether an encoding of that configuration equals this one, given the numbers in its state dict."""
@@ -127,8 +119,6 @@ class PositionalBias(nn.Module):
                 self.frozen.append(name)
                 weight.requires_grad_(False)
         attention.register_forward_pre_hook(_add_bias, with_kwargs=True)
-        for indexer in _indexers(attention):
-            indexer.register_forward_pre_hook(without_bias, with_kwargs=True)
         self.record.prepare(attention)
 
     def uninstall(self, attention: nn.Module) -> None:
@@ -137,8 +127,6 @@ class PositionalBias(nn.Module):
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
         unhook(attention, _add_bias)
-        for indexer in _indexers(attention):
-            unhook(indexer, without_bias)
         delattr(attention, ATTACHED)
 
     def added(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -161,8 +149,3 @@ class PositionalBias(nn.Module):
 
 def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     return (), getattr(attention, ATTACHED).added(attention, args, kwargs)
-
-
-def _indexers(attention: nn.Module) -> list[nn.Module]:
-    """Return the parts of an attention module that select the keys of each query."""
-    return [module for module in attention.modules() if type(module).__name__.endswith("Indexer")]

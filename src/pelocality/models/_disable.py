@@ -1,7 +1,5 @@
 """Disabling the position embeddings of a model while an encoding is attached."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validation of tokenised text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -59,3 +57,8 @@ def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Ten
         for name, tensor in {"input_ids": ids, **given}.items()
     }
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+
+
+def runs_of_tokens(included: Tensor) -> Tensor:
+    """Return how many runs of included tokens each text has, (batch, n) of bool -> (batch,)."""
+    return (included[:, 1:] & ~included[:, :-1]).sum(1) + included[:, 0]

@@ -1,7 +1,5 @@
 """A model's attention together with the layer numbers and visible keys, which the attention maps do not hold."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -64,21 +62,18 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     with _recording(base, recorded.append):
         maps = _attention_maps(base, **inputs)
     order = _match(maps, [softmax.weights for softmax in recorded])
-    found = [None if index is None else recorded[index] for index in order]
+    found = [
+        _Softmax(None, weights > 0, weights, False) if index is None else recorded[index]
+        for index, weights in zip(order, maps, strict=True)
+    ]
     heads = sorted({weights.shape[1] for weights in maps})
     if len(heads) > 1:
-        raise ValueError(
-            f"{described(base)} cannot be probed: its layers have different numbers of heads "
-            f"({', '.join(map(str, heads))})"
-        )
-    sinks = tuple(softmax is not None and softmax.sink for softmax in found)
-    layers, depth, others = layer_numbers(base, [None if softmax is None else softmax.block for softmax in found])
+        raise _unprobed(base, f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
+    sinks = tuple(softmax.sink for softmax in found)
+    layers, depth, others = layer_numbers(base, [softmax.block for softmax in found])
     for layer, weights, sink in zip(layers, maps, sinks, strict=True):
         _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
-    visible = tuple(
-        (weights > 0 if softmax is None else softmax.visible.reshape(weights.shape)).any(1)
-        for weights, softmax in zip(maps, found, strict=True)
-    )
+    visible = tuple(each.visible.reshape(weights.shape).any(1) for each, weights in zip(found, maps, strict=True))
     return Observed(maps, layers, visible, sinks, depth, others, tuple(order), len(recorded))
 
 
@@ -112,7 +107,7 @@ def observe_by_layer(
     with _recording(base, use):
         run(base, output_attentions=False, **inputs)
     if next(indices) != first.softmaxes:
-        raise ValueError(f"{described(base)} cannot be probed: it attends otherwise when it returns no attention")
+        raise _unprobed(base, "it attends otherwise when it returns no attention")
 
 
 def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
@@ -121,9 +116,8 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     Raises:
         ValueError: if the model returns no weights, or weights of another shape.
     """
-    name = described(base)
     if reason := record_of(base).why_not_measured(base):
-        raise ValueError(f"{name} cannot be probed: {reason}")
+        raise _unprobed(base, reason)
     batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
     try:
@@ -134,19 +128,15 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         reason = f"it fails with {type(error).__name__}: {error}"
         if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
             reason = "it has no row for every position; ask for fewer tokens"
-        raise ValueError(f"{name} cannot be probed on {batch} x {n} tokens: {reason}") from error
+        raise _unprobed(base, f"on {batch} x {n} tokens {reason}") from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
-        raise ValueError(
-            f"{name} cannot be probed: it returned no attention weights with output_attentions=True; if its "
-            "implementation was chosen when it was built, load it again with attn_implementation='eager'"
-        )
+        advice = "if its implementation was chosen when it was built, load it again with attn_implementation='eager'"
+        raise _unprobed(base, f"it returned no attention weights with output_attentions=True; {advice}")
     for layer, weights in enumerate(maps):
         if weights.ndim != 4 or weights.shape[0] != batch or weights.shape[-2:] != (n, n):
-            raise ValueError(
-                f"{name} cannot be probed: layer {layer} returned weights of shape {tuple(weights.shape)} "
-                f"for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
-            )
+            shapes = f"{tuple(weights.shape)} for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
+            raise _unprobed(base, f"layer {layer} returned weights of shape {shapes}")
     return tuple(maps)
 
 
@@ -157,10 +147,13 @@ def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor
         totals = totals.transpose(1, 2)[mask.bool().to(totals.device)]
     off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
     if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
-        raise ValueError(
-            f"{described(base)} cannot be probed: rows of attention in layer {layer} do not sum to 1 (off by "
-            f"{off:.3g}), as with heads mixed after the softmax, or logits"
-        )
+        reason = f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g})"
+        raise _unprobed(base, f"{reason}, as with heads mixed after the softmax, or logits")
+
+
+def _unprobed(base: Any, reason: str) -> ValueError:
+    """Return the error for a model whose attention cannot be measured."""
+    return ValueError(f"{described(base)} cannot be probed: {reason}")
 
 
 @dataclass(frozen=True)

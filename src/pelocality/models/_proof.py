@@ -4,8 +4,6 @@
 every head and distance, with its positions disabled and its masks opened, and as it is again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
@@ -17,8 +15,8 @@ from torch import Tensor, nn
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.encodings._scores import HIDDEN
 from pelocality.models._bias import PositionalBias
-from pelocality.models._restore import hooked, inference, restoring
-from pelocality.models._run import device_of, run
+from pelocality.models._restore import changed, hooked, inference
+from pelocality.models._run import described, device_of, run
 from pelocality.models._softmaxes import Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.families._calls import argument_names, by_name
@@ -49,7 +47,7 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
         Whether the model is causal: later tokens have no effect on earlier ones.
 
     Raises:
-        NotProvedError: A check failed; the message names it.
+        ValueError: A check failed; the message names it.
     """
     hooks = _hooks(base)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
@@ -60,7 +58,7 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
             reason = str(error)
             if not isinstance(error, NotProvedError):
                 reason = f"it could not be run on {_TOKENS} tokens: {type(error).__name__}: {reason[:200]}"
-            raise NotProvedError(reason + advice) from error
+            raise ValueError(f"an encoding cannot be attached to {described(base)}: {reason}{advice}") from error
 
 
 def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
@@ -155,7 +153,8 @@ def _logits(attention: Any, call: dict[str, Any]) -> tuple[list[Tensor], list[Te
     """Return the hidden states that an attention module gives, and the arguments of its softmaxes over all keys."""
     found: list[Tensor] = []
     softmaxes = Softmaxes(lambda logits, _: found.append(logits.detach().clone()))
-    with _eager(attention), softmaxes.recording(attention):
+    config = getattr(attention, "config", SimpleNamespace())  # BLOOM's attention has none, and is eager
+    with changed(config, "_attn_implementation", "eager"), softmaxes.recording(attention):
         states = _states(attention.forward(**call))
     return states, [logits for logits in found if logits.shape[-2] == _TOKENS]
 
@@ -215,16 +214,6 @@ def _constant(logits: list[Tensor]) -> bool:
     """Return whether all logits of visible keys are the same."""
     visible = [each[each > HIDDEN] for each in logits]
     return all(bool((each == each[0]).all()) for each in visible)
-
-
-@contextmanager
-def _eager(attention: Any) -> Iterator[None]:
-    """Have an attention module write its softmax out."""
-    config = getattr(attention, "config", SimpleNamespace())  # BLOOM's attention has none, and is eager
-    before = getattr(config, "_attn_implementation", None)
-    with restoring(lambda: setattr(config, "_attn_implementation", before)):
-        config._attn_implementation = "eager"
-        yield
 
 
 def _states(output: Any) -> list[Tensor]:

@@ -1,7 +1,5 @@
 """Restoring a user's model, even where an interrupt falls into the restoration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +28,15 @@ def restoring(undo: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
+def changed(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute, and set it back on leaving; None where there was none."""
+    before = getattr(target, name, None)
+    with restoring(lambda: setattr(target, name, before)):
+        setattr(target, name, value)
+        yield
+
+
+@contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and put both back on leaving.
 
@@ -52,7 +59,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(
-    modules: Iterable[nn.Module], before: Callable[..., Any], after: Callable[..., Any] | None = None
+    modules: Iterable[nn.Module], before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
 ) -> Iterator[None]:
     """Register hooks on each of these modules, and remove them on leaving.
 
@@ -69,7 +76,8 @@ def hooked(
 
     with restoring(undo):
         for module in unique:
-            module.register_forward_pre_hook(before, with_kwargs=True)
+            if before is not None:
+                module.register_forward_pre_hook(before, with_kwargs=True)
             if after is not None:
                 module.register_forward_hook(after, with_kwargs=True, prepend=True)
         yield

@@ -1,4 +1,4 @@
-"""Running a model for its attention weights and restoring it afterwards."""
+"""Running a model, and what to know of it for that: its base, device, longest input, name and layers."""
 
 import inspect
 import logging
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
-from pelocality.models._restore import hooked, inference, restoring
+from pelocality.models._restore import hooked
 from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import longest_input, record_of
 from pelocality.models.families._record import Architecture, attached_biases
@@ -34,45 +34,6 @@ def find_base(model: nn.Module) -> Any:
     part = next((f"model.{name}" for name, module in inner.named_modules() if name and reads_tokens(module)), None)
     advice = f"pass {part or 'the attention that it returns to pelocality.measure'}"
     raise ValueError(f"{described(inner)} reads no input_ids, or has no token embeddings; {advice}")
-
-
-@contextmanager
-def eager_attention(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode with eager attention, without gradients, and restore it on exit.
-
-    Eager attention is the only implementation that returns weights. The training flag of every module and the
-    attention implementation of every configuration are restored, also after an error or interrupt; weights are not
-    changed.
-
-    Args:
-        model: a transformers model, or a wrapper around one.
-
-    Examples:
-        >>> from transformers import DistilBertConfig, DistilBertModel
-        >>> tiny = DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9)
-        >>> model = DistilBertModel(tiny).train()
-        >>> with eager_attention(model):
-        ...     model.training, model.config._attn_implementation
-        (False, 'eager')
-        >>> model.training, model.config._attn_implementation
-        (True, 'sdpa')
-    """
-    # the attribute that transformers documents; the public setter only warns for families without the interface
-    implementations = [(config, config._attn_implementation) for config in _configs(model)]
-
-    def undo() -> None:
-        for config, implementation in implementations:  # outer first: setting one also sets those inside it
-            config._attn_implementation = implementation
-        for module in model.modules():  # hooks for output_attentions=True cannot be pickled, and come back when needed
-            module.__dict__.pop("_output_capturing_hooks_installed", None)
-            for key, hook in list(module._forward_hooks.items()):
-                if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
-                    del module._forward_hooks[key]
-
-    with inference(model), restoring(undo):
-        for config, _ in implementations:
-            config._attn_implementation = "eager"
-        yield
 
 
 def described(base: Any) -> str:
@@ -225,12 +186,3 @@ def requested_layers(
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"layers must name each layer once, got {list(wanted)}")
     return numbers
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """Return every configuration with an attention implementation, outer ones before those inside them."""
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    for config in configs:  # grows by the configurations inside
-        configs += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
-    found = {id(config): config for config in configs if hasattr(config, "_attn_implementation")}
-    return list(found.values())

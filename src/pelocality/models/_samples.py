@@ -1,7 +1,5 @@
 """The metrics of each word's or text's matrix, measured while a model runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,11 +12,6 @@ from pelocality.metrics._row_pass import row_statistics
 PUBLISHED = ("locality", "symmetry", "relative_asymmetry")
 CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "window")
 """What is shown of causal attention, on which symmetry says nothing."""
-
-
-def default_metrics(causal: bool) -> tuple[str, ...]:
-    """Return the metrics that are shown by default."""
-    return CAUSAL if causal else PUBLISHED
 
 
 def is_causal(visible: Tensor) -> bool:

@@ -1,7 +1,5 @@
 """Recording the softmaxes of a running model, and the block in which each of them runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

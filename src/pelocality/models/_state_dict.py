@@ -1,7 +1,5 @@
 """Weights without the attached encodings, and folders that transformers alone would load without them: refused."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

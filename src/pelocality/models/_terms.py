@@ -1,7 +1,5 @@
 """The logits of one attention module as a sum of terms, computed from the record of its family."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,29 +72,24 @@ def logit_terms(
         cos, sin = (angles.to(query.device) for angles in rotation)
         query, key, query_p, key_p = (rotated(x, cos, sin) for x in (query, key, query_p, key_p))
 
-    bias = record.content_bias(module)
+    keys, queries = record.relative_keys(base, module, length), record.relative_queries(base, module, length)
+
+    def by_query(states: Tensor) -> Tensor | float:
+        return 0.0 if keys is None else along_queries(states @ keys.to(states).transpose(-1, -2))
+
+    def by_key(states: Tensor) -> Tensor | float:
+        return 0.0 if queries is None else along_keys(states @ queries.to(states).transpose(-1, -2))
+
+    content_bias, bias = record.content_bias(module), record.relative_bias(base, module, length)
     segments = None if token_type_ids is None else record.segment_logits(module, query, token_type_ids)
-    terms = [
-        (query if bias is None else query + bias[:, None]) @ key.transpose(-1, -2),
-        query @ key_p.transpose(-1, -2),
-        query_p @ key.transpose(-1, -2),
-        query_p @ key_p.transpose(-1, -2),
-    ]
-    if segments is not None:
-        terms[0] = terms[0] + segments
-    relative_keys = record.relative_keys(base, module, length)
-    if relative_keys is not None:
-        terms[1] = terms[1] + along_queries(query @ relative_keys.to(query).transpose(-1, -2))
-        terms[3] = terms[3] + along_queries(query_p @ relative_keys.to(query).transpose(-1, -2))
-    relative_queries = record.relative_queries(base, module, length)
-    if relative_queries is not None:
-        terms[2] = terms[2] + along_keys(key @ relative_queries.to(key).transpose(-1, -2))
-        terms[3] = terms[3] + along_keys(key_p @ relative_queries.to(key).transpose(-1, -2))
-    terms = [term * scaling for term in terms]
-    relative_bias = record.relative_bias(base, module, length)
-    if relative_bias is not None:
-        terms[3] = terms[3] + toeplitz(relative_bias.to(query), length)
-    return Terms(*terms)
+    of_content = (query if content_bias is None else query + content_bias[:, None]) @ key.transpose(-1, -2)
+    of_position = query_p @ key_p.transpose(-1, -2) + by_query(query_p) + by_key(key_p)
+    return Terms(
+        content=scaling * (of_content if segments is None else of_content + segments),
+        content_to_position=scaling * (query @ key_p.transpose(-1, -2) + by_query(query)),
+        position_to_content=scaling * (query_p @ key.transpose(-1, -2) + by_key(key)),
+        position=scaling * of_position + (0.0 if bias is None else toeplitz(bias.to(query), length)),
+    )
 
 
 def along_queries(scores: Tensor) -> Tensor:

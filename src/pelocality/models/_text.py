@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality._distributed import alone, gathered, rank_and_size, summed, together
-from pelocality.models._inputs import token_batch
+from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._observe import Observed, observe
-from pelocality.models._run import check_length, eager_attention, find_base
+from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
+from pelocality.models.eager import eager_attention
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
@@ -179,7 +180,7 @@ def _read_batch(
         raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
     if not bool(real.any()):
         raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
-    if bool(((real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0] > 1).any()):  # more than one run of tokens
+    if bool((runs_of_tokens(real) > 1).any()):
         raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
     special = given.pop("special_tokens_mask", None)
     if special_tokens:

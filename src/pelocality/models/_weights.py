@@ -1,7 +1,5 @@
 """Direct access to a model's weights outside its forward pass, offloaded and quantised weights included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,8 +24,8 @@ def embedding_weight(base: Any) -> Tensor:
     return table
 
 
-def check_ids(base: Any, ids: Tensor) -> None:
-    """Refuse token ids outside the vocabulary.
+def check_ids(base: Any, ids: Tensor, name: str = "input_ids") -> None:
+    """Refuse token ids outside the vocabulary, in an argument of this name.
 
     Raises:
         ValueError: if there is one.
@@ -38,7 +36,7 @@ def check_ids(base: Any, ids: Tensor) -> None:
     outside = ids[(ids < 0) | (ids >= size)]
     if outside.numel():
         raise ValueError(
-            f"input_ids must be in 0..{size - 1}, the vocabulary of {type(base).__name__}, got {int(outside[0])}; "
+            f"{name} must be in 0..{size - 1}, the vocabulary of {type(base).__name__}, got {int(outside[0])}; "
             "is this the model's tokenizer? Tokens added to it need model.resize_token_embeddings(len(tokenizer))"
         )
 

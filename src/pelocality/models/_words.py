@@ -5,9 +5,10 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 
 from pelocality._checks import check_tokenizer, count
-from pelocality.models._weights import embedding_weight
+from pelocality.models._weights import check_ids, embedding_weight
 
 # words are tokenised after this one, because most tokenizers treat the start of a text differently
 _BEFORE = "a"
@@ -25,12 +26,11 @@ def choose_words(
     """
     if tokenizer is not None:
         check_tokenizer(tokenizer)
-    size = len(embedding_weight(base))
     check_words(words)
     if isinstance(words, int):
-        ids = _draw(base, tokenizer, words, seed, size)
+        ids = _draw(base, tokenizer, words, seed)
     else:
-        ids = [_token_id(word, tokenizer, size) for word in words]
+        ids = [_token_id(base, tokenizer, word) for word in words]
         repeated = [word for i, word in enumerate(words) if ids[i] in ids[:i]]
         if repeated:
             raise ValueError(
@@ -106,11 +106,11 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
             raise ValueError(
                 "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
             )
-    token = _token_id(given, tokenizer, len(embedding_weight(base)))
+    token = _token_id(base, tokenizer, given)
     return [token], [str(token) if tokenizer is None else tokenizer.decode([token])]
 
 
-def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
+def _token_id(base: Any, tokenizer: Any, word: str | int) -> int:
     """Return the token id of a word that was given as text or as an id."""
     if isinstance(word, int):
         pieces = [word]
@@ -124,16 +124,13 @@ def _token_id(word: str | int, tokenizer: Any, size: int) -> int:
                 f"words contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
                 "give words of one token, or token ids"
             )
-    if not 0 <= pieces[0] < size:
-        raise ValueError(
-            f"words contains the id {pieces[0]}, outside the model's vocabulary of {size}; is this the model's "
-            "tokenizer?"
-        )
+    check_ids(base, torch.tensor(pieces), "words")
     return int(pieces[0])
 
 
-def _draw(base: Any, tokenizer: Any, wanted: int, seed: int, size: int) -> list[int]:
+def _draw(base: Any, tokenizer: Any, wanted: int, seed: int) -> list[int]:
     """Draw words without replacement, each id as likely as any other."""
+    size = len(embedding_weight(base))
     order = np.random.default_rng(seed).permutation(size if tokenizer is None else min(size, len(tokenizer)))
     special = special_ids(base, tokenizer)
     words = (token for token in order.tolist() if token not in special)

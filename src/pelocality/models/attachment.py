@@ -1,27 +1,25 @@
 """Attaching encodings to a model, and removing them again."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pelocality._checks import flag
+from pelocality._checks import check_choice, flag
 from pelocality.encodings import Encoding
+from pelocality.encodings.base import check_encoding
 from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._run import find_base
+from pelocality.models._run import described, device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
@@ -53,7 +51,8 @@ class Attachment:
 
         No weight of the model changes. A second call does nothing.
         """
-        record, base = _record_and_base(self.model)
+        record = record_of(self.model)
+        base = record.base(self.model)
         if any(part in self.encodings for bias in attached_biases(base) for part in bias.modules()):
             with restoring(functools.partial(_undo, self.model, record, base)):
                 pass
@@ -64,10 +63,8 @@ class Attachment:
         self._block.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._block.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
 
 
 def attach(
@@ -157,30 +154,20 @@ def attached(model: nn.Module) -> Attachment | None:
         >>> attached(bert) is None
         True
     """
-    biases = attached_biases(_record_and_base(model)[1])
+    biases = attached_biases(record_of(model).base(model))
     if not biases:
         return None
     position_embeddings: Positions = "disable" if biases[0].positions_disabled else "keep"
     return Attachment(model, tuple(bias.encoding for bias in biases), position_embeddings)
 
 
-def _record_and_base(model: nn.Module) -> tuple[Architecture, Any]:
-    """Return the record of a model's family, and the bare transformer inside the model."""
-    inner = pretrained(model)
-    record = record_of(inner)
-    return record, record.base(inner)
-
-
 def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> None:
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
     attentions, implementation = record.attention_modules(base), base.config._attn_implementation
-    biases = [
-        PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
-        for each, attention in zip(encodings, attentions, strict=True)
-    ]
-    for bias, attention in zip(biases, attentions, strict=True):
+    for each, attention in zip(encodings, attentions, strict=True):
+        bias = PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
         bias.install(attention)
-    for module in _checked_modules(model, base):
+    for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
         mark_saved_folders(module)
     base.register_load_state_dict_pre_hook(check_state_dict)
@@ -195,7 +182,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for module in record.attention_modules(base):
         if hasattr(module, ATTACHED):
             getattr(module, ATTACHED).uninstall(module)
-    for module in _checked_modules(model, base):
+    for module in {pretrained(model), base}:
         unhook(module, _check_call)
         if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
             module.__dict__.pop("save_pretrained", None)
@@ -219,38 +206,22 @@ def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) 
             _install(_copies(made, record, base), model, record, base, disable=disabled)
             yield
 
-    try:
-        return _proof.prove(record, base, trial, disable=disable)
-    except _proof.NotProvedError as error:
-        raise ValueError(
-            f"an encoding cannot be attached to {type(base).__name__} (model type '{base.config.model_type}'): {error}"
-        ) from error
-
-
-def _checked_modules(model: nn.Module, base: Any) -> list[Any]:
-    """Return the modules whose calls and saving are checked: the model and the bare transformer inside it."""
-    return list(dict.fromkeys([pretrained(model), base]))
+    return _proof.prove(record, base, trial, disable=disable)
 
 
 def _check_model(model: Any, record: Architecture, base: Any, position_embeddings: Positions) -> None:
     """Refuse a model to which encodings cannot be attached, with the reason."""
-    if position_embeddings not in get_args(Positions):
-        raise ValueError(f"position_embeddings must be 'disable' or 'keep', got {position_embeddings!r}")
+    check_choice("position_embeddings", position_embeddings, get_args(Positions))
     _check_adapters(model)
-    name = f"{type(base).__name__} (model type '{base.config.model_type}')"
+    name = described(base)
     if attached_biases(base):
         raise ValueError(f"{name} has an encoding attached already; remove it first: attached(model).remove()")
-    if any(parameter.is_meta for parameter in base.parameters()) and execution_device(base) is None:
-        raise ValueError(
-            f"weights of {name} are on the meta device, which holds no numbers; load them first, with from_pretrained"
-        )
+    device_of(base)  # refuses weights on the meta device
     if not record.attention_modules(base):
         raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
-    reason = record.why_not_additive(base)
-    if reason is not None:
+    if reason := record.why_not_additive(base):
         raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
-    reason = record.why_positions_remain(base) if position_embeddings == "disable" else None
-    if reason is not None:
+    if position_embeddings == "disable" and (reason := record.why_positions_remain(base)):
         raise ValueError(f"the positions of {name} cannot be disabled: {reason}; use position_embeddings='keep'")
     _check_implementation(base)
 
@@ -302,16 +273,10 @@ def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base:
             f"got a list of {len(encodings)}"
         )
     for each, module in zip(encodings, modules, strict=True):
-        _check_encoding(each, record.heads(base, module))
+        check_encoding(each, record.heads(base, module))
+        if any(tensor.is_meta for tensor in each.state_dict().values()):
+            raise ValueError(f"{type(each).__name__} is on the meta device; build it where tensors have numbers")
     return [_fitting(each, module, base) for each, module in zip(encodings, modules, strict=True)]
-
-
-def _check_encoding(encoding: Encoding, heads: int) -> None:
-    """Refuse an encoding of another number of heads, or without numbers."""
-    if encoding.heads not in (1, heads):
-        raise ValueError(f"encoding must have 1 head or the model's {heads}, got {encoding.heads}")
-    if any(tensor.is_meta for tensor in encoding.state_dict().values()):
-        raise ValueError(f"{type(encoding).__name__} is on the meta device; build it where tensors have numbers")
 
 
 def _check_future(encodings: list[Encoding], *, causal: bool) -> None:

@@ -1,7 +1,5 @@
 """Locality and symmetry while a model trains: a callback for transformers' Trainer."""
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.metrics import adjusted_locality, direction_balance, measure
 from pelocality.models._words import check_words
@@ -94,8 +92,7 @@ class LocalityCallback(TrainerCallback):
         name: str = "pelocality",
     ):
         check_words(words)
-        if source not in get_args(Source):
-            raise ValueError(f"source must be 'attention', 'logits' or 'encodings', got {source!r}")
+        check_choice("source", source, get_args(Source))
         self.every, self.length, self.seed = count("every", every), count("length", length), count("seed", seed, 0)
         self.source, self.words, self.name = source, words, name
         self.log_history: list[dict[str, Any]] = []

@@ -1,28 +1,20 @@
 """The attention logits of real text as a sum of content, position and cross terms."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._inputs import token_batch
+from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
-from pelocality.models._run import (
-    captured_inputs,
-    check_length,
-    eager_attention,
-    refuse_attached,
-    requested_layers,
-    run,
-)
+from pelocality.models._run import captured_inputs, check_length, refuse_attached, requested_layers, run
 from pelocality.models._terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import loaded
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
 from pelocality.models.families._record import AbsoluteInput, Architecture
 
@@ -161,7 +153,7 @@ def decompose(
     def cut(tensors: Tensor) -> Tensor:  # (layer, batch, ...)
         return tensors[:, 0] if single else tensors[:, :sequences]
 
-    names = ("content", "content_to_position", "position_to_content", "position")
+    names = [part.name for part in fields(Terms)]
     return Decomposition(
         **{name: cut(torch.stack([getattr(each, name).to(device) for each in terms])) for name in names},
         layers=chosen,
@@ -181,7 +173,7 @@ def _read(
         types, given = getattr(base.config, "type_vocab_size", None), inputs["token_type_ids"]
         if types is not None and bool(((given < 0) | (given > max(types - 1, 0))).any()):
             raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
-    if not bool(real[:, 0].all()) or bool((real[:, 1:] & ~real[:, :-1]).any()):
+    if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
         )

@@ -1,7 +1,5 @@
 """Any function from token ids to attention as a model: an own module, another framework, recorded attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

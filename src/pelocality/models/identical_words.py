@@ -1,7 +1,5 @@
 """Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,15 +13,10 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import alone, my_part, rank_and_size, summed, together
 from pelocality.models._observe import Observed, observe, observe_by_layer
-from pelocality.models._run import (
-    check_length,
-    device_of,
-    eager_attention,
-    find_base,
-    run,
-)
-from pelocality.models._samples import metrics_with_sink, sample_metrics
+from pelocality.models._run import check_length, device_of, find_base, run
+from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
+from pelocality.models.eager import eager_attention
 from pelocality.models.result import PositionalAttention, provenance
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
@@ -114,29 +107,28 @@ def positional_attention(
     if fed and before[-1] in ids:
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
-    sums = _Sums(layers, slice(len(before), len(before) + length), len(ids))
+    positions = slice(len(before), len(before) + length)
     with together() as same, eager_attention(model):
         same += (ids, rows.shape, layers)
         first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
         dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
         size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
-        sums.start(first)
+        sums = _Sums(first, layers, positions)
         first = replace(first, maps=(), visible=())
-        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
-        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
+        starts = my_part(range(0, len(ids), size))
+        for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:
                 observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
             else:  # all layers at a time, where a layer is not told by its softmax
                 observed = observe(base, input_ids=batch)
-                for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                    sums.add(start, place, weights, visible)
-        equal_states = _equal_states(base, rows[:1], sums.positions)
-    sums.add_processes(counts=bool(starts))
-    mean = sums.attention / len(ids)
+                for place, pair in enumerate(zip(observed.maps, observed.visible, strict=True)):
+                    sums.add(start, place, *pair)
+        equal_states = _equal_states(base, rows[:1], positions)
+    visible = summed(sums.visible.int()) > 0
     source = provenance(
         model,
-        sums.visible,
+        visible,
         special_tokens=special_tokens,
         words=names,
         word_ids=ids,
@@ -145,53 +137,36 @@ def positional_attention(
         equal_states=equal_states,
     )
     return PositionalAttention(
-        attention=mean,
-        per_sample=sums.per_word,
+        attention=summed(sums.attention) / len(ids),
+        per_sample=stacked(sums.batches),
         layers=sums.layers,
         source=source,
-        visible=None if bool(sums.visible.all()) else sums.visible,
-        other_layers=sums.other_layers,
+        visible=None if bool(visible.all()) else visible,
+        other_layers=first.others,
     )
 
 
 class _Sums:
     """Sums over words in at least float32, and the metrics of each word; the matrices of the words are not stored."""
 
-    def __init__(self, requested: Sequence[int] | None, positions: slice, words: int) -> None:
-        self.requested, self.positions, self.words = requested, positions, words
-        self.layers: tuple[int, ...] = ()
-        self.other_layers: dict[int, str] = {}
-        self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
-        self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
-        self.per_word: dict[str, Tensor] = {}  # (word, layer, head)
-        self.places: dict[int, int] = {}  # from the model's layers with attention to the requested ones
-        self.sinks = False
-
-    def start(self, first: Observed) -> None:
-        """Choose the layers, from what was observed of one word."""
-        self.layers, self.other_layers = first.requested(self.requested), first.others
+    def __init__(self, first: Observed, requested: Sequence[int] | None, positions: slice) -> None:
+        self.layers, self.positions, self.sinks = first.requested(requested), positions, any(first.sinks)
+        one, n = first.maps[0], positions.stop - positions.start
+        shape, dtype = (len(self.layers), one.shape[1], n, n), torch.promote_types(one.dtype, torch.float32)
+        self.attention = torch.zeros(shape, dtype=dtype, device=one.device)  # (layer, head, n, n)
+        self.visible = torch.zeros(len(self.layers), n, n, dtype=torch.bool, device=one.device)
+        self.batches: dict[int, list[dict[str, Tensor]]] = {}  # by first word and layer: (word, head) each
+        # from the model's layers with attention to the requested ones
         self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
-        self.sinks = any(first.sinks)
-
-    def add_processes(self, counts: bool) -> None:
-        """Add the words of all other processes, to those of this one if they count."""
-        for sums in (self.attention, self.visible, *self.per_word.values()):
-            if not counts:
-                sums.zero_()
-        self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
-        self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 
     def add(self, start: int, index: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
         if index not in self.places:
             return
         place, part = self.places[index], self.positions
-        half = weights.dtype not in (torch.float32, torch.float64)
-        given = (weights.float() if half else weights)[..., part, :]
+        half = weights.dtype != self.attention.dtype
+        given = weights[..., part, :].to(self.attention.dtype)
         weights, visible = given[..., part], visible[:, part, part]
-        if not self.attention.numel():
-            self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
-            self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
         whole = given.shape == weights.shape
         attention = weights if whole and not half and not self.sinks else weights / mass
@@ -200,11 +175,8 @@ class _Sums:
             values["cut_share"] = (total - mass).mean((-2, -1))
         if self.sinks:
             values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
-        for name, value in values.items():
-            if name not in self.per_word:
-                shape = (self.words, len(self.layers), value.shape[1])
-                self.per_word[name] = value.new_zeros(shape, device=self.attention.device)
-            self.per_word[name][start : start + len(value), place] = value.to(self.attention.device)
+        values = {name: value.to(self.attention.device) for name, value in values.items()}
+        self.batches.setdefault(start, [{}] * len(self.layers))[place] = values
         for matrix in attention:
             self.attention[place] += matrix.to(self.attention.device)
         self.visible[place] |= visible.any(0).to(self.visible.device)

@@ -1,10 +1,6 @@
 """Loading a model with its encodings from the folder that ``save_pretrained`` wrote."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
 from pelocality.models._bias import CONFIGURATION, read_configuration
-from pelocality.models._restore import restoring
+from pelocality.models._restore import changed
 from pelocality.models._state_dict import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.attachment import attach
 from pelocality.models.families import record_of
@@ -77,7 +73,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     configurations = {name: _restored(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
     options[BLOCKING_KEY] = None
-    with _expected(loaded_class):
+    expected = [*(loaded_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
+    with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
         model = loaded_class.from_pretrained(path, **options)
     names = _names_by_module(list(saved), model)
     for part, attentions in _attachable(model):
@@ -190,15 +187,6 @@ def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         raise TypeError(f"model_class must be a model class of transformers, e.g. AutoModel, got {model_class!r}")
     return model_class
-
-
-@contextmanager
-def _expected(model_class: Any) -> Iterator[None]:
-    """Have transformers expect the keys of encodings, which it reports as unexpected otherwise."""
-    before = model_class._keys_to_ignore_on_load_unexpected
-    with restoring(lambda: setattr(model_class, "_keys_to_ignore_on_load_unexpected", before)):
-        model_class._keys_to_ignore_on_load_unexpected = [*(before or []), rf"\.{ATTACHED}\."]
-        yield
 
 
 def _names_by_module(names: list[str], model: PreTrainedModel) -> dict[nn.Module, str]:

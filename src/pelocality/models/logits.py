@@ -1,7 +1,5 @@
 """Position-only logits, in closed form where a family has one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,18 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax, toeplitz
-from pelocality.models._run import (
-    captured_inputs,
-    check_length,
-    device_of,
-    eager_attention,
-    refuse_attached,
-    requested_layers,
-    run,
-)
+from pelocality.models._run import captured_inputs, check_length, device_of, refuse_attached, requested_layers, run
 from pelocality.models._terms import logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
 from pelocality.models.families._record import Architecture, by_distance
 
@@ -130,8 +121,6 @@ def positional_logits(
     refuse_attached(base)
     check_length(base, length)
     modules: list[Any] = record.attention_layers(base)
-    ids: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
     with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
         table, biased = record.absolute(base) is not None, record.relative_bias(base, modules[0], 1) is not None
         content_terms = (record.rotation, record.relative_keys, record.relative_queries)
@@ -147,8 +136,8 @@ def positional_logits(
             f"in which {type(base).__name__} has no position-only logits: its positions are added to the words before "
             "the first layer; use layers=[0], or positional_attention for the deeper ones",
         )
+        ids, names = choose_words(base, tokenizer, words, seed) if averaged else ((), ())
         if averaged:
-            ids, names = choose_words(base, tokenizer, words, seed)
             logits = _constant_content(record, base, chosen, ids, length)
         else:
             logits = [_exact(record, base, modules[layer], table and layer == 0, length) for layer in chosen]

@@ -1,7 +1,5 @@
 """The reflection gap: how far a model is from reversing its output when its input is reversed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
-from pelocality.models._run import check_length, eager_attention, find_base, run
+from pelocality.models._run import check_length, find_base, run
+from pelocality.models.eager import eager_attention
 
 
 def reflection_gap(

@@ -1,7 +1,5 @@
 """Moving a trained model's positions into an encoding: distillation of the model from its untouched self."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -17,6 +15,7 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from pelocality._checks import check_tokenizer, count
@@ -25,8 +24,6 @@ from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
 from pelocality.models._words import special_tokens_around
 from pelocality.models.attachment import Positions, attach
-
-Row = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ def relocate(
     trained = copy.deepcopy(model)
     attach(trained, encoding, position_embeddings=position_embeddings)
     student = find_base(trained)
-    per_step = batch_size * sum(len(row["input_ids"]) for row in rows[:-held_out]) / (len(rows) - held_out)
+    per_step = batch_size * sum(map(len, rows[:-held_out])) / (len(rows) - held_out)
     steps = math.ceil(tokens / per_step)
     settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
     settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
@@ -201,7 +198,11 @@ def relocate(
             compute_metrics=lambda found: dict(zip(_LOSSES, found.predictions.mean(0).tolist(), strict=True)),
         )
         trainer.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
-        _train(trainer, checkpoint)
+        if checkpoint is not None and checkpoint.name == f"checkpoint-{steps}":  # from which it would train a step more
+            load_model(student, checkpoint / "model.safetensors")
+            trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        else:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trained.to(device_of(teacher)).train(model.training)
     return Relocation(trained, _curve(trainer.state.log_history, per_step))
 
@@ -245,7 +246,7 @@ def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tens
     return torch.stack([of_tokens.sum(1) / counts.sum((1, 2)), 1 - of_means], -1)
 
 
-def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
+def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[list[int]]:
     """Return the texts in pieces of at most ``length`` tokens, each between the tokenizer's special tokens."""
     check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
@@ -256,21 +257,17 @@ def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[Row]:
     if room < 1 or not given:
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
     ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"]
-    return [
-        {"input_ids": [*before, *text[start : start + room], *after]}
-        for text in ids
-        for start in range(0, len(text), room)
-    ]
+    return [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
 
 
-def _collate(tokenizer: Any, rows: list[Row]) -> dict[str, Tensor]:
+def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
     """Return pieces padded at the end to one length, with their mask."""
     pad = tokenizer.pad_token_id or 0  # GPT-2 has none, and does not see it
-    ids = [torch.tensor(row["input_ids"]) for row in rows]
-    mask = [torch.ones_like(row) for row in ids]
-    padded = {"input_ids": (ids, pad), "attention_mask": (mask, 0)}
-    sequence = nn.utils.rnn.pad_sequence
-    return {name: sequence(each, batch_first=True, padding_value=value) for name, (each, value) in padded.items()}
+    ids = [torch.tensor(row) for row in rows]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+    }
 
 
 def _digest(content: Any) -> str:
@@ -297,21 +294,9 @@ def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
-def _train(trainer: Any, checkpoint: Path | None) -> None:
-    """Train from a checkpoint to the end; one of the last step is only loaded."""
-    state = None if checkpoint is None else TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if checkpoint is None or state is None or state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    else:
-        load_model(trainer.model, checkpoint / "model.safetensors")
-        trainer.state = state
-
-
 def _curve(log_history: list[dict[str, Any]], per_step: float) -> pd.DataFrame:
     """Return the held-out losses of a history, of a resumed run once."""
-    rows = {
-        entry["step"]: {"tokens": round(entry["step"] * per_step)} | {name: entry[f"eval_{name}"] for name in _LOSSES}
-        for entry in log_history
-        if "eval_token_loss" in entry
-    }
-    return pd.DataFrame([rows[step] for step in sorted(rows)])
+    history = pd.DataFrame(log_history).dropna(subset="eval_token_loss").drop_duplicates("step", keep="last")
+    history = history.sort_values("step", ignore_index=True)
+    tokens = (history["step"] * per_step).round().astype(int)
+    return pd.DataFrame({"tokens": tokens, **{name: history[f"eval_{name}"] for name in _LOSSES}})

@@ -1,7 +1,5 @@
 """Mean attention over words or texts: matrices, metrics, intervals and provenance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +16,11 @@ from torch import Tensor, nn
 
 import pelocality
 from pelocality import metrics as _metrics
+from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
-from pelocality.models._samples import PUBLISHED, default_metrics, is_causal
+from pelocality.models._samples import CAUSAL, PUBLISHED, is_causal
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
@@ -191,8 +190,7 @@ class MeanAttention(DisplayMixin):
         Raises:
             ValueError: for another ``by``, an unknown metric, or one that is not a number per matrix.
         """
-        if by not in ("head", "layer"):
-            raise ValueError(f"by must be 'head' or 'layer', got {by!r}")
+        check_choice("by", by, ("head", "layer"))
         heads = self.attention.shape[1]
         index: pd.Index[Any] = pd.Index(self.layers, name="layer")
         if by == "head":
@@ -216,12 +214,9 @@ class MeanAttention(DisplayMixin):
     def _shown(self) -> list[str]:
         """Return the metrics that are shown by default."""
         shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
-        cut = (
-            ["cut_share"]
-            if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any())
-            else []
-        )
-        return [*default_metrics(self.source.causal), *shares, *cut]
+        if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
+            shares.append("cut_share")
+        return [*(CAUSAL if self.source.causal else PUBLISHED), *shares]
 
     def _more_columns(self) -> dict[str, Tensor]:
         """Return further columns of the table, (layer, head) each."""
@@ -229,9 +224,6 @@ class MeanAttention(DisplayMixin):
 
     def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
         """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
-        if name in PUBLISHED and function is None:
-            published: Tensor = getattr(self.metric_of_mean, name)
-            return published
         function = function or getattr(_metrics, name, None)
         if function is None and name in self.per_sample:
             return None

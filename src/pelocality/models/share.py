@@ -1,7 +1,5 @@
 """The share of each head's attention on real text that position alone explains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.models._inputs import runs_of_tokens
 from pelocality.models._observe import Observed
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._text import included_pairs, text_sums
@@ -97,7 +96,9 @@ def text_average(
     per_text: dict[int, list[dict[str, Tensor]]] = {}  # by number of the batch and by layer
 
     def measure(number: int, observed: Observed, index: int, included: Tensor, attention: Tensor) -> None:
-        _check_gaps(included)
+        if bool((runs_of_tokens(included) > 1).any()):  # between which distances are not known
+            advice = "pass its parts one by one, or include them with special_tokens=True"
+            raise ValueError(f"a text has special tokens between its words; {advice}")
         measured = included.sum(1) >= _FEWEST
         if bool(measured.any()):
             weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
@@ -125,16 +126,6 @@ def text_average(
         share=sums.share(),
         counts=counts[part],
     )
-
-
-def _check_gaps(included: Tensor) -> None:
-    """Refuse texts with tokens that are left out between others, (batch, n), between which distances are not known."""
-    starts = (included[:, 1:] & ~included[:, :-1]).sum(1) + included[:, 0]
-    if bool((starts > 1).any()):
-        raise ValueError(
-            "a text has special tokens between its words; pass its parts one by one, or include them with "
-            "special_tokens=True"
-        )
 
 
 def _shares(weights: Tensor, included: Tensor, sinks: bool) -> dict[str, Tensor]:

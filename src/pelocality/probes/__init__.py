@@ -1,6 +1,6 @@
 """Probes: sentences and pairs whose words were moved in a known way, as datasets."""
 
-from pelocality.probes._info import ProbeInfo as ProbeInfo, probe_info as probe_info
+from pelocality.probes.info import ProbeInfo as ProbeInfo, probe_info as probe_info
 from pelocality.probes.minimal import minimal_pairs as minimal_pairs
 from pelocality.probes.role_swap.build import semantic_role_swap as semantic_role_swap
 from pelocality.probes.shuffling import (

@@ -1,7 +1,5 @@
 """From a corpus to a ``datasets.Dataset``: lazily, with the same rows for any number of processes."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -12,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import datasets
 import multiprocess
@@ -22,19 +20,17 @@ from tqdm.auto import tqdm
 
 from pelocality._checks import count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence
-from pelocality.probes._info import ProbeInfo, record_info
 from pelocality.probes._rows import features_of
+from pelocality.probes.info import ProbeInfo, record_info
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 Item = Pair | Sentence
 Counts = Counter[tuple[str, str]]  # ("items", ""), ("dropped", reason) or ("skipped", reason) -> number
 _BATCH = 1000  # records sent to the processes, and rows written, at a time
-_kept: _Worker  # in a process that makes rows for another
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A candidate within an item (a constituent, a predicate) that cannot be used, and why."""
 
     reason: str
@@ -88,30 +84,17 @@ def build(
     )
     info = ProbeInfo(builder, dict(perturb.settings()), counts["items", ""], len(probe), dropped, skipped)
     record_info(probe, info)
-    logger.log(
-        logging.INFO if info.rows else logging.WARNING,
-        "%s: %d rows of %d items; items dropped: %s; candidates skipped: %s",
-        builder,
-        info.rows,
-        info.items,
-        *(", ".join(f"{why}: {n}" for why, n in reasons.items()) or "none" for reasons in (info.dropped, info.skipped)),
-    )
+    logger.log(logging.INFO if info.rows else logging.WARNING, "%s", info)
     return probe
 
 
 def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
-        raise TypeError(
-            "pairs or sentences must be a corpus (read_snli, read_frames, read_pairs) or a list, got one "
-            f"{type(source).__name__}; put it in a list, or read the file first"
-        )
+        raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; put it in a list")
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
-        raise TypeError(
-            f"pairs or sentences must hold pelocality.corpora.Pair or Sentence, got {type(first).__name__}; "
-            "read_pairs makes pairs of rows, and semantic_role_swap(texts, parser='spacy') parses plain text"
-        )
+        raise TypeError(f"pairs must hold Pair or Sentence, got {type(first).__name__}; see read_pairs, parser='spacy'")
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
     return source, Pair if first is None else type(first)
@@ -155,6 +138,9 @@ def _results(worker: _Worker, records: Iterable[Any], workers: int) -> Iterator[
     with multiprocess.Pool(workers, _keep, (worker,)) as pool:
         while batch := list(itertools.islice(records, _BATCH)):
             yield from pool.map(_work, batch)
+
+
+_kept: _Worker  # in a process that makes rows for another
 
 
 def _keep(worker: _Worker) -> None:

@@ -1,23 +1,19 @@
 """The rows of every probe: the same columns for every perturbation, and the checks that all builders share."""
 
-from __future__ import annotations
-
-import functools
 import hashlib
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import datasets
 
 from pelocality.corpora import Pair, Sentence
+from pelocality.corpora.pairs import normalised_label
 
 Side = Literal["premise", "hypothesis", "both"]
 Spans = Literal["one", "all"]
 SENTENCE = "sentence"  # value of the column "side" in probes over single sentences
 
 
-@functools.cache
 def features_of(sentences: bool) -> datasets.Features:
     """Return the columns of a probe over pairs or over single sentences, originals beside perturbed texts."""
     texts = ("sentence",) if sentences else ("premise", "hypothesis", "label")
@@ -78,18 +74,7 @@ def texts_of(item: Pair | Sentence) -> tuple[str, ...]:
 
 def has_label(label: str | None, labels: Collection[str] | None) -> bool:
     """Return whether a label is among some, whatever its case, hyphens and underscores; None means all."""
-    return labels is None or (label is not None and _plain(label) in map(_plain, labels))
-
-
-@functools.cache
-def _plain(label: str) -> str:
-    return re.sub(r"[\s_-]+", " ", label.strip().lower())
-
-
-def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return labels is None or (label is not None and normalised_label(label) in map(normalised_label, labels))
 
 
 def check_names(name: str, names: Collection[str] | None) -> tuple[str, ...] | None:

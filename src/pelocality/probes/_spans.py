@@ -1,9 +1,7 @@
 """The choice of what to shuffle: constituents of a size, windows that are not constituents, or the whole sentence."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -26,10 +24,19 @@ class WordSpan(NamedTuple):
         return self.last - self.first
 
 
+class Wanted(NamedTuple):
+    """Which constituents to choose: sizes in surface tokens, labels (None: any), and whether one or all of them."""
+
+    sizes: tuple[int, ...]
+    categories: tuple[str, ...] | None
+    spans: Spans
+
+
 Choices = Iterator[WordSpan | Skipped | Dropped]
+Rng = Callable[[], np.random.Generator]
 
 
-def choose_sentence(sentence: Sentence, rng: Callable[[], np.random.Generator]) -> Choices:
+def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
     """Choose the whole sentence, if some order of its words changes the text; nothing is random."""
     size = len(sentence.surface_tokens)
     if _same_in_any_order(sentence, 0, size):
@@ -38,20 +45,15 @@ def choose_sentence(sentence: Sentence, rng: Callable[[], np.random.Generator]) 
         yield WordSpan(0, size, "sentence")
 
 
-def choose_constituents(
-    sentence: Sentence,
-    rng: Callable[[], np.random.Generator],
-    sizes: Collection[int],
-    categories: Collection[str] | None,
-    spans: Spans,
-) -> Choices:
+def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
     """Choose one constituent, or all disjoint ones, some order of whose words changes the text."""
     if sentence.constituents is None and sentence.dependencies is None:
         yield Dropped("no tree")
         return
     candidates = []
     for (first, last, whole), labels in sentence.phrases_in_tokens.items():
-        if last - first not in sizes or (categories is not None and not set(labels) & set(categories)):
+        of_category = wanted.categories is None or not set(labels).isdisjoint(wanted.categories)
+        if last - first not in wanted.sizes or not of_category:
             continue
         if not whole:
             yield Skipped("the constituent cuts a surface token")
@@ -63,7 +65,7 @@ def choose_constituents(
             candidates.append(WordSpan(first, last, "+".join(dict.fromkeys(labels))))
     if not candidates:
         yield Dropped("no constituent of that size")
-    elif spans == "one":
+    elif wanted.spans == "one":
         yield candidates[rng().integers(len(candidates))]
     else:
         taken: set[int] = set()
@@ -73,17 +75,11 @@ def choose_constituents(
                 yield candidate
 
 
-def choose_windows(
-    sentence: Sentence,
-    rng: Callable[[], np.random.Generator],
-    sizes: Collection[int],
-    categories: Collection[str] | None,
-    spans: Spans,
-) -> Choices:
+def choose_windows(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
     """Choose one window that is not a constituent for each constituent that would be chosen."""
     sizes_needed = []
     generator = rng()
-    for choice in choose_constituents(sentence, lambda: generator, sizes, categories, spans):
+    for choice in choose_constituents(sentence, lambda: generator, wanted):
         if isinstance(choice, WordSpan):
             sizes_needed.append(choice.size)
         else:

@@ -1,7 +1,5 @@
 """Minimal pairs: an original beside its perturbation, for scoring with a language model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,7 +8,9 @@ import datasets
 from tqdm.auto import tqdm
 
 from pelocality.probes._build import write_dataset
-from pelocality.probes._info import ProbeInfo, probe_info, record_info
+from pelocality.probes.info import ProbeInfo, probe_info, record_info
+
+_COPIED = ("side", "category", "size", "seed", "uid", "provenance")
 
 
 def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> datasets.Dataset:
@@ -40,12 +40,12 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
         ('up you go', True, 'random_shuffling')
     """
     if not isinstance(probe, datasets.Dataset) or not {"builder", "spans", "side"} <= set(probe.column_names):
-        raise ValueError(
-            "probe must be a dataset as random_shuffling returns, with the columns builder, spans and side; got "
-            f"{', '.join(probe.column_names) if isinstance(probe, datasets.Dataset) else type(probe).__name__}"
-        )
+        given = getattr(probe, "column_names", type(probe).__name__)
+        raise ValueError(f"probe must have the columns builder, spans and side; got {given}")
     rows = tqdm(probe.with_format(None), "minimal_pairs", disable=not progress)
-    pairs = write_dataset(_rows(rows), _features(), probe.split)
+    texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
+    columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})
+    pairs = write_dataset(_rows(rows), columns, probe.split)
     try:
         of = probe_info(probe)
         settings = {"of": of.builder, **of.settings}
@@ -53,12 +53,6 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
         settings = {}
     record_info(pairs, ProbeInfo("minimal_pairs", settings, len(probe), len(pairs), {}, {}))
     return pairs
-
-
-def _features() -> datasets.Features:
-    string, number = datasets.Value("string"), datasets.Value("int64")
-    texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID", "side", "category"), string)
-    return datasets.Features({**texts, "size": number, "seed": number, **dict.fromkeys(("uid", "provenance"), string)})
 
 
 def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -71,6 +65,6 @@ def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 "sentence_bad": row[side],
                 "UID": row["builder"],
                 "pairID": str(next(numbers)),
+                **{name: row[name] for name in _COPIED},
                 "side": side,
-                **{name: row[name] for name in ("category", "size", "seed", "uid", "provenance")},
             }

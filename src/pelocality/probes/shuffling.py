@@ -1,7 +1,5 @@
 """Shuffled words: inside constituents, inside windows that are not constituents, or over the whole sentence."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,21 +8,20 @@ from typing import Any
 import datasets
 import numpy as np
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.corpora import Dropped, Pair, Sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     SENTENCE,
     Side,
     Spans,
-    check_choice,
     check_names,
     has_label,
     row_of,
     span_entry,
     texts_of,
 )
-from pelocality.probes._spans import Choices, WordSpan, choose_constituents, choose_sentence, choose_windows
+from pelocality.probes._spans import Choices, Wanted, WordSpan, choose_constituents, choose_sentence, choose_windows
 
 
 def constituency_shuffling(
@@ -78,8 +75,8 @@ def constituency_shuffling(
         >>> sorted(probe[0]["sentence"].split()[:3]), probe[0]["sentence"].split()[3:], probe[0]["category"]
         (['cat', 'old', 'the'], ['slept'], 'NP')
     """
-    choose = _with_options(choose_constituents, size, categories, spans)
-    perturb = _Shuffle(side, check_names("labels", labels), seed, choose)
+    wanted = _wanted(size, categories, spans)
+    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_constituents, wanted)
     return build("constituency_shuffling", pairs, perturb, num_proc, progress)
 
 
@@ -130,8 +127,8 @@ def window_shuffling(
         >>> (span["start"], span["end"]) in [(0, 3), (1, 4), (2, 5)]  # not (3, 6), the prepositional phrase
         True
     """
-    choose = _with_options(choose_windows, size, categories, spans)
-    perturb = _Shuffle(side, check_names("labels", labels), seed, choose)
+    wanted = _wanted(size, categories, spans)
+    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_windows, wanted)
     return build("window_shuffling", pairs, perturb, num_proc, progress)
 
 
@@ -170,24 +167,19 @@ def random_shuffling(
         >>> probe[0]["sentence"] != "one two three.", probe[0]["sentence"][-1], probe[0]["size"]
         (True, '.', 3)
     """
-    perturb = _Shuffle(side, check_names("labels", labels), seed, functools.partial(choose_sentence))
+    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_sentence)
     return build("random_shuffling", pairs, perturb, num_proc, progress)
 
 
-def _with_options(
-    choose: Callable[..., Choices],
-    size: int | range,
-    categories: Collection[str] | None,
-    spans: Spans,
-) -> functools.partial[Choices]:
-    """Return a choice of spans with its options, after checking them."""
+def _wanted(size: int | range, categories: Collection[str] | None, spans: Spans) -> Wanted:
+    """Return which constituents are wanted, after checking the arguments."""
     if isinstance(size, bool) or not isinstance(size, int | range | np.integer):
         raise TypeError(f"size must be a number or a range such as range(3, 7), got {size!r}")
     sizes = tuple(sorted(size)) if isinstance(size, range) else (int(size),)
     if not sizes or min(sizes) < 2:
         raise ValueError(f"size must be at least 2 words, got {size!r}: fewer cannot change places")
     check_choice("spans", spans, ("one", "all"))
-    return functools.partial(choose, sizes=sizes, categories=check_names("categories", categories), spans=spans)
+    return Wanted(sizes, check_names("categories", categories), spans)
 
 
 @dataclass(frozen=True)
@@ -197,7 +189,8 @@ class _Shuffle:
     side: Side
     labels: tuple[str, ...] | None
     seed: int
-    choose: functools.partial[Choices]
+    choose: Callable[..., Choices]
+    wanted: Wanted | None = None
 
     def __post_init__(self) -> None:
         check_choice("side", self.side, ("premise", "hypothesis", "both"))
@@ -205,7 +198,8 @@ class _Shuffle:
 
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder."""
-        return {"side": self.side, "labels": self.labels, "seed": self.seed, **self.choose.keywords}
+        wanted = self.wanted._asdict() if self.wanted else {}
+        return {"side": self.side, "labels": self.labels, "seed": self.seed, **wanted}
 
     def __call__(self, item: Item) -> Iterator[Row | Dropped | Skipped]:
         """Yield the row of an item: choose spans on each side of ``side``, and permute the words of each."""
@@ -215,34 +209,29 @@ class _Shuffle:
         perturbed: dict[str, str] = {}
         spans: list[WordSpan] = []
         entries: list[dict[str, Any]] = []
-        dropped = Dropped("no candidate")
         texts = texts_of(item)
         for name, sentence in self._sides(item).items():
             chosen: list[WordSpan] = []
             rng = functools.partial(generator_for, self.seed, *texts, name)
-            for choice in self.choose(sentence, functools.partial(rng, "choose")):
+            for choice in self.choose(sentence, functools.partial(rng, "choose"), self.wanted):
                 if isinstance(choice, WordSpan):
                     chosen.append(choice)
-                elif isinstance(choice, Dropped):
-                    dropped = choice
                 else:
                     yield choice
-            chosen.sort(key=lambda span: span.first)
             if not chosen:
                 continue
+            chosen.sort()
             text, changes = _permuted(sentence, name, chosen, rng("permute"))
-            if text != sentence.text:
+            if text == sentence.text:
+                yield Dropped("the text would not change")
+            else:
                 perturbed[name] = text
                 spans += chosen
                 entries += changes
-            else:
-                dropped = Dropped("the text would not change")
-        if not perturbed:
-            yield dropped
-            return
-        row = row_of(item, perturbed, entries, item.label if isinstance(item, Pair) else None)
-        categories = dict.fromkeys(span.category for span in spans)
-        yield {**row, "size": max(s.size for s in spans), "category": " ".join(categories), "seed": self.seed}
+        if perturbed:
+            row = row_of(item, perturbed, entries, item.label if isinstance(item, Pair) else None)
+            categories = dict.fromkeys(span.category for span in spans)
+            yield {**row, "size": max(s.size for s in spans), "category": " ".join(categories), "seed": self.seed}
 
     def _sides(self, item: Item) -> dict[str, Sentence]:
         if isinstance(item, Sentence):

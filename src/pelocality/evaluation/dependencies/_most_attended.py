@@ -1,7 +1,5 @@
 """The most attended other word of each word of a sentence, for each head."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +13,8 @@ from tqdm import tqdm
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation._examples import padded
 from pelocality.models._observe import observe
-from pelocality.models._run import device_of, eager_attention, find_base
+from pelocality.models._run import device_of, find_base
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
 
 
@@ -104,9 +103,7 @@ def check_alignment(tokenizer: Any) -> None:
         split = None
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
-        raise ValueError(
-            "tokenizer loses spaces between words; load it with from_pretrained(..., add_prefix_space=True)"
-        )
+        raise ValueError("tokenizer loses spaces between words; load it with add_prefix_space=True")
 
 
 def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """Sentences given by the user, and names of relations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

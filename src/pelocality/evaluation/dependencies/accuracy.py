@@ -1,7 +1,5 @@
 """Accuracy of attention heads on syntactic relations."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -94,15 +92,18 @@ def dependency_accuracy(
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
     left_out += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
-    frames, kept = [], []
+    rows, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
-        if words is not None:
-            frames.append(_words_of(sentence, number, subtypes, seed))
+        if words is not None and sentence.dependencies is not None:
+            layer, half = sentence.dependencies, half_of(sentence.words, seed)
+            relations = layer.relations if subtypes else map(without_subtype, layer.relations)
+            words_here = enumerate(zip(layer.heads, relations, strict=True))
+            rows += [(number, sentence.uid, word, head - 1, relation, half) for word, (head, relation) in words_here]
             kept.append(words)
     if not kept:
         raise ValueError(f"no sentence could be used: {dict(left_out)}")
     return DependencyAccuracy(
-        words=pd.concat(frames, ignore_index=True),
+        words=pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"]),
         attended=np.concatenate(kept),
         layers=layers,
         model=name_with_encoding(model),
@@ -127,23 +128,6 @@ def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], C
     if not chosen:
         raise ValueError(f"sentences must have dependencies between words, none has: {dict(left_out)}; see read_conllu")
     return chosen, left_out
-
-
-def _words_of(sentence: Sentence, number: int, subtypes: bool, seed: int) -> pd.DataFrame:
-    """Return the words of a sentence with the indices of their heads, -1 for the root."""
-    layer = sentence.dependencies
-    assert layer is not None
-    relations = layer.relations if subtypes else tuple(map(without_subtype, layer.relations))
-    return pd.DataFrame(
-        {
-            "sentence": number,
-            "uid": sentence.uid,
-            "word": np.arange(len(sentence.words)),
-            "head": np.array(layer.heads) - 1,
-            "relation": relations,
-            "half": half_of(sentence.words, seed),
-        }
-    )
 
 
 def half_of(words: Sequence[str], seed: int) -> int:

@@ -1,16 +1,13 @@
 """Distances between dependents and their heads, in words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from pelocality._checks import flag
+from pelocality._checks import check_choice, flag
 from pelocality._display import DisplayMixin
 from pelocality.corpora import Dependencies, Sentence
 from pelocality.evaluation.dependencies._sentences import ALL, checked, without_subtype
@@ -30,7 +27,6 @@ class DependencyDistances(DisplayMixin):
     counts: pd.DataFrame
     sentences: Mapping[str, int]
     punctuation: bool
-    _layout: ClassVar[dict[str, Any]] = {"index": False, "float_format": "{:.2f}".format}
 
     def to_frame(self) -> pd.DataFrame:
         """Return mean, median and spread of the distance per language and relation.
@@ -64,10 +60,8 @@ class DependencyDistances(DisplayMixin):
         Raises:
             ValueError: for a relation that no language has.
         """
+        check_choice("relation", relation, (*sorted(self.counts["relation"].unique()), ALL))
         counts = self.counts if relation == ALL else self.counts[self.counts["relation"] == relation]
-        if counts.empty:
-            known = ", ".join(sorted(self.counts["relation"].unique()))
-            raise ValueError(f"relation must be one of {known} or 'all', got {relation!r}")
         table = counts.assign(distance=counts["offset"].abs()).pivot_table(
             index="distance", columns="language", values="count", aggfunc="sum", fill_value=0
         )
@@ -139,11 +133,8 @@ def dependency_distances(
 
 def _offsets(layer: Dependencies, punctuation: bool) -> Iterable[tuple[str, int]]:
     """Return relation and signed distance of each word that has a head."""
-    marks = [
-        without_subtype(relation) == "punct" or (layer.upos is not None and layer.upos[i] == "PUNCT")
-        for i, relation in enumerate(layer.relations)
-    ]
-    kept = [punctuation or not mark for mark in marks]
+    words = zip(layer.relations, layer.upos or [""] * len(layer.relations), strict=True)
+    kept = [punctuation or not (without_subtype(relation) == "punct" or tag == "PUNCT") for relation, tag in words]
     place = np.cumsum(kept)  # positions among the words that count
     for i, (head, relation) in enumerate(zip(layer.heads, layer.relations, strict=True)):
         if head > 0 and kept[i] and kept[head - 1]:

@@ -1,7 +1,5 @@
 """Positional heads compared with contextual heads, by relation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,9 +133,8 @@ def compare_head_types(
 def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
-    size = count("heads", len(known) // 2 if heads is None else heads)
-    if size > len(known) // 2:
-        raise ValueError(f"heads must be at most {len(known) // 2}, half of the heads with a share, got {heads}")
+    half = len(known) // 2
+    size = count("heads", half if heads is None else heads, most=half)
     order = known[share[known].argsort(kind="stable")]
     positional, contextual = np.zeros((2, len(share)), dtype=bool)
     positional[order[-size:]] = True

@@ -1,7 +1,5 @@
 """The result of ``dependency_accuracy``: the most attended word of each word, and the tables computed from it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies._sentences import ALL
 from pelocality.statistics import Estimate, mean_over_groups, proportion, sign_flip, wilson
@@ -132,10 +130,8 @@ class DependencyAccuracy(DisplayMixin):
         Raises:
             ValueError: for a relation that does not occur, or an unknown direction.
         """
-        if direction not in DIRECTIONS:
-            raise ValueError(f"direction must be one of {', '.join(map(repr, DIRECTIONS))}, got {direction!r}")
-        if relation != ALL and relation not in self.relations:
-            raise ValueError(f"relation must be one of {', '.join(self.relations)} or 'all', got {relation!r}")
+        check_choice("direction", direction, DIRECTIONS)
+        check_choice("relation", relation, (*self.relations, ALL))
         head = self.words["head"].to_numpy()
         arcs = np.flatnonzero((head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL)))
         dependent = self.words["word"].to_numpy()[arcs]
@@ -224,7 +220,14 @@ class DependencyAccuracy(DisplayMixin):
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
 
     def place_of(self, index: int) -> tuple[int, int]:
-        """Return the layer of the model and the head of an index over all heads."""
+        """Return where a head is.
+
+        Args:
+            index: Its index over all heads.
+
+        Returns:
+            The layer of the model, and the head within it.
+        """
         row, head = divmod(index, self.attended.shape[2])
         return self.layers[row], head
 
@@ -251,11 +254,26 @@ class DependencyAccuracy(DisplayMixin):
         return found
 
     def proportion(self, hits: NDArray[np.bool_]) -> Estimate:
-        """Return the share of hits with Wilson's interval."""
+        """Return the share of hits with Wilson's interval.
+
+        Args:
+            hits: (m,), whether each item is a hit.
+
+        Returns:
+            The share in [0, 1] with its interval.
+        """
         return proportion(int(hits.sum()), len(hits), self.confidence)
 
     def bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
-        """Return a mean over items with its interval over sentences."""
+        """Return a mean over items with its interval over sentences.
+
+        Args:
+            values: (m,) numbers in [-1, 1].
+            sentences: (m,), number of the sentence of each.
+
+        Returns:
+            The mean with its interval.
+        """
         return mean_over_groups(values, sentences, self.confidence, self.resamples, self.seed)
 
     def _headline(self) -> str:

@@ -1,20 +1,24 @@
 """Declared against measured: the words for both, and the sentences where they differ."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pelocality.encodings.alibi import published_slopes
-from pelocality.models.auditing.declared import Rotary
-from pelocality.models.auditing.measured import PADDING, Call, Lookup, Reach, Reading, Window
+from pelocality.models.auditing import declared
+from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, distances
 from pelocality.models.auditing.rotations import Rotation, wrapped
+from pelocality.models.families._declared import declarations
+
+Finding = tuple[str, str, list[str]]
+"""Declared and measured, in words, and what differs."""
 
 UNDECLARED = "undeclared"
-_DEFAULT_BASE = 1e4
 
 
 def number(value: float) -> str:
@@ -22,53 +26,44 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def _rounded(value: float) -> float:
-    """Return a number with three digits."""
-    return float(f"{value:.3g}")
-
-
 # ---- rotary
 
 
-class Angles:
-    """The measured angles of one layer, to hold frequencies against."""
-
-    def __init__(self, turn: Rotation, far: Rotation | str | None, positions: Tensor | None, length: int) -> None:
-        self.turn, self.length = turn, length
-        near = torch.arange(len(turn.angles), dtype=torch.float64)
-        self.runs = [(near, turn.angles, length)]
-        if isinstance(far, Rotation) and positions is not None and far.dims == turn.dims:
-            self.runs.append((positions.double(), far.angles, int(positions.max()) + 1))
-        self.tolerance = turn.tolerance
-
-    def departure(self, rotary: Rotary, **changed: Any) -> int | None:
-        """Return the first position with other angles than those of declared embeddings, or None."""
-        if rotary.dims != self.turn.dims:
-            return 0
-        for positions, angles, length in self.runs:
-            wanted = positions[:, None] * rotary.frequencies(length, **changed)
-            apart = (wrapped(angles - wanted).abs() > self.tolerance + 1e-6 * wanted).any(1)
-            if bool(apart.any()):
-                return int(positions[apart][0])
-        return None
-
-    def base(self) -> float | None:
-        """Return the base that the first two frequencies have, None for a single frequency."""
-        frequencies = self.turn.frequencies()
-        if len(frequencies) < 2 or frequencies[1] <= 0:
-            return None
-        return float((frequencies[0] / frequencies[1]) ** len(frequencies))
-
-    def text(self, base: float | None, scaling: str) -> str:
-        """Return the measured rotation in words, of this base and scaling."""
-        return rotary_text(base, scaling, self.turn.factor, self.turn.dims, self.turn.head)
+def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
+    """Return the rotation of a layer's queries and keys."""
+    turn, rotary, words = layer.queries, wanted if isinstance(wanted, Rotary) else None, ""
+    if rotary is not None:
+        head = turn.head if isinstance(turn, Rotation) else rotary.dims
+        words = _rotary_text(rotary, rotary.attention_factor, rotary.dims, head)
+    if turn == "unseen":
+        return words, "queries not seen", []
+    if not isinstance(turn, Rotation):
+        missing = [] if rotary is None else [f"declared rotary base {number(rotary.base)}, measured no rotation"]
+        return words, "" if turn is None else f"queries {turn} by position", missing
+    turns = [each for each in (turn, layer.far) if isinstance(each, Rotation) and each.dims == turn.dims]
+    departure = math.inf
+    if rotary is not None and rotary.dims == turn.dims:
+        departure = _departure(turns, rotary)
+        found = rotary if departure == math.inf else _recognised(turns, rotary)
+    else:
+        found = _recognised(turns, Rotary(DEFAULT_BASE, turn.dims, "default", {}, 0))
+    text = _rotary_text(found, turn.factor, turn.dims, turn.head)
+    differences = [f"declared no rotation, measured {text}"] if wanted is None else []
+    if rotary is not None:
+        differences += _angle_differences(rotary, turn, found)
+        if not differences and departure < math.inf:
+            differences.append(f"declared {words}, measured other angles from position {departure:.0f} on")
+        differences += _factor_difference(rotary.attention_factor, turn)
+    if isinstance(layer.keys, Rotation) and not turn.like(layer.keys):
+        differences.append("queries and keys are turned by different angles")
+    return words, text, differences
 
 
-def rotary_text(base: float | None, scaling: str, factor: float | None, dims: int, head: int) -> str:
-    """Return rotary embeddings in words."""
-    words = ["rotary"] if base is None else [f"rotary, base {number(base)}"]
-    if scaling != "default":
-        words.append(scaling)
+def _rotary_text(rotary: Rotary | None, factor: float | None, dims: int, head: int) -> str:
+    """Return rotary embeddings in words; None for those of no known form."""
+    words = ["rotary"] if rotary is None else [f"rotary, base {number(rotary.base)}"]
+    if rotary is not None and rotary.scaling != "default":
+        words.append(_scaling_text(rotary))
     if dims != head:
         words.append(f"{dims} of {head} dimensions")
     if factor is not None and abs(factor - 1) > 1e-2:
@@ -76,79 +71,96 @@ def rotary_text(base: float | None, scaling: str, factor: float | None, dims: in
     return ", ".join(words)
 
 
-def scaling_text(rotary: Rotary) -> str:
+def _scaling_text(rotary: Rotary) -> str:
     """Return the scaling and its factor in words."""
     factor = rotary.options.get("factor")
-    return rotary.scaling + ("" if factor is None or rotary.scaling == "default" else f" (factor {number(factor)})")
+    if rotary.scaling == "default":
+        return "none"
+    return rotary.scaling if factor is None else f"{rotary.scaling} (factor {number(factor)})"
 
 
-def compare_rotations(wanted: Rotary | str | None, angles: Angles | None) -> tuple[str, list[str]]:
-    """Return the measured rotation in words, and what differs from the declared one."""
-    if angles is None:
-        bases = [number(wanted.base)] if isinstance(wanted, Rotary) else []
-        return "", [f"declared rotary base {base}, measured no rotation" for base in bases]
-    turn = angles.turn
-    own = Rotary(angles.base() or _DEFAULT_BASE, turn.dims, "default", {}, 0)
-    if not isinstance(wanted, Rotary):
-        text = angles.text(*_found(angles, own))
-        return text, [f"declared no rotation, measured {text}"] if wanted is None else []
+def _departure(turns: Sequence[Rotation], rotary: Rotary) -> float:
+    """Return the first position with other angles than those of rotary embeddings, infinity for none."""
+    for turn in turns:
+        wanted = turn.positions[:, None] * rotary.frequencies(turn.length)
+        off = (wrapped(turn.angles - wanted).abs() > turn.tolerance + 1e-6 * wanted).any(1)
+        if bool(off.any()):
+            return float(turn.positions[off][0])
+    return math.inf
+
+
+def _recognised(turns: Sequence[Rotation], like: Rotary) -> Rotary | None:
+    """Return the rotary embeddings that have the measured angles, or at least those of consecutive positions."""
+    near = turns[0]
+    bases = [like.base, DEFAULT_BASE, *([] if near.base is None else [float(f"{near.base:.3g}"), near.base])]
+    scalings = [(like.scaling, like.options), ("default", like.options)]
+    if 0 < near.frequencies[0] < 1:
+        scalings.append(("linear", {"factor": float(1 / near.frequencies[0])}))
+    candidates = [replace(like, base=base, scaling=name, options=given) for base in bases for name, given in scalings]
+    departures = [(_departure(turns, each), each) for each in candidates]
+    fitting = (each for least in (math.inf, len(near.angles)) for departure, each in departures if departure >= least)
+    return next(fitting, None)
+
+
+def _factor_difference(wanted: float, turn: Rotation) -> list[str]:
+    """Return whether the factor on the rotated dimensions differs."""
+    allowed = max(1e-3, 10 * turn.tolerance - 1e-2) * wanted
+    if turn.factor is None or abs(turn.factor - wanted) <= allowed:
+        return []
+    return [f"declared attention factor {number(wanted)}, measured {number(turn.factor)}"]
+
+
+def _angle_differences(wanted: Rotary, turn: Rotation, found: Rotary | None) -> list[str]:
+    """Return in what the declared rotary embeddings differ from those that were recognised."""
     differences = []
-    factor = wanted.attention_factor
-    if turn.factor is not None and abs(turn.factor - factor) > max(1e-3, 10 * angles.tolerance - 1e-2) * factor:
-        differences.append(f"declared attention factor {number(factor)}, measured {number(turn.factor)}")
-    if not wanted.known:
-        return angles.text(_found(angles, own)[0], wanted.scaling), differences
-    text, departure = angles.text(wanted.base, scaling_text(wanted)), angles.departure(wanted)
-    if departure is None:
-        return text, differences
-    same_dims = turn.dims == wanted.dims
-    if not same_dims:
+    if wanted.dims != turn.dims:
         differences.append(f"declared {wanted.dims} rotated dimensions of {turn.head}, measured {turn.dims}")
-    base, scaling = _found(angles, wanted if same_dims else own)
-    name = scaling.split(" ")[0]
-    as_declared = base is None or (number(base), name) == (number(wanted.base), wanted.scaling)  # but not far off
-    if same_dims and as_declared:
-        return text, [*differences, f"declared {text}, measured other angles from position {departure} on"]
-    if base is None or number(base) != number(wanted.base):
-        measured = "angles of no known form" if base is None else number(base)
-        differences.append(f"declared rotary base {number(wanted.base)}, measured {measured}")
-    if base is not None and name != wanted.scaling:
-        measured = "none" if scaling == "default" else scaling
-        differences.append(f"declared rotary scaling {scaling_text(wanted)}, measured {measured}")
-    return angles.text(base, scaling), differences
-
-
-def _found(angles: Angles, like: Rotary) -> tuple[float | None, str]:
-    """Return base and scaling of measured angles; None where they are of no known form."""
-    base = angles.base()
-    candidates = [like.base, _DEFAULT_BASE, *(() if base is None else (_rounded(base), base))]
-    for nearby in (False, True):  # everywhere, or at consecutive positions from the first
-        for candidate in candidates[nearby:]:
-            for scaling in dict.fromkeys(["default", like.scaling]):
-                departure = angles.departure(like, base=candidate, scaling=scaling)
-                if departure is None or (nearby and departure > len(angles.turn.angles)):
-                    return candidate, "default" if scaling == "default" else scaling_text(like)
-    frequencies = angles.turn.frequencies()
-    if base is not None and 0 < frequencies[0] < 1:
-        factor = float(1 / frequencies[0])
-        if angles.departure(Rotary(base, angles.turn.dims, "linear", {"factor": factor}, 0)) is None:
-            return base, f"linear (factor {number(factor)})"
-    return None, "default"
+    for name, text in (("base", lambda rotary: number(rotary.base)), ("scaling", _scaling_text)):
+        if found is not None and text(found) != text(wanted):
+            differences.append(f"declared rotary {name} {text(wanted)}, measured {text(found)}")
+    return differences
 
 
 # ---- biases
 
 
-def bias_of(call: Call) -> Tensor | None:
-    """Return how logits of constant content differ from that of the query's own key: (head, n, n); None for not."""
+def compare_biases(config: Any, call: Call, lookups: Sequence[Lookup]) -> Finding:
+    """Return the bias of a layer."""
+    terms, slopes = declarations(config).relative_terms(config), declarations(config).slopes(config)
+    buckets = declared.buckets(config, SHORT)
+    words = "relative terms" if terms else ""
+    if slopes is not None:
+        words = f"ALiBi, slopes {_slope_text(slopes)}"
+    elif buckets is not None:
+        words = f"{config.relative_attention_num_buckets} buckets"
+    bias = bias_of(call)
+    if float(bias.nan_to_num().abs().max()) < 1e-3:
+        return words, "", [f"declared {words}, measured none"] if words else []
+    rounding = _rounding_of(call, bias)
+    found = _slopes_of(bias, rounding)
+    if slopes is not None or (found is not None and not words):
+        text = "a bias" if found is None else f"ALiBi, slopes {_slope_text(found)}"
+        return words, text, _slope_differences(slopes, found, rounding / (bias.shape[-1] - 1))
+    lookup = _bucket_lookup(bias, lookups)
+    if lookup is None:
+        unknown = words or terms is None
+        return words, "relative terms", [] if unknown else ["declared no relative terms, measured some"]
+    text, n = f"{len(lookup.table)} buckets", len(bias[0])
+    if buckets is None:
+        return words, text, ["declared no buckets, measured some"]
+    off = (lookup.rows[:n, :n].cpu() != buckets[:n, :n]) & ~bias.isnan().all(0)
+    nearest = int(distances(n).abs()[off].min()) if bool(off.any()) else None
+    return words, text, [] if nearest is None else [f"declared {words}, measured others from distance {nearest} on"]
+
+
+def bias_of(call: Call) -> Tensor:
+    """Return how logits of constant content differ from that of the query's own key, NaN where hidden: (head, n, n)."""
     logits = call.logits.double().cpu()
     bias = logits - logits.diagonal(dim1=1, dim2=2)[..., None]
-    visible = bias > -1e3
-    bias = bias.masked_fill(~visible, torch.nan)
-    return None if float(bias.nan_to_num().abs().max()) < 1e-3 else bias
+    return bias.masked_fill(bias <= -1e3, torch.nan)
 
 
-def rounding_of(call: Call, bias: Tensor) -> Tensor:
+def _rounding_of(call: Call, bias: Tensor) -> Tensor:
     """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits and of a table."""
     eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
     logits = call.logits.double().cpu().masked_fill(bias.isnan(), 0).abs().amax((1, 2))
@@ -156,11 +168,10 @@ def rounding_of(call: Call, bias: Tensor) -> Tensor:
     return eps * logits + table
 
 
-def slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
+def _slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
     """Return the slopes (head,) of a bias that falls in proportion to distance but for rounding (head,), else None."""
     n = bias.shape[-1]
-    position = torch.arange(n, dtype=bias.dtype)
-    distance = (position[:, None] - position).abs()
+    distance = distances(n).abs().to(bias.dtype)
     past = ~bias.isnan() & (distance > 0)
     rates = torch.where(past, -bias / distance.clamp(min=1), torch.nan)
     slopes = rates[:, -1, 0] if not bool(rates[:, -1, 0].isnan().any()) else rates.nanmean((1, 2))
@@ -169,36 +180,27 @@ def slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
     return slopes if bool((off <= allowed).all()) and bool((slopes.abs() * n > 2 * rounding).all()) else None
 
 
-def compare_slopes(wanted: Tensor | None, slopes: Tensor | None, error: Tensor) -> list[str]:
-    """Return what differs from declared slopes.
-
-    Args:
-        wanted: declared slopes (head,), or None.
-        slopes: measured slopes (head,), or None.
-        error: how far the measured ones may be off, (head,).
-    """
+def _slope_differences(wanted: Tensor | None, slopes: Tensor | None, error: Tensor) -> list[str]:
+    """Return what differs from declared slopes (head,), where measured ones may be off by ``error`` (head,)."""
     if wanted is None:
-        return [] if slopes is None else ["declared no ALiBi slopes, measured some"]
+        return ["declared no ALiBi slopes, measured some"]
     if slopes is None:
         return ["declared ALiBi slopes, measured none"]
-    if len(wanted) == len(slopes) and bool(((wanted - slopes).abs() <= 0.02 * slopes.abs() + error).all()):
-        return []
     heads = len(slopes)
-    like = [h for h in range(1, 4 * heads) if h != heads and _same_slopes(published_slopes(h), slopes)]
-    measured = f"those of {like[0]} heads" if like else slope_text(slopes)
-    return [f"declared ALiBi slopes of {len(wanted)} heads ({slope_text(wanted)}), measured {measured}"]
+    if len(wanted) == heads and bool(((wanted - slopes).abs() <= 0.02 * slopes.abs() + error).all()):
+        return []
+    published = {count: published_slopes(count)[:heads] for count in range(heads + 1, 4 * heads)}
+    like = [count for count, others in published.items() if torch.allclose(others, slopes, rtol=0.02)]
+    measured = f"those of {like[0]} heads" if like else _slope_text(slopes)
+    return [f"declared ALiBi slopes of {len(wanted)} heads ({_slope_text(wanted)}), measured {measured}"]
 
 
-def _same_slopes(those: Tensor, slopes: Tensor) -> bool:
-    return len(those) >= len(slopes) and torch.allclose(those[: len(slopes)], slopes, rtol=0.02)
-
-
-def slope_text(slopes: Tensor) -> str:
+def _slope_text(slopes: Tensor) -> str:
     """Return the range of the slopes in words."""
     return f"{number(float(slopes.max()))} to {number(float(slopes.min()))}"
 
 
-def bucket_lookup(bias: Tensor, lookups: Sequence[Lookup]) -> Lookup | None:
+def _bucket_lookup(bias: Tensor, lookups: Sequence[Lookup]) -> Lookup | None:
     """Return the table of buckets that a bias was read from, or None."""
     for lookup in lookups:
         if lookup.rows.ndim == 2 and lookup.table.shape[1] == len(bias):
@@ -240,18 +242,39 @@ def compare_reach(wanted: Window, causal: bool | None, reach: Reach) -> list[str
 # ---- tables at the input
 
 
+def compare_inputs(config: Any, reading: Reading) -> Finding:
+    """Return the positions at the input."""
+    kind, first = declarations(config).table(config) or (None, 0)
+    words, lookup = _table_text(kind, first), position_lookup(reading)
+    if lookup is None:
+        if reading.input_moves:
+            return words, "computed at the input", []
+        return words, "", [f"declared {kind} positions, measured none"] if kind else []
+    row, read = int(lookup.rows[0]), lookup.table[lookup.rows]
+    text = _table_text("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", row)
+    if kind is None:
+        return words, text, []
+    if torch.equal(read, read[:1].expand_as(read)):
+        return words, "", [f"declared {kind} positions, measured the same row at every position"]
+    differences = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
+    if not bool((lookup.rows.diff() == 1).all()):
+        differences.append("declared one row a position, measured other steps")
+    return words, text, differences
+
+
+def _table_text(kind: str | None, row: int) -> str:
+    """Return a table of positions in words."""
+    return f"{kind} from row {row}" if row else kind or ""
+
+
 def position_lookup(reading: Reading) -> Lookup | None:
     """Return the table at the input of which each token reads another row, or None."""
-    tables = [lookup for lookup in reading.lookups if lookup.block is None and lookup.rows.ndim == 1]
-    moving = [
-        lookup
-        for lookup in tables
-        if bool((lookup.rows.diff() != 0).all()) and lookup.table.shape[1] in reading.widths  # not angles of a head
-    ]
-    return moving[0] if moving else None
+    vectors = (each for each in reading.lookups if each.block is None and each.rows.ndim == 1)
+    added = (each for each in vectors if each.table.shape[1] in reading.widths)  # not angles of a head
+    return next((each for each in added if bool((each.rows.diff() != 0).all())), None)
 
 
-def is_sinusoidal(table: Tensor) -> bool:
+def _is_sinusoidal(table: Tensor) -> bool:
     """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
     some = table[2 : 2 + 32].double().cpu()  # the first rows may be padding
     middle, around = some[1:-1], some[:-2] + some[2:]
@@ -261,33 +284,10 @@ def is_sinusoidal(table: Tensor) -> bool:
     return bool(moving.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
-def compare_rows(kind: str | None, first: int, reading: Reading) -> tuple[str, list[str]]:
-    """Return the measured positions at the input in words, and what differs from the declared ones."""
-    lookup = position_lookup(reading)
-    if lookup is None:
-        if reading.input_moves:
-            return "computed at the input", []
-        return "", ([f"declared {kind} positions, measured none"] if kind is not None else [])
-    row = int(lookup.rows[0])
-    measured = "sinusoidal" if is_sinusoidal(lookup.table) else "learned"
-    text = measured if row == 0 else f"{measured} from row {row}"
-    if kind is None:
-        return text, []
-    read = lookup.table[lookup.rows]
-    if torch.equal(read, read[:1].expand_as(read)):
-        return "", [f"declared {kind} positions, measured the same row at every position"]
-    differences = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
-    if not bool((lookup.rows.diff() == 1).all()):
-        differences.append("declared one row a position, measured other steps")
-    return text, differences
-
-
 def counted_through_padding(reading: Reading) -> bool | None:
     """Return whether tokens behind padding read later rows than without it; None where no table is read."""
     plain = position_lookup(reading)
-    if plain is None or reading.padded is None or isinstance(reading.padded, str):
+    if plain is None or not isinstance(reading.padded, list):
         return None
-    same = [lookup for lookup in reading.padded if lookup.table.data_ptr() == plain.table.data_ptr()]
-    if not same:
-        return None
-    return int(same[0].rows[PADDING]) != int(plain.rows[0])
+    behind = next((each for each in reading.padded if each.table.data_ptr() == plain.table.data_ptr()), None)
+    return None if behind is None else int(behind.rows[PADDING]) != int(plain.rows[0])

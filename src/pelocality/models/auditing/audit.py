@@ -1,7 +1,5 @@
 """Which positions a model really runs, layer by layer: declared by its configuration against measured."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,27 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._inputs import token_tensor
+from pelocality.models._inputs import token_batch
 from pelocality.models._restore import inference
-from pelocality.models._run import (
-    attached_encoding,
-    device_of,
-    eager_attention,
-    find_base,
-    model_name,
-)
-from pelocality.models._weights import check_ids
+from pelocality.models._run import attached_encoding, described, device_of, find_base, model_name
+from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import agreement, declared
-from pelocality.models.auditing.measured import SHORT, Reading, read
+from pelocality.models.auditing.measured import SHORT, Call, Layer, Lookup, Reading, distances, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
-from pelocality.models.auditing.rotations import Rotation, wrapped
+from pelocality.models.auditing.rotations import Rotation
+from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
 from pelocality.models.families._declared import declarations
 from pelocality.models.families._wrapper import pretrained
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
-Finding = tuple[str, str, list[str]]  # declared and measured, in words, and what differs
 _WORDS = 64  # other tokens in the run with the model's own content
 
 
@@ -79,49 +71,40 @@ def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = 
         >>> audit(model).mismatches
         ('layers 0-1: declared rotary base 500000, measured 10000',)
     """
-    text = None if input_ids is None else token_tensor("input_ids", input_ids)
-    if text is not None and (text.ndim > 2 or text.numel() != text.shape[-1] or text.shape[-1] < 2):
-        raise ValueError(f"input_ids must be one sequence of at least 2 tokens, got shape {tuple(text.shape)}")
-    if other is None:
-        return _audit(model, text)[0]
-    return _compare(_audit(model, text), _audit(other, text))
+    one = _audit(model, input_ids)
+    return one[0] if other is None else _compare(one, _audit(other, input_ids))
 
 
-def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
+def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     """Return the audit of one model, and what was read from it."""
     base = find_base(model)
     inner, config = pretrained(model), base.config.get_text_config()
-    own = getattr(config, "_attn_implementation", None) in ("sdpa", "eager", None)
-    implementation = "sdpa" if own and config._attn_implementation == "sdpa" else "eager"
-    depth = config.num_hidden_layers
-    wanted = [declared.rotary(config, layer) for layer in range(depth)]
+    own = config._attn_implementation in ("sdpa", "eager", None)
+    wanted = [declared.rotary(config, layer) for layer in range(config.num_hidden_layers)]
     rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
     causal = declared.causal(base, config)
-    windows = [declared.window(config, layer, bool(causal)) for layer in range(depth)]
-    length = _length(base, windows, _LONGEST[implementation])
-    word, ids = _tokens(base, text, min(length, SHORT))
+    windows = [declared.window(config, layer) for layer in range(config.num_hidden_layers)]
+    sizes = {window[1] for window in windows if isinstance(window, tuple)}
+    length = _length(base, sizes, _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"])
+    word, ids = _tokens(base, input_ids, min(length, SHORT))
+    dims, farthest = sorted({each.dims for each in rotary}), _farthest(config, rotary)
     with inference(model) if own else eager_attention(model):
-        reading = read(
-            inner, base, config, word, ids, length, _farthest(config, rotary), sorted({each.dims for each in rotary})
-        )
-    if not reading.calls:
-        raise ValueError(
-            f"{type(base).__name__} (model type '{config.model_type}') cannot be audited: it took no softmax over its "
-            "tokens"
-        )
+        reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
+    if not reading.layers:
+        raise ValueError(f"{described(base)} cannot be audited: it took no softmax over its tokens")
     through_padding = agreement.counted_through_padding(reading)
-    by_itself = declarations(config).counts_tokens or (hasattr(inner, "can_generate") and inner.can_generate())
-    at_input = _input(config, reading, bool(through_padding and by_itself))
-    rows = [_row(config, reading, place, causal, at_input) for place in range(len(reading.calls))]
-    rows += [
-        LayerAudit(layer, (name, name), ("", ""), (None, None), None, None, ())
-        for layer, name in reading.others.items()
-    ]
+    by_itself = declarations(config).counts_tokens or inner.can_generate()
+    at_input = agreement.compare_inputs(config, reading)
+    if isinstance(reading.padded, str):
+        at_input[2].append(f"behind padding on the left: {reading.padded}")
+    if through_padding and by_itself:
+        at_input[2].append("declared positions counted from the first token, measured through left padding")
+    rows = [_row(config, layer, reading.lookups, causal, at_input) for layer in reading.layers]
+    rows += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
     cautions = []
     if through_padding and not by_itself and causal:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
-    beyond = sorted({w[1] for w in windows if isinstance(w, tuple) and w[1] >= length})
-    if beyond:
+    if beyond := sorted(size for size in sizes if size >= length):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
     result = Audit(
         layers=tuple(sorted(rows, key=lambda row: row.layer)),
@@ -133,130 +116,52 @@ def _audit(model: nn.Module, text: Tensor | None) -> tuple[Audit, Reading]:
     return result, reading
 
 
-def _input(config: Any, reading: Reading, through_padding: bool) -> Finding:
-    """Return the positions at the input."""
-    kind, first = declared.absolute(config), declared.first_row(config)
-    text, differences = agreement.compare_rows(kind, first, reading)
-    if isinstance(reading.padded, str):
-        differences.append(f"behind padding on the left: {reading.padded}")
-    if through_padding:
-        differences.append("declared positions counted from the first token, measured through left padding")
-    return f"{kind} from row {first}" if kind and first else kind or "", text, differences
-
-
-def _row(config: Any, reading: Reading, place: int, causal: bool | None, at_input: Finding) -> LayerAudit:
+def _row(
+    config: Any, layer: Layer, lookups: list[Lookup], causal: bool | None, at_input: agreement.Finding
+) -> LayerAudit:
     """Return what is declared and measured of one layer with attention."""
-    layer, call, turn = reading.layers[place], reading.calls[place], reading.queries[place]
-    rotary, window = declared.rotary(config, layer), declared.window(config, layer, bool(causal))
-    found = [at_input, _rotation(rotary, reading, place)]
-    if turn != "change" and not isinstance(turn, Rotation):
-        found.append(_biases(config, reading, place))
-    wanted, measured, differences = zip(*found, strict=True)
-    text_call = reading.text[place] if place < len(reading.text) else call
-    nothing = "undeclared" if rotary == "undeclared" else "none"
+    rotary, window = declared.rotary(config, layer.number), declared.window(config, layer.number)
+    reach, text = layer.constant.reach, layer.text
+    found = [at_input, agreement.compare_rotations(rotary, layer)]
+    if layer.queries != "change" and not isinstance(layer.queries, Rotation):
+        found.append(agreement.compare_biases(config, layer.constant, lookups))
+    words, measured, differences = zip(*found, strict=True)
+    nothing = agreement.UNDECLARED if rotary == agreement.UNDECLARED else "none"
     return LayerAudit(
-        layer=layer,
-        positions=(_joined(wanted, nothing), _joined(measured, "none")),
-        window=(agreement.window_text(window, causal), agreement.window_text(call.reach.window, call.reach.causal)),
-        causal=(causal, call.reach.causal),
-        first_key=float(text_call.weights[:, 1:, 0].double().mean()),
-        sinks=None if text_call.sinks is None else float(text_call.sinks.double().mean()),
-        mismatches=(*itertools.chain(*differences), *agreement.compare_reach(window, causal, call.reach)),
+        layer=layer.number,
+        positions=(_joined(words) or nothing, _joined(measured) or "none"),
+        window=(agreement.window_text(window, causal), agreement.window_text(reach.window, reach.causal)),
+        causal=(causal, reach.causal),
+        first_key=float(text.weights[:, 1:, 0].double().mean()),
+        sinks=None if text.sinks is None else float(text.sinks.double().mean()),
+        mismatches=(*itertools.chain(*differences), *agreement.compare_reach(window, causal, reach)),
     )
 
 
-def _rotation(wanted: declared.Rotary | str | None, reading: Reading, place: int) -> Finding:
-    """Return the rotation of queries and keys."""
-    turn, keys, words = reading.queries[place], reading.keys[place], ""
-    if isinstance(wanted, declared.Rotary):
-        head = turn.head if isinstance(turn, Rotation) else wanted.dims
-        factor, scaling = wanted.attention_factor, agreement.scaling_text(wanted)
-        words = agreement.rotary_text(wanted.base, scaling, factor, wanted.dims, head)
-    if turn == "unseen":
-        return words, "queries not seen", []
-    text, differences = agreement.compare_rotations(wanted, _angles(reading, place))
-    if isinstance(turn, Rotation) and isinstance(keys, Rotation) and not _same_turn(turn, keys):
-        differences.append("queries and keys are turned by different angles")
-    return words, f"queries {turn} by position" if isinstance(turn, str) else text, differences
+def _joined(words: Iterable[str]) -> str:
+    return " + ".join(word for word in words if word)
 
 
-def _biases(config: Any, reading: Reading, place: int) -> Finding:
-    """Return declared and measured biases in words, and what differs."""
-    call = reading.calls[place]
-    bias = agreement.bias_of(call)
-    slopes = declared.slopes(config)
-    buckets = declared.buckets(config, bool(getattr(config, "is_decoder", False)), SHORT)
-    names = (
-        None if slopes is None else f"ALiBi, slopes {agreement.slope_text(slopes)}",
-        None if buckets is None else f"{config.relative_attention_num_buckets} buckets",
-        "relative terms" if declarations(config).relative_terms(config) else None,
-    )
-    wanted = [name for name in names if name is not None]
-    words = _joined(wanted, "")
-    if bias is None:
-        return words, "", [f"declared {word}, measured none" for word in wanted]
-    rounding = agreement.rounding_of(call, bias)
-    found = agreement.slopes_of(bias, rounding)
-    if slopes is not None or (found is not None and not wanted):
-        differences = agreement.compare_slopes(slopes, found, rounding / (bias.shape[-1] - 1))
-        return words, "a bias" if found is None else f"ALiBi, slopes {agreement.slope_text(found)}", differences
-    lookup = agreement.bucket_lookup(bias, reading.lookups)
-    if lookup is None:
-        known = wanted or declarations(config).relative_terms(config) is None
-        return words, "relative terms", [] if known else ["declared no relative terms, measured some"]
-    n = min(len(lookup.rows), SHORT)
-    rows, text = lookup.rows[:n, :n].cpu(), f"{len(lookup.table)} buckets"
-    if buckets is None:
-        return words, text, ["declared no buckets, measured some"]
-    off = (rows != buckets[:n, :n]) & ~bias.isnan().all(0)
-    if not bool(off.any()):
-        return words, text, []
-    position = torch.arange(n)
-    nearest = int((position[:, None] - position).abs()[off].min())
-    return words, text, [f"declared {wanted[0]}, measured others from distance {nearest} on"]
+def _length(base: Any, windows: Iterable[int], most: int) -> int:
+    """Return the number of positions to run: beyond the widest declared window, where that can be run.
+
+    It is odd, so that hardly another axis has its size.
+    """
+    wanted = max([SHORT, *(size + 8 for size in windows if size + 8 <= most)])
+    length = min(wanted, longest_input(base) or wanted)
+    return length - 1 + length % 2
 
 
-def _angles(reading: Reading, place: int) -> agreement.Angles | None:
-    """Return the angles of a layer's queries, None where they are not turned."""
-    turn = reading.queries[place]
-    if not isinstance(turn, Rotation):
-        return None
-    positions, far = (None, None) if reading.far is None else (reading.far[0], reading.far[1][place])
-    return agreement.Angles(turn, far, positions, reading.length)
-
-
-def _same_turn(queries: Rotation, keys: Rotation) -> bool:
-    """Return whether queries and keys are turned alike."""
-    if queries.angles.shape != keys.angles.shape or queries.sign != keys.sign:
-        return False
-    return bool(wrapped(queries.angles - keys.angles).abs().max() < queries.tolerance)
-
-
-def _length(base: Any, windows: Iterable[Any], most: int) -> int:
-    """Return the number of positions to run: a prime beyond the widest declared window, where that can be run."""
-    wide = [window[1] + 8 for window in windows if isinstance(window, tuple) and window[1] + 8 <= most]
-    longest = longest_input(base) or 0
-    wanted = max([SHORT, *wide])
-    if 0 < longest <= 2 * wanted:  # there is a prime between a number and its double
-        return _prime(range(min(wanted, longest), 1, -1))
-    return _prime(range(wanted, 2 * wanted))
-
-
-def _prime(numbers: Iterable[int]) -> int:
-    """Return the first prime of some numbers."""
-    return next(n for n in numbers if all(n % d for d in range(2, int(n**0.5) + 1)))
-
-
-def _tokens(base: Any, text: Tensor | None, length: int) -> tuple[int, Tensor]:
+def _tokens(base: Any, input_ids: Any, length: int) -> tuple[int, Tensor]:
     """Return the token to repeat, and (1, n) tokens for the run with the model's own content."""
-    vocabulary = base.get_input_embeddings().weight.shape[0]
-    words = choose_words(base, None, min(_WORDS, max(vocabulary // 2, 1)), 0)[0]
-    if text is None:
+    words = choose_words(base, None, min(_WORDS, max(len(embedding_weight(base)) // 2, 1)), 0)[0]
+    if input_ids is None:
         drawn = torch.randint(len(words), (length,), generator=torch.Generator().manual_seed(0))
-        text = torch.tensor(words)[drawn]
-    ids = text.flatten()[:length][None].to(device_of(base))
-    check_ids(base, ids)
-    return words[0], ids
+        return words[0], torch.tensor(words)[drawn][None].to(device_of(base))
+    ids = token_batch(base, input_ids)[0]["input_ids"]
+    if len(ids) != 1 or ids.shape[1] < 2:
+        raise ValueError(f"input_ids must be one sequence of at least 2 tokens, got shape {tuple(ids.shape)}")
+    return words[0], ids[:, :length]
 
 
 def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
@@ -269,41 +174,37 @@ def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
 
 def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:
     """Return where the positions of two models part."""
-    one, two = a[1], b[1]
-    shapes = [[(layer, call.logits.shape) for layer, call in zip(r.layers, r.calls, strict=True)] for r in (one, two)]
+    shapes = [[(layer.number, len(layer.constant.logits)) for layer in each[1].layers] for each in (a, b)]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            f"model and other must have the same layers and heads, got {len(shapes[0])} x {shapes[0][0][1][0]} and "
-            f"{len(shapes[1])} x {shapes[1][0][1][0]}"
+            f"model and other must have the same layers and heads, got {len(shapes[0])} x {shapes[0][0][1]} and "
+            f"{len(shapes[1])} x {shapes[1][0][1]}"
         )
-    tables = [agreement.position_lookup(reading) for reading in (one, two)]
-    same_input = (tables[0] is None) == (tables[1] is None)
-    if tables[0] is not None and tables[1] is not None:
-        rows = [each.table[each.rows].cpu() for each in tables if each is not None]
-        same_input = rows[0].shape == rows[1].shape and torch.allclose(rows[0], rows[1], atol=1e-6)
-    change = [
-        float((x.weights.double() - y.weights.double().to(x.weights.device)).abs().sum(-1).mean() / 2)
-        for x, y in zip(one.text, two.text, strict=True)
-    ]
+    tables = [table for _, reading in (a, b) if (table := agreement.position_lookup(reading)) is not None]
+    rows = [table.table[table.rows].cpu() for table in tables]
+    pairs = list(zip(a[1].layers, b[1].layers, strict=True))
     return AuditComparison(
         audits=(a[0], b[0]),
-        distance=tuple(_parting(x.logits, y.logits) for x, y in zip(one.calls, two.calls, strict=True)),
-        change=tuple(change),
-        layers=one.layers,
-        input_differs=not same_input,
+        distance=tuple(_parting(one.constant, two.constant) for one, two in pairs),
+        change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
+        layers=tuple(layer.number for layer in a[1].layers),
+        input_differs=len(rows) == 1 or (len(rows) == 2 and not _same(*rows)),
     )
 
 
-def _parting(a: Tensor, b: Tensor) -> int | None:
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Return whether the rows of two tables are equal but for rounding."""
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-6)
+
+
+def _change(a: Tensor, b: Tensor) -> float:
+    """Return the total variation between two attentions (head, n, n), mean over heads and queries."""
+    return float((a.double() - b.double().to(a.device)).abs().sum(-1).mean() / 2)
+
+
+def _parting(one: Call, two: Call) -> int | None:
     """Return the smallest distance at which logits of the same content differ, None if they do not."""
-    relative = [each.double().cpu() - each.double().cpu().diagonal(dim1=1, dim2=2)[..., None] for each in (a, b)]
-    masked = [each < -1e3 for each in relative]
-    one, two = (each.masked_fill(hidden, 0) for each, hidden in zip(relative, masked, strict=True))
-    off = ((one - two).abs() > 1e-3 * one.abs().max().clamp(min=1)) | (masked[0] != masked[1])
-    position = torch.arange(a.shape[-1])
-    distance = (position[:, None] - position).abs()
-    return int(distance[off.any(0)].min()) if bool(off.any()) else None
-
-
-def _joined(words: Iterable[str], nothing: str) -> str:
-    return " + ".join(word for word in words if word) or nothing
+    a, b = agreement.bias_of(one), agreement.bias_of(two)
+    allowed = 1e-3 * a.nan_to_num().abs().max().clamp(min=1)
+    off = ((a - b).abs() > allowed) | (a.isnan() != b.isnan())
+    return int(distances(a.shape[-1]).abs()[off.any(0)].min()) if bool(off.any()) else None

@@ -4,8 +4,6 @@ None of it calls transformers' own functions for angles, slopes, buckets or mask
 second account of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ from transformers.models.auto.modeling_auto import (
 from pelocality.encodings.buckets import bucket_of
 from pelocality.models.families._declared import declarations, head_size
 
-_DEFAULT_BASE = 10_000.0
+DEFAULT_BASE = 10_000.0
+_SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Rotary:
     Attributes:
         base: the base of the geometric series of frequencies.
         dims: the number of rotated dimensions.
-        scaling: "default" or the name of a scaling.
+        scaling: "default" or the name of a scaling with a published formula.
         options: the options of the scaling.
         trained: the length from which the scaling starts or to which it refers.
     """
@@ -43,10 +42,9 @@ class Rotary:
     options: Mapping[str, Any]
     trained: int
 
-    def frequencies(self, length: int = 1, *, base: float | None = None, scaling: str | None = None) -> Tensor:
+    def frequencies(self, length: int) -> Tensor:
         """Return radians per position (dims / 2,), of a sequence of this length."""
-        base, scaling = base or self.base, scaling or self.scaling
-        options, dims = self.options, self.dims
+        base, scaling, options, dims = self.base, self.scaling, self.options, self.dims
         if scaling == "dynamic":  # NTK-aware, by the length of the sequence (emozilla, 2023)
             over = max(length, self.trained) / self.trained
             base *= (options["factor"] * over - (options["factor"] - 1)) ** (dims / (dims - 2))
@@ -84,11 +82,6 @@ class Rotary:
         if one and all_dims:
             return float((0.1 * one * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1))
         return 0.1 * math.log(factor) + 1
-
-    @property
-    def known(self) -> bool:
-        """Whether the scaling is one of those above."""
-        return self.scaling in ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 def _yarn(plain: Tensor, base: float, trained: int, options: Mapping[str, Any]) -> Tensor:
@@ -134,20 +127,18 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
             return None
     bases = getattr(config, "layer_rope_theta", None) or ()
     own = bases[layer] if layer < len(bases) else None
-    if own == 0:
+    if own == 0 or getattr(config, "use_mem_rope", True) is False or family.slopes(config) is not None:
         return None
-    if getattr(config, "use_mem_rope", True) is False:
-        return None
-    if family.rotated is not None and (dims := family.rotated(config)) is not None:
-        return Rotary(_DEFAULT_BASE, dims, "default", {}, 0)
-    if slopes(config) is not None:
-        return None
+    if (dims := family.rotated(config)) is not None:
+        return Rotary(DEFAULT_BASE, dims, "default", {}, 0)
     if not isinstance(given, Mapping) or "rope_theta" not in given:
-        return None if absolute(config) is not None or family.unrotated else "undeclared"
+        return None if family.table(config) is not None or family.unrotated else "undeclared"
     if getattr(config, "position_embedding_type", "") is None:
         return None
     share = given.get("partial_rotary_factor") or 1.0
     scaling = given.get("rope_type", "default")
+    if scaling not in _SCALINGS:
+        return "undeclared"
     head = getattr(config, "qk_rope_head_dim", None)
     dims = head or int(head_size(config) * (1.0 if scaling == "proportional" else share))
     most = getattr(config, "max_position_embeddings", 0) or 0
@@ -168,40 +159,22 @@ def layer_type(config: Any, layer: int) -> str | None:
     return types[layer] if types and layer < len(types) else None
 
 
-def absolute(config: Any) -> str | None:
-    """Return "learned", "sinusoidal" or None."""
-    family = declarations(config)
-    return family.absolute if family.when(config) else None
-
-
-def first_row(config: Any) -> int:
-    """Return the row of the table of positions that the first token reads."""
-    family = declarations(config)
-    return int(config.pad_token_id) + 1 if family.after_padding else family.first_row
-
-
-def slopes(config: Any) -> Tensor | None:
-    """Return the slopes of ALiBi (Press et al., 2022) (head,), or None where the model has none."""
-    of_family = declarations(config).slopes
-    return None if of_family is None else of_family(config)
-
-
-def buckets(config: Any, causal: bool, length: int) -> Tensor | None:
+def buckets(config: Any, length: int) -> Tensor | None:
     """Return T5's bucket (Raffel et al., 2020) of each query and key (n, n), or None where the model has none."""
     number = getattr(config, "relative_attention_num_buckets", None)
     if not number:
         return None
     farthest = getattr(config, "relative_attention_max_distance", 128)
     position = torch.arange(length)
-    return bucket_of(position - position[:, None], number, farthest, causal)
+    return bucket_of(position - position[:, None], number, farthest, bool(getattr(config, "is_decoder", False)))
 
 
 def causal(base: Any, config: Any) -> bool | None:
     """Return whether queries see no later key; None where nothing says."""
     if (own := getattr(config, "is_causal", None)) is not None:
         return bool(own)
-    if (of_family := declarations(config).causal) is not None:
-        return of_family(config)
+    if (of_family := declarations(config).causal(config)) is not None:
+        return of_family
     if (wide := getattr(config, "use_bidirectional_attention", None)) is not None:
         return wide is not True and wide != "all"
     half = type(base).__name__
@@ -215,22 +188,18 @@ def causal(base: Any, config: Any) -> bool | None:
     return True if model_type in CAUSAL or model_type.removesuffix("_text") in WITH_IMAGES else None
 
 
-def window(config: Any, layer: int, causal: bool) -> tuple[str, int] | str | None:
+def window(config: Any, layer: int) -> tuple[str, int] | str | None:
     """Return ("window", keys) or ("chunks", size) of a layer, None for none, "undeclared" where nothing says.
 
     A causal window counts the query itself; another one is the distance to either side.
     """
     kind, size = layer_type(config, layer), getattr(of_layer(config, layer), "sliding_window", None)
-    if config.model_type == "gpt_neo":
-        return ("window", config.window_size) if kind == "local" else None
     if kind == "chunked_attention":
         return "chunks", config.attention_chunk_size
-    if kind in ("full_attention", "attention", "hybrid"):
+    if kind in ("full_attention", "attention", "hybrid", "global"):
         return None
-    if kind in ("sliding_attention", "hybrid_sliding"):
-        return "undeclared" if not size else ("window", size)
-    if kind is not None:
-        return "undeclared"
-    if getattr(config, "use_sliding_window", True) is False or not size:
-        return None
-    return "window", size
+    if kind == "local":  # GPT-Neo
+        return "window", config.window_size
+    if kind is None:
+        return ("window", size) if size and getattr(config, "use_sliding_window", True) is not False else None
+    return ("window", size) if size and kind in ("sliding_attention", "hybrid_sliding") else "undeclared"

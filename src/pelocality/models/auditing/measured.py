@@ -5,11 +5,8 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,25 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._observe import layer_numbers
-from pelocality.models._restore import restoring, unhook
+from pelocality.models._restore import hooked
 from pelocality.models._run import device_of, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
+from pelocality.models.families._calls import by_name
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
 
-_PRODUCTS = {  # the place of the two factors among the arguments
-    torch.matmul: 0,
-    Tensor.matmul: 0,
-    Tensor.__matmul__: 0,
-    torch.bmm: 0,
-    Tensor.bmm: 0,
-    torch.baddbmm: 1,
-    Tensor.baddbmm: 1,
-}
-
+_MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+_PRODUCTS = (*_MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)  # the factors are the last two tensors
 
 Window = tuple[str, int] | str | None
 """("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
@@ -97,14 +87,17 @@ class Recorder(Softmaxes):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.constant and (vector := self._linear(func, args, kwargs)) is not None:
-            return vector
+        constant = None
         if func is nn.functional.scaled_dot_product_attention:
-            return self._scaled_dot_product(func, *args, **kwargs)
+            constant = self._scaled_dot_product(args, kwargs)
+        elif self.constant:
+            constant = self._linear(func, args, kwargs)
+        if constant is not None:
+            return constant
         result = super().__torch_function__(func, types, args, kwargs)
         if func in _PRODUCTS and result.ndim > 2 and result.shape[-2:] == (self.length, self.length):
-            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)][_PRODUCTS[func] :]
-            self._factors = (tensors[0], tensors[1].transpose(-1, -2))
+            *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            self._factors = (first, second.transpose(-1, -2))
         elif func in (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__):
             self._lookup(func, args, kwargs)
         return result
@@ -115,7 +108,7 @@ class Recorder(Softmaxes):
             states, size = args[0], (args[1] if len(args) > 1 else kwargs["weight"]).shape[0]
         elif func in (torch.addmm, Tensor.addmm):
             states, size = args[1], args[2].shape[-1]
-        elif func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and args[0].ndim == 3 and args[1].ndim == 2:
+        elif func in _MATMULS and args[0].ndim == 3 and args[1].ndim == 2:
             states, size = args[0], args[1].shape[-1]
         else:
             return None
@@ -125,38 +118,21 @@ class Recorder(Softmaxes):
         vector = torch.randn(size, generator=torch.Generator().manual_seed(self._maps))
         return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
 
-    def _scaled_dot_product(
-        self,
-        func: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Record a call of torch's kernel, with the logits that it does not hand out."""
-        n = self.length
-        if query.shape[-2] == n and key.shape[-2] == n:
-            part = slice(0, SHORT)
-            q, k = (_flat(states[..., part, :]) for states in (query, key))
+    def _scaled_dot_product(self, args: Any, kwargs: Any) -> Tensor | None:
+        """Record a call of torch's kernel, with the logits that it does not hand out; zeros for constant content."""
+        call = by_name(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
+        query, given, n, part = call["query"], call.get("attn_mask"), self.length, slice(0, SHORT)
+        if query.shape[-2] == n and call["key"].shape[-2] == n:
+            q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
             k_all = k.repeat_interleave(len(q) // len(k), 0)
-            logits = q.float() @ k_all.float().transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
-            mask = attn_mask
-            if mask is None:
-                mask = torch.ones(n, n, dtype=torch.bool, device=query.device)
-                mask = mask.tril() if is_causal else mask
-            corner = mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
-            corner = corner.reshape(-1, *corner.shape[-2:])
+            logits = q.float() @ k_all.float().transpose(-1, -2) * (call.get("scale") or query.shape[-1] ** -0.5)
+            mask = torch.ones(n, n, dtype=torch.bool, device=query.device) if given is None else given
+            mask = mask.tril() if call.get("is_causal") else mask
+            corner = _flat(mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part])
             logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
-            reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, attn_mask)
+            reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, given)
             self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
-        if self.constant:
-            return query.new_zeros(*query.shape[:-1], value.shape[-1])
-        result: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return result
+        return query.new_zeros(*query.shape[:-1], call["value"].shape[-1]) if self.constant else None
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
@@ -186,7 +162,7 @@ class Recorder(Softmaxes):
             if seen is mask:
                 return reach
         n = self.length
-        reach = reach_of(visible.broadcast_to(*visible.shape[:-2], n, n).reshape(-1, n, n).any(0))
+        reach = _reach_of(visible.broadcast_to(*visible.shape[:-2], n, n).reshape(-1, n, n).any(0))
         if mask is not None:
             self._reaches.append((mask, reach))
         return reach
@@ -212,11 +188,15 @@ def _flat(states: Tensor) -> Tensor:
     return states.reshape(-1, *states.shape[-2:])
 
 
-def reach_of(visible: Tensor) -> Reach:
+def distances(n: int, device: torch.device | None = None) -> Tensor:
+    """Return how far each key is behind each query, i - j: (n, n)."""
+    position = torch.arange(n, device=device)
+    return position[:, None] - position
+
+
+def _reach_of(visible: Tensor) -> Reach:
     """Return which keys are seen, from (n, n) of bool; a window without a name is "irregular"."""
-    n = len(visible)
-    position = torch.arange(n, device=visible.device)
-    distance = position[:, None] - position
+    n, distance = len(visible), distances(len(visible), visible.device)
     seen = distance[visible]
     behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
     causal = ahead <= 0 and n > 1
@@ -224,81 +204,74 @@ def reach_of(visible: Tensor) -> Reach:
         limit = None if max(behind, ahead) == n - 1 else ("window", behind + 1 if causal else behind)
         return Reach(causal, limit if causal or behind == ahead else "irregular", n)
     chunk = max(int((~visible[:, 0]).int().argmax()), 1)  # the first query that does not see the first key
-    same = position[:, None] // chunk == position // chunk
+    number = torch.arange(n, device=visible.device) // chunk
+    same = number[:, None] == number
     regular = torch.equal(visible, same & (distance >= 0) if causal else same)
     return Reach(causal, ("chunks", chunk) if regular else "irregular", n)
 
 
-@contextmanager
-def _identity_rotations(base: nn.Module) -> Iterator[None]:
-    """Let modules that hand out cosines and sines hand out 1 and 0."""
+def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """Replace cosines and sines in the output of a module by 1 and 0."""
+    if isinstance(output, Tensor) and output.is_complex():
+        return torch.ones_like(output)
+    if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
+        return None
+    cos, sin = output
+    power = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
+    even = bool((power - power.mean()).abs().max() < 0.02 * power.mean())  # not queries and keys
+    return (torch.ones_like(cos), torch.zeros_like(sin)) if even else None
 
-    def identity(module: nn.Module, args: Any, output: Any) -> Any:
-        if isinstance(output, Tensor) and output.is_complex():
-            return torch.ones_like(output)
-        if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
-            return None
-        cos, sin = output
-        power = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
-        even = bool((power - power.mean()).abs().max() < 0.02 * power.mean())  # not queries and keys
-        return (torch.ones_like(cos), torch.zeros_like(sin)) if even else None
 
-    modules = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer with attention.
 
-    def undo() -> None:
-        for module in modules:
-            unhook(module, identity)
+    Attributes:
+        number: its number in the model, counted from 0.
+        constant: its attention with constant content.
+        text: its attention with the model's own content.
+        queries: how its queries are turned: a `Rotation`, None for not at all, "scaled" or "change" for another change
+            by position, "unseen" where no product of queries and keys was found.
+        keys: likewise.
+        far: how its queries are turned at positions far apart; None where the model takes none.
+    """
 
-    with restoring(undo):
-        for module in modules:
-            module.register_forward_hook(identity)
-        yield
+    number: int
+    constant: Call
+    text: Call
+    queries: Rotation | str | None
+    keys: Rotation | str | None
+    far: Rotation | str | None
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the attention layers of a model were seen to do.
+    """What a model was seen to do.
 
     Attributes:
-        calls: one attention a layer, with constant content.
-        layers: the numbers of those layers in the model, counted from 0.
-        others: what the layers of the model without attention are, by number.
-        length: the number of positions of the longest run, to which ``reach`` refers.
-        queries: how the queries of each layer are turned: a `Rotation`, None for not at all, "scaled" or "change" for
-            another change by position, "unseen" where no product of queries and keys was found.
-        keys: likewise.
-        far: the positions (n,) of another run and how its queries are turned, or None where the model takes none.
+        layers: its layers with attention.
+        others: what its layers without attention are, by number.
         lookups: the tables outside the layers that were read by position, and tables of buckets anywhere.
         padded: the same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
             the model takes none.
-        text: one attention a layer, with the model's own content.
         input_moves: whether the states before the first layer differ between equal tokens.
         widths: the sizes that a vector added to the token embeddings may have.
     """
 
-    calls: list[Call]
-    layers: tuple[int, ...]
+    layers: list[Layer]
     others: dict[int, str]
-    length: int
-    queries: list[Rotation | str | None]
-    keys: list[Rotation | str | None]
-    far: tuple[Tensor, list[Rotation | str | None]] | None
     lookups: list[Lookup]
     padded: list[Lookup] | str | None
-    text: list[Call]
     input_moves: bool
     widths: set[int]
 
 
-def read(
-    model: Any, base: Any, config: Any, word: int, text: Tensor, length: int, farthest: int, dims: Sequence[int]
-) -> Reading:
+def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthest: int, dims: Sequence[int]) -> Reading:
     """Run a model for what its layers do with positions.
 
     Args:
         model: the model, possibly with a head, which says how positions are counted in generation.
         base: the bare transformer.
-        config: the configuration of its text part.
         word: the id of the token to repeat.
         text: (1, n) token ids, at most ``SHORT``.
         length: the number of positions of the run with constant content.
@@ -307,35 +280,38 @@ def read(
     """
     ids = torch.full((1, length), word, device=text.device)
     constant = _run(base, length, True, input_ids=ids)
-    with _identity_rotations(base):
+    rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
+    with hooked(rotary, after=_identity):
         unturned = _run(base, length, True, input_ids=ids).calls
-    pairs = list(zip(constant.calls, unturned, strict=True))
-    still = [_still(call.query, other.query) for call, other in pairs]
-    queries = _turns([call.query for call in constant.calls], still, dims)
-    keys = _turns([call.key for call in constant.calls], [_still(call.key, other.key) for call, other in pairs], dims)
-    far = None
-    accepted = inspect.signature(base.forward).parameters
-    if farthest and "position_ids" in accepted and any(isinstance(turn, Rotation) for turn in queries):
-        n = min(length, SHORT)
-        steps = torch.arange(n)
-        positions = steps + ((farthest - n + 1) * (steps / (n - 1)) ** 3).long()
-        ids, ones = ids[:, :n], torch.ones_like(ids[:, :n])
-        distant = _run(base, n, True, input_ids=ids, position_ids=positions[None].to(ids.device), attention_mask=ones)
-        far = positions, _turns([call.query for call in distant.calls], still, dims)
-    layers, _, others = layer_numbers(base, [call.block for call in constant.calls])
+    ids = ids[:, :SHORT]
+    n = ids.shape[1]
+    near = torch.arange(n)
+    distant = None
+    if farthest and "position_ids" in inspect.signature(base.forward).parameters:
+        far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
+        inputs = {"position_ids": far[None].to(ids.device), "attention_mask": torch.ones_like(ids)}
+        distant = _run(base, n, True, input_ids=ids, **inputs).calls
+    own = _run(base, text.shape[1], False, input_ids=text).calls
+    numbers, _, others = layer_numbers(base, [call.block for call in constant.calls])
+    layers = []
+    for place, (call, other) in enumerate(zip(constant.calls, unturned, strict=True)):
+        query, key = _still(call.query, other.query), _still(call.key, other.key)
+        layer = Layer(
+            number=numbers[place],
+            constant=call,
+            text=own[place] if place < len(own) else call,
+            queries=rotation_of(call.query, query, near, length, dims),
+            keys=rotation_of(call.key, key, near, length, dims),
+            far=None if distant is None else rotation_of(distant[place].query, query, far, farthest + 1, dims),
+        )
+        layers.append(layer)
     return Reading(
-        calls=constant.calls,
         layers=layers,
         others=others,
-        length=length,
-        queries=queries,
-        keys=keys,
-        far=far,
         lookups=constant.lookups,
-        padded=_padded(model, base, word, min(length, SHORT)) if constant.lookups else None,
-        text=_run(base, text.shape[1], False, input_ids=text).calls,
+        padded=_padded(model, base, word, n) if constant.lookups else None,
         input_moves=_moves(constant.entered),
-        widths={embedding_weight(base).shape[1], config.hidden_size},
+        widths={embedding_weight(base).shape[1], base.config.get_text_config().hidden_size},
     )
 
 
@@ -359,16 +335,6 @@ def _still(states: Tensor | None, unturned: Tensor | None) -> Tensor | None:
     return None if states is None or unturned is None or torch.equal(states, unturned) else unturned
 
 
-def _turns(
-    states: Sequence[Tensor | None], still: Sequence[Tensor | None], dims: Sequence[int]
-) -> list[Rotation | str | None]:
-    """Return how the states of each layer are turned, as `rotation_of`; "unseen" where they were not."""
-    return [
-        "unseen" if one is None else rotation_of(one, None if other is None else other[:, : one.shape[1]], dims)
-        for one, other in zip(states, still, strict=True)
-    ]
-
-
 def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
     accepted = inspect.signature(base.forward).parameters
@@ -378,12 +344,13 @@ def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str
     ids[:, :PADDING] = getattr(base.config, "pad_token_id", None) or 0
     mask = torch.ones_like(ids)
     mask[:, :PADDING] = 0
+    recorder = Recorder(length, True)
     try:
-        if not (hasattr(model, "can_generate") and model.can_generate()):
-            return _run(base, length, True, input_ids=ids, attention_mask=mask).lookups
-        recorder = Recorder(length, True)
         with recorder.recording(base):
-            model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
-        return recorder.lookups
+            if model.can_generate():
+                model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
+            else:
+                run(base, output_attentions=False, input_ids=ids, attention_mask=mask)
     except IndexError as error:
         return str(error)
+    return recorder.lookups

@@ -1,7 +1,5 @@
 """What an audit found: the positions of each layer, declared and measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,11 +27,11 @@ class LayerAudit:
 
     layer: int
     positions: tuple[str, str]
-    window: tuple[str, str]
-    causal: tuple[bool | None, bool | None]
-    first_key: float | None
-    sinks: float | None
-    mismatches: tuple[str, ...]
+    window: tuple[str, str] = ("", "")
+    causal: tuple[bool | None, bool | None] = (None, None)
+    first_key: float | None = None
+    sinks: float | None = None
+    mismatches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,7 +84,8 @@ class Audit(DisplayMixin):
         shown["first key"] = frame.first_key
         if frame.sinks.notna().any():
             shown["sinks"] = frame.sinks
-        shown["declared"] = ["differs" if row.mismatches else _declared_word(row) for row in self.layers]
+        said = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")
+        shown["declared"] = said.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
         return shown
 
     def _notes(self) -> tuple[str, ...]:
@@ -116,17 +115,12 @@ class AuditComparison(DisplayMixin):
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per layer with attention."""
         both = [{row.layer: row.positions[1] for row in audit.layers} for audit in self.audits]
-        rows = [
-            {
-                "layer": layer,
-                "positions_a": both[0][layer],
-                "positions_b": both[1][layer],
-                "parts_from_distance": distance,
-                "attention_change": change,
-            }
-            for layer, distance, change in zip(self.layers, self.distance, self.change, strict=True)
-        ]
-        return pd.DataFrame(rows).astype({"parts_from_distance": "Int64"})
+        frame = pd.DataFrame({"layer": self.layers})
+        for letter, positions in zip("ab", both, strict=True):
+            frame[f"positions_{letter}"] = frame["layer"].map(positions)
+        frame["parts_from_distance"] = pd.array(self.distance, dtype="Int64")
+        frame["attention_change"] = self.change
+        return frame
 
     def _headline(self) -> str:
         names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
@@ -142,11 +136,6 @@ class AuditComparison(DisplayMixin):
 
     def _notes(self) -> tuple[str, ...]:
         return tuple(f"{side}: {note}" for side, each in zip("ab", self.audits, strict=True) for note in each._notes())
-
-
-def _declared_word(row: LayerAudit) -> str:
-    """Return whether a layer does what is declared, for the table."""
-    return "" if row.causal[1] is None else "undeclared" if row.positions[0] == "undeclared" else "yes"
 
 
 def _numbered(numbers: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
 """The rotation of queries and keys by position, recovered from the vectors themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,22 +10,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """How queries (or keys) are turned.
+    """How queries (or keys) are turned in one run.
 
     Attributes:
         angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
+        positions: (n,), of these angles.
+        length: the number of positions of the whole run.
         sign: 1 or -1, the direction in which they were turned before ``angles`` were given the sign of the first pair.
-        start: the first rotated dimension.
-        layout: "half" (dimensions i and i + dims / 2) or "interleaved" (2 i and 2 i + 1).
         factor: the factor on the rotated dimensions; None where there is nothing to compare with.
         head: d_head.
         tolerance: how far an angle may be off, by the precision of the states.
     """
 
     angles: Tensor
+    positions: Tensor
+    length: int
     sign: int
-    start: int
-    layout: str
     factor: float | None
     head: int
     tolerance: float
@@ -36,12 +35,27 @@ class Rotation:
         """The number of rotated dimensions."""
         return 2 * self.angles.shape[1]
 
+    @property
     def frequencies(self) -> Tensor:
-        """Return radians per position (pair,), from consecutive positions."""
+        """Radians per position (pair,), from consecutive positions."""
         steps = wrapped(self.angles.diff(dim=0))
         position = torch.arange(len(steps) + 1, dtype=steps.dtype)
         total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # unwrapped
         return (total * position[:, None]).sum(0) / (position**2).sum()
+
+    @property
+    def base(self) -> float | None:
+        """The base of the first two frequencies, None for a single one."""
+        frequencies = self.frequencies
+        if len(frequencies) < 2 or frequencies[1] <= 0:
+            return None
+        return float((frequencies[0] / frequencies[1]) ** len(frequencies))
+
+    def like(self, other: Self) -> bool:
+        """Return whether queries and keys are turned alike."""
+        if self.angles.shape != other.angles.shape or self.sign != other.sign:
+            return False
+        return bool(wrapped(self.angles - other.angles).abs().max() < self.tolerance)
 
 
 def wrapped(angles: Tensor) -> Tensor:
@@ -49,12 +63,24 @@ def wrapped(angles: Tensor) -> Tensor:
     return torch.remainder(angles + torch.pi, 2 * torch.pi) - torch.pi
 
 
-def rotation_of(states: Tensor, still: Tensor | None, hints: Sequence[int] = ()) -> Rotation | str | None:
+def rotation_of(
+    states: Tensor | None, still: Tensor | None, positions: Tensor, length: int, hints: Sequence[int]
+) -> Rotation | str | None:
     """Return how ``states`` (head, n, d) are turned against ``still``, or against the first position if None.
 
+    Args:
+        states: queries or keys, None where they were not seen.
+        still: the same without rotation.
+        positions: (n,), their positions.
+        length: the number of positions of the whole run.
+        hints: numbers of rotated dimensions to try first.
+
     Returns:
-        None if they do not differ between positions, "scaled" or "change" if they do, but not by a rotation.
+        None if they do not differ between positions, "scaled" or "change" if they do, but not by a rotation, "unseen"
+        for None.
     """
+    if states is None:
+        return "unseen"
     compared = still is not None
     eps = torch.finfo(states.dtype).eps
     tolerance = max(1e-3, 4 * eps)
@@ -64,27 +90,28 @@ def rotation_of(states: Tensor, still: Tensor | None, hints: Sequence[int] = ())
     if not len(moved):
         return None
     head, first, last = states.shape[-1], int(moved[0]), int(moved[-1])
-    enough = max(1e-4, 2 * eps)  # wider ones, whose further pairs stand still, fit as well but for rounding
-    least, found = 0.03, None
-    for dims in dict.fromkeys([*hints, head, *range(2, head + 1, 2)]):
-        starts = [start for start in dict.fromkeys((0, head - dims)) if start <= first and last < start + dims]
-        for start, layout in [(start, layout) for start in starts for layout in ("half", "interleaved")]:
-            misfit, turn = _fit(states[..., start : start + dims], still[..., start : start + dims], layout)
-            if misfit < least:
-                least, found = misfit, (turn, start, layout)
-            if misfit < enough:
-                break
-        if least < enough:
+    planes = [
+        (slice(start, start + dims), layout)
+        for dims in dict.fromkeys([*hints, head, *range(2, head + 1, 2)])
+        for start in dict.fromkeys((0, head - dims))
+        if start <= first and last < start + dims
+        for layout in ("half", "interleaved")
+    ]
+    least, turn = 0.03, None
+    for part, layout in planes:
+        misfit, found = _fit(states[..., part], still[..., part], layout)
+        if misfit < least:
+            least, turn = misfit, found
+        if misfit < max(1e-4, 2 * eps):  # wider ones, whose further pairs stand still, fit as well but for rounding
             break
-    if found is None:
+    if turn is None:
         return "change"
-    turn, start, layout = found
     angles = turn.angle() - turn[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
     sign = 1 if float(torch.sin(angles[1:2, 0]).sum()) >= 0 else -1
     factor = float(turn[0].abs().mean()) if compared else None
-    return Rotation(sign * angles, sign, start, layout, factor, head, tolerance)
+    return Rotation(sign * angles, positions, length, sign, factor, head, tolerance)
 
 
 def _fit(states: Tensor, still: Tensor, layout: str) -> tuple[float, Tensor]:

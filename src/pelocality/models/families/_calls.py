@@ -1,7 +1,5 @@
 """Reading the arguments of a call in a forward pre-hook."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

@@ -3,8 +3,6 @@
 For `audit` alone, which holds it against the running model: none of it is read from transformers' code as it runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,10 +26,9 @@ class Declared:
     Attributes:
         absolute: the table at the input, "learned" or "sinusoidal", or None.
         when: whether a configuration has that table.
-        first_row: the row of it that the first token reads.
-        after_padding: whether that is the row after the padding id instead.
+        first_row: the row of it that the first token reads; None for the one after the padding id.
         counts_tokens: whether positions are counted from the first token, padding left out.
-        rotated: the rotated dimensions of a family of which no option tells, with base 10,000.
+        rotated: the rotated dimensions of a family of which no option tells, with base 10,000, or None.
         unrotated: whether a configuration without options for rotation has none; otherwise nothing is declared.
         rotated_in_windows_alone: whether layers without a window have no rotation where others have one.
         slopes: the slopes of ALiBi (head,), or None.
@@ -41,15 +38,20 @@ class Declared:
 
     absolute: str | None = None
     when: Callable[[Any], bool] = lambda config: True
-    first_row: int = 0
-    after_padding: bool = False
+    first_row: int | None = 0
     counts_tokens: bool = False
-    rotated: Callable[[Any], int | None] | None = None
+    rotated: Callable[[Any], int | None] = lambda config: None
     unrotated: bool = False
     rotated_in_windows_alone: bool = False
-    slopes: Callable[[Any], Tensor | None] | None = None
+    slopes: Callable[[Any], Tensor | None] = lambda config: None
     relative_terms: Callable[[Any], bool | None] = lambda config: False
-    causal: Callable[[Any], bool] | None = None
+    causal: Callable[[Any], bool | None] = lambda config: None
+
+    def table(self, config: Any) -> tuple[str, int] | None:
+        """Return the table at the input of a configuration, and the row of it that the first token reads, or None."""
+        if self.absolute is None or not self.when(config):
+            return None
+        return self.absolute, int(config.pad_token_id) + 1 if self.first_row is None else self.first_row
 
 
 def _mpt_slopes(config: Any) -> Tensor | None:
@@ -68,7 +70,7 @@ def _falcon_slopes(config: Any) -> Tensor | None:
 
 
 _LEARNED, _SINUSOIDAL = Declared("learned"), Declared("sinusoidal")
-_FROM_TWO, _AFTER_PADDING = replace(_LEARNED, first_row=2), replace(_LEARNED, after_padding=True, counts_tokens=True)
+_FROM_TWO, _AFTER_PADDING = replace(_LEARNED, first_row=2), replace(_LEARNED, first_row=None, counts_tokens=True)
 _DEBERTA = replace(
     _LEARNED,
     when=lambda config: getattr(config, "position_biased_input", True),
@@ -83,8 +85,7 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
         _LEARNED,
     ),
     ("bart biogpt mbart mvp nystromformer plbart yoso", _FROM_TWO),
-    ("opt", replace(_FROM_TWO, counts_tokens=True)),
-    ("mpnet", replace(_FROM_TWO, counts_tokens=True)),
+    ("mpnet opt", replace(_FROM_TWO, counts_tokens=True)),
     (
         "camembert data2vec-text ibert layoutlmv3 lilt luke markuplm roberta roberta-prelayernorm xlm-roberta "
         "xlm-roberta-xl xmod",
@@ -100,7 +101,7 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
     ),
     ("ctrl marian pegasus pegasus_x tipsv2_text_model", _SINUSOIDAL),
     ("xglm", replace(_SINUSOIDAL, first_row=2)),
-    ("m2m_100 nllb-moe", replace(_SINUSOIDAL, after_padding=True, counts_tokens=True)),
+    ("m2m_100 nllb-moe", replace(_SINUSOIDAL, first_row=None, counts_tokens=True)),
     ("xlm flaubert", replace(_LEARNED, causal=lambda config: bool(config.causal))),
     ("deberta deberta-v2", _DEBERTA),
     ("xlnet", Declared(relative_terms=lambda config: True, causal=lambda config: bool(config.attn_type == "uni"))),

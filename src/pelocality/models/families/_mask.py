@@ -1,7 +1,5 @@
 """How a bias is added to the logits of most families: through the mask, which the attention module adds to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

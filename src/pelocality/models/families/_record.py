@@ -3,15 +3,16 @@
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from pelocality.models._restore import unhook
 from pelocality.models.families._calls import argument_names
-from pelocality.models.families._mask import Bias, add_to_mask
-from pelocality.models.families._wrapper import bare, reads_tokens
+from pelocality.models.families._mask import Bias, add_to_mask, without_bias
+from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
@@ -32,7 +33,6 @@ class AbsoluteInput:
         table: the position embeddings.
         offset: the row of ``table`` that the first token reads.
         norm: the layer norm that the sum goes through.
-        token_types: the token-type (segment) embeddings, or None.
         before_norm: a linear map before the norm, or None.
         after_norm: a linear map after the norm, or None.
         epsilon_name: the attribute of the norm that holds the epsilon added to the variance.
@@ -41,17 +41,9 @@ class AbsoluteInput:
     table: nn.Embedding
     offset: int
     norm: nn.Module
-    token_types: nn.Embedding | None = None
     before_norm: nn.Module | None = None
     after_norm: nn.Module | None = None
     epsilon_name: str = "eps"
-
-    @classmethod
-    def from_embeddings(cls, embeddings: Any, **others: Any) -> Self:
-        """Return that of an embeddings module with the attribute names of BERT's."""
-        token_types = getattr(embeddings, "token_type_embeddings", None)
-        offset = getattr(embeddings, "padding_idx", -1) + 1  # RoBERTa and MPNet count from the padding id + 1
-        return cls(embeddings.position_embeddings, offset, embeddings.LayerNorm, token_types, **others)
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -64,6 +56,9 @@ _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
 _READERS = re.compile("Rotary|Embeddings$")
+
+# Classes of modules that select the keys of each query.
+_INDEXERS = re.compile("Indexer$")
 
 
 # model types without one (n, n) matrix of softmax attention per head
@@ -107,6 +102,9 @@ class Architecture:
     head_size: ClassVar[str] = "attention_head_size"
     """The attribute of an attention module that holds d_head."""
 
+    epsilon_name: ClassVar[str] = "eps"
+    """The attribute of the layer norm of the input that holds the epsilon added to the variance."""
+
     mask_arguments: ClassVar[tuple[str, ...]] = ("attention_mask", "mask")
     """The names that the mask has among the arguments of attention modules."""
 
@@ -118,7 +116,9 @@ class Architecture:
 
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
-        base = bare(model)
+        base = pretrained(model).base_model
+        if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
+            base = base.decoder
         for name in ("encoder", "language_model", "text_model", "model"):
             if reads_tokens(part := getattr(base, name, None)):
                 return self.base(part)
@@ -172,15 +172,21 @@ class Architecture:
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""
-        embeddings = getattr(base, "embeddings", None)
-        return (
-            None
-            if getattr(embeddings, "position_embeddings", None) is None
-            else AbsoluteInput.from_embeddings(
-                embeddings,
-                after_norm=getattr(base, "embeddings_project", None),  # ELECTRA: narrower than its layers
-            )
+        embeddings: Any = getattr(base, "embeddings", None)
+        if getattr(embeddings, "position_embeddings", None) is None:
+            return None
+        return AbsoluteInput(
+            table=embeddings.position_embeddings,
+            offset=getattr(embeddings, "padding_idx", -1) + 1,  # RoBERTa and MPNet count from the padding id + 1
+            norm=embeddings.LayerNorm,
+            before_norm=getattr(embeddings, "embed_proj", None),  # DeBERTa
+            after_norm=self.after_norm(base),
+            epsilon_name=self.epsilon_name,
         )
+
+    def after_norm(self, base: Any) -> Any:
+        """Return the linear map after the layer norm of the input, or None."""
+        return getattr(base, "embeddings_project", None)  # ELECTRA: narrower than its layers
 
     def position_tables(self, base: Any) -> list[nn.Module]:
         """Return the modules that are looked up by position or distance, and whose result is added to something."""
@@ -226,10 +232,15 @@ class Architecture:
         return next(int(count) for count in found if isinstance(count, int))
 
     def prepare(self, attention: nn.Module) -> None:
-        """Change an attention module for which `add_bias` is not enough."""
+        """Change an attention module for which `add_bias` is not enough: an indexer in it is not given the bias."""
+        for module in attention.modules():
+            if _INDEXERS.search(type(module).__name__):
+                module.register_forward_pre_hook(without_bias, with_kwargs=True)
 
     def unprepare(self, attention: nn.Module) -> None:
         """Undo `prepare`; a second call does nothing."""
+        for module in attention.modules():
+            unhook(module, without_bias)
 
     def why_not_measured(self, base: Any) -> str | None:
         """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""

@@ -47,12 +47,6 @@ def pretrained(model: nn.Module) -> Any:
     return found[0]
 
 
-def bare(model: nn.Module) -> Any:
-    """Return the model inside without its task head, and without the wrapper that transformers puts around decoders."""
-    base = pretrained(model).base_model
-    return base.decoder if type(base).__name__.endswith("DecoderWrapper") else base
-
-
 def reads_tokens(module: Any) -> bool:
     """Return whether something is a transformers model that turns token ids into vectors."""
     if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:

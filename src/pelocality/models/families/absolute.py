@@ -36,8 +36,8 @@ class Albert(Architecture):
             for layer in groups[int(index / per_group)].albert_layers
         ]
 
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        return AbsoluteInput.from_embeddings(base.embeddings, after_norm=base.encoder.embedding_hidden_mapping_in)
+    def after_norm(self, base: Any) -> Any:
+        return base.encoder.embedding_hidden_mapping_in
 
 
 class Gpt2(Architecture):

@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import ATTACHED, AbsoluteInput, Architecture, by_distance, heads
+from pelocality.models.families._record import ATTACHED, Architecture, by_distance, heads
 
 
 class Deberta(Architecture):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
-    epsilon_name: ClassVar[str] = "variance_epsilon"  # of DeBERTa's layer norm
+    epsilon_name = "variance_epsilon"  # of DeBERTa's own layer norm
     score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: the logits of positions
+    span_name: ClassVar[str] = "max_relative_positions"  # of an attention module: the distances to either side
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # (batch, n, 3d) -> (batch, n, head, 3, d_head)
@@ -26,14 +27,6 @@ class Deberta(Architecture):
 
     def scaling(self, module: Any) -> float:
         return float((module.attention_head_size * (1 + len(module.pos_att_type))) ** -0.5)
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        embeddings = base.embeddings
-        if embeddings.position_embeddings is None:  # every released DeBERTa
-            return None
-        return AbsoluteInput.from_embeddings(
-            embeddings, before_norm=embeddings.embed_proj, epsilon_name=self.epsilon_name
-        )
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change nothing: without padding, every query sees every key."""
@@ -62,18 +55,12 @@ class Deberta(Architecture):
             return "its convolution over neighbouring tokens (conv_kernel_size > 0) reads their order"
         return None
 
-    def _by_distance(self, base: Any, length: int, span: int) -> Tensor:
-        """Return the row of the distance table for each j - i = -(n-1)..n-1."""
-        weight = base.encoder.rel_embeddings.weight
-        distance = base.encoder.get_rel_pos(weight.new_empty(1, length, 1))[0]  # i - j, in buckets where it has them
-        return (by_distance(distance).long() + span).clamp(0, 2 * span - 1)
-
     def _table(self, base: Any, module: Any, length: int) -> Tensor:
-        """Return the embedding of each distance: (2n - 1, d)."""
-        most: int = module.max_relative_positions
-        span = min(length, most)
-        table: Tensor = base.encoder.get_rel_embedding()[most - span : most + span]
-        return table[self._by_distance(base, length, span).to(table.device)]
+        """Return the embedding of each distance j - i = -(n-1)..n-1: (2n - 1, d)."""
+        span: int = getattr(module, self.span_name)
+        table: Tensor = base.encoder.get_rel_embedding()[: 2 * span]
+        distance = base.encoder.get_rel_pos(table.new_empty(1, length, 1))[0]  # i - j, in buckets where it has them
+        return table[(by_distance(distance).long() + span).clamp(0, 2 * span - 1).to(table.device)]
 
     def _projection(self, module: Any, term: str) -> Any:
         """Return the linear map of the distance table in a term, ``"c2p"`` or ``"p2c"``."""
@@ -99,6 +86,7 @@ class DebertaV2(Deberta):
     model_types = ("deberta-v2",)
     epsilon_name = "eps"
     score_method = "disentangled_attention_bias"
+    span_name = "pos_ebd_size"
     projections = ("query_proj", "key_proj")
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,11 +95,6 @@ class DebertaV2(Deberta):
     def scaling(self, module: Any) -> float:
         terms = 1 + ("c2p" in module.pos_att_type) + ("p2c" in module.pos_att_type)
         return float((module.attention_head_size * terms) ** -0.5)
-
-    def _table(self, base: Any, module: Any, length: int) -> Tensor:
-        span: int = module.pos_ebd_size
-        table: Tensor = base.encoder.get_rel_embedding()[: 2 * span]
-        return table[self._by_distance(base, length, span).to(table.device)]
 
     def _projection(self, module: Any, term: str) -> Any:
         if module.share_att_key:
@@ -125,8 +108,7 @@ def _scores_with_bias(
     query: Tensor,
     key: Tensor,
     distances_and_bias: tuple[Tensor, Tensor],
-    embeddings: Tensor,
-    scale_factor: int,
+    *others: Any,
 ) -> Tensor:
     """Replace the score method of an attention module: the scores of positions, unless disabled, plus the bias."""
     distances, bias = distances_and_bias
@@ -136,7 +118,7 @@ def _scores_with_bias(
     bias = bias.to(query.dtype)
     if getattr(attention, ATTACHED).positions_disabled:
         return bias
-    scores: Tensor = getattr(type(attention), score_method)(attention, query, key, distances, embeddings, scale_factor)
+    scores: Tensor = getattr(type(attention), score_method)(attention, query, key, distances, *others)
     return scores + bias
 
 

@@ -2,7 +2,6 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture
 
-import inspect
 from typing import Any
 
 import torch
@@ -21,11 +20,6 @@ class T5(Architecture):
 
     def scaling(self, module: Any) -> float:
         return 1.0
-
-    def why_not_additive(self, base: Any) -> str | None:
-        if "output_attentions" in inspect.signature(type(self.attention_layers(base)[0]).forward).parameters:
-            return "in this version of transformers its layers share one bias; install transformers 5.15 or newer"
-        return None
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         first: Any = self.attention_layers(base)[0]

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import datasets
 
-from pelocality._checks import count
+from pelocality._checks import check_choice, count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence, SpacyParser, StanzaParser, plain_sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     Spans,
-    check_choice,
     check_names,
     features_of,
     has_label,

@@ -1,7 +1,5 @@
 """A corpus: items read lazily from a source, again from the start at each pass, with a count of those left out."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging
@@ -16,6 +14,7 @@ from pelocality.corpora.sentence import Dropped
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Read = Callable[[Any, str], T | Dropped]  # from the content of a record and its place ("snli/dev.jsonl:7")
 
 
 @dataclass(eq=False, repr=False)
@@ -34,7 +33,7 @@ class Corpus(Generic[T]):
 
     name: str
     records: Callable[[], Iterator[Record]]
-    read: Callable[[Any, str], T | Dropped]
+    read: Read[T]
     dropped: Counter[str] = field(default_factory=Counter, init=False)
 
     @functools.cached_property
@@ -93,13 +92,8 @@ class Corpus(Generic[T]):
         return f"Corpus({self.name!r})"
 
 
-def file_corpus(
-    path: str | Path,
-    records: Callable[[Path], Iterator[Record]],
-    read: Callable[..., T | Dropped],
-    **options: Any,
-) -> Corpus[T]:
-    """Return the corpus of a file, which must exist; the options are passed on to ``read``."""
+def file_corpus(path: str | Path, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
+    """Return the corpus of a file, which must exist."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
-    return Corpus(str(path), functools.partial(records, Path(path)), functools.partial(read, **options))
+    return Corpus(str(path), functools.partial(records, Path(path)), read)

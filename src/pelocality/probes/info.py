@@ -1,7 +1,5 @@
 """How a probe was built: a record in the dataset's info."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -56,10 +54,7 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         parts = [ProbeInfo(**{name: record[name] for name in ProbeInfo.__annotations__}) for record in records]
         first = parts[0]
     except (json.JSONDecodeError, TypeError, KeyError, IndexError) as error:
-        raise ValueError(
-            "probe must be a dataset made by pelocality.probes and kept with save_to_disk: its info has no record of a "
-            "builder"
-        ) from error
+        raise ValueError("probe must be made by pelocality.probes and kept with save_to_disk: no record") from error
     return ProbeInfo(
         ", ".join(dict.fromkeys(part.builder for part in parts)),
         {name: value for name, value in first.settings.items() if all(p.settings.get(name) == value for p in parts)},
