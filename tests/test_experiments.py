@@ -286,13 +286,13 @@ def test_propbank_is_joined_with_the_words_of_ud(tmp_path, monkeypatch, capsys):
         folder.mkdir(parents=True)
     (lists / "files.dev").write_text("email/a.xml.conllu\n")
     (sources / "a.xml.conllu").write_text("# sent_id = a-1\n# text = He bit (\n" + "".join(lines) + "\n")
-    columns = ["(TOP(S(NP*) - - (ARG0*)", "(VP* bite bite.01 (V*)", "*)) - - *"]
+    columns = ["(TOP(S(NP*) - - (ARG0*)", "(VP* bite bite.01 (V*)", "*))) - - *"]
     skeleton = (
         f"a 0 {k} [WORD] {row[2]} {column}\n" for k, (row, column) in enumerate(zip(rows, columns, strict=True))
     )
     (skeletons / "a.xml.gold_skel").write_text("".join(skeleton) + "\n")
     run("propbank", tmp_path, tmp_path, "--parts", "dev", "--output", tmp_path, monkeypatch=monkeypatch)
-    assert capsys.readouterr().out == "ewt_dev.jsonl: 1 sentences\n"
+    assert capsys.readouterr().out == "ewt_dev.jsonl: 1 of 1 sentences\n"
     [sentence] = read_frames(tmp_path / "ewt_dev.jsonl")
     assert (sentence.text, sentence.words, sentence.uid) == ("He bit (", ("He", "bit", "("), "a-1")
     [frame] = sentence.frames
@@ -321,7 +321,7 @@ def test_propbank_is_joined_with_the_words_of_the_wsj_split_at_hyphens(tmp_path,
     lines = [[f"a {n} {k} [WORD] {row}\n" for k, row in enumerate(rows)] for n, rows in enumerate(skeletons)]
     (folder / "wsj_0001.gold_skel").write_text("\n".join(map("".join, lines)))
     run("propbank", tmp_path, tmp_path, "--parts", "wsj", "--output", tmp_path, monkeypatch=monkeypatch)
-    assert capsys.readouterr().out == "wsj.jsonl: 2 sentences\n"
+    assert capsys.readouterr().out == "wsj.jsonl: 2 of 3 sentences\n"
     first, second = read_frames(tmp_path / "wsj.jsonl")
     assert (first.text, first.uid, second.uid) == ("She sees hats", "wsj_0001-1", "wsj_0001-2")
     assert second.text == "The well-known nun had to go"
@@ -331,6 +331,32 @@ def test_propbank_is_joined_with_the_words_of_the_wsj_split_at_hyphens(tmp_path,
         ("have.02", (5, 6), [(0, 5), (6, 8)]),
         ("go.01", (7, 8), []),
     ]
+
+
+def test_propbank_is_joined_with_masc_where_all_words_of_a_sentence_are_found(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "data" / "oanc" / "written" / "00"
+    folder.mkdir(parents=True)
+    # divided otherwise than in PropBank, where "bit (" has one word more, and the last tree lacks a bracket
+    (tmp_path / "a-b.txt").write_text(
+        "She_PRP sees_VBZ\nhats_NNS \"_`` Ada_NNP ran_VBN\n\"_'' He_PRP bit_VBD (_( I_PRP go_VB"
+    )
+    (tmp_path / "wsj_0001.txt").write_text("She_PRP ran_VBD")  # nltk has its trees too
+    skeletons = [
+        ["PRP (TOP(S(NP*) - - (ARG0*)", "VBZ (VP* see see.01 (V*)", "NNS (NP*)))) - - (ARG1*)"],
+        ["`` (TOP(S* - - *", "NNP (NP*) - - (ARG0*)", "VBD (VP*) run run.02 (V*)", "'' *)) - - *"],
+        ["PRP (TOP(S(NP*) - - (ARG0*)", "VBD (VP* bite bite.01 (V*)", "-LRB- * - - *", "NN *))) - - *"],
+        ["PRP (TOP(S(NP*) - - (ARG0*)", "VB (VP*) go go.01 (V*)"],
+    ]
+    lines = [[f"a {n} {k} [WORD] {row}\n" for k, row in enumerate(rows)] for n, rows in enumerate(skeletons)]
+    for name in ("a-b", "wsj_0001"):
+        (folder / f"{name}.gold_skel").write_text("\n".join(map("".join, lines)))
+    run("propbank", tmp_path, tmp_path, "--parts", "masc", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == "masc.jsonl: 2 of 4 sentences\n"
+    first, second = read_frames(tmp_path / "masc.jsonl")
+    assert (first.text, first.uid, second.uid) == ("She sees hats", "a-b-1", "a-b-2")
+    assert (second.text, second.constituents.tags) == ('"Ada ran"', ("``", "NNP", "VBD", "''"))
+    [frame] = second.frames
+    assert (frame.roleset, frame.verb, [(a.start, a.end) for a in frame.arguments]) == ("run.02", (2, 3), [(1, 2)])
 
 
 def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_path, monkeypatch, capsys):

@@ -55,7 +55,7 @@ COPULAS = words(
     "be am is are was were been being 's 're 'm become becomes became becoming "
     "seem seems seemed seeming remain remains remained remaining appear appears appeared appearing "
     "stay stays stayed staying constitute constitutes constituted constituting "
-    "represent represents represented representing"
+    "represent represents represented representing mark marks marked marking"
 )
 MAKE = words("make makes made making")
 # after an object: a goal, a means, a time or a cause of the verb; other prepositions may as well belong to the noun
@@ -105,7 +105,7 @@ MEASURES = (
     | words(
         "second sec minute min hour hr day night morning afternoon evening week weekend month year decade century time "
         "monday tuesday wednesday thursday friday saturday sunday mile kilometer meter foot "
-        "metre kilometre centimeter centimetre meters "
+        "metre kilometre centimeter centimetre meters % "
         "feet inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
     )
 )
@@ -129,13 +129,13 @@ LOWER_CASE = words(
 )
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
-# likeness, place, company and arrival that hold in both directions, or so nearly that no label changes: the road takes
-# you to town, you take the road
+# likeness, place, company, arrival and passage that hold in both directions, or so nearly that no label changes: the
+# road takes you to town, you take the road; the court clears the sale, the sale clears the court
 SYMMETRIC_VERBS = words(
     "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
     "intersect overlap fight battle duel debate wrestle tie rhyme "
     "hug embrace cuddle kiss touch face join rival mirror complement oppose "
-    "take bring drive catch hit reach"
+    "take bring drive catch hit reach enter clear pass"
 )
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",), "take": ("took", "taken")}
 _IRREGULAR |= {"bring": ("brought",), "drive": ("drove", "driven"), "catch": ("caught",)}

@@ -78,10 +78,10 @@ def _is_nominative(sentence: Sentence, candidate: Candidate, here: Slot) -> bool
 def _uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     """Return words without the capital of a sentence's first word, or the reason to skip if that is in doubt."""
     text, word = sentence.surface(start, end), sentence.words[start]
-    if sentence.language == "en" and not starts_sentence(sentence, start) and word[0].isupper() and word != "I":
-        quoted = start > 0 and sentence.words[start - 1] in ('"', "“", "``")
-        run_on = word.lower() in english.LOWER_CASE and (end - start > 1 or word.istitle())
-        if not is_all_capitals(sentence) and (quoted or run_on):
+    if sentence.language == "en" and not starts_sentence(sentence, start) and word[0].isupper():
+        marked = start > 0 and sentence.words[start - 1] in ('"', "“", "``", ":")
+        is_common = word.lower() in english.LOWER_CASE or _tag(sentence, start) in ("NN", "NNS")
+        if not is_all_capitals(sentence) and (marked or (is_common and word.istitle())):
             return _UNKNOWN_CAPITAL  # a sentence that begins inside another
     if not starts_sentence(sentence, start) or not word[0].isupper() or word == "I" or is_all_capitals(sentence):
         return text

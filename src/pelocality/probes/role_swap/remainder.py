@@ -11,7 +11,7 @@ from pelocality.probes.role_swap.candidates import Candidate
 
 CLAUSE_TAGS = frozenset({"MD", "VBD", "VBP", "VBZ", "WDT", "WP", "WP$", "WRB"})
 _PASSED_TAGS = frozenset({",", ":", "RB", "RP"})
-_PASSED_WORDS = english.DAYS | {",", "-", "--", "–", "—"}
+_PASSED_WORDS = english.DAYS | {",", "-", "--", "–", "—", '"', "“", "”", "``", "''", "(", "-LRB-"}
 
 
 def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> str | None:
