@@ -19,7 +19,7 @@ from pelocality.encodings import (
     RelativeEncoding,
     SinusoidalEncoding,
 )
-from pelocality.models import attached, load
+from pelocality.models import attached, load, positional_attention
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_encodings_cache import Pair
 from tests.test_models_attachment import attach, hidden, normalised_over_keys, random_table
@@ -480,6 +480,16 @@ def test_an_encoding_can_be_attached_to_an_offloaded_model(name, way, attached_f
     assert model.state_dict()[next(key for key in model.state_dict() if key.endswith("_extra_state"))].numel() > 50
     attachment.remove()
     assert_same_outputs(hidden(model, ids), before)
+
+
+@pytest.mark.parametrize("prove", [True, False])
+def test_a_layer_on_the_meta_device_is_refused(prove):
+    model = tiny("bert")
+    model.encoder.layer[1].to("meta")
+    for use in (lambda: attach(model, ALiBi(2), prove=prove), lambda: positional_attention(model, length=4, words=2)):
+        with pytest.raises(ValueError, match=r"BertModel are on the meta device.*load them with from_pretrained"):
+            use()
+    assert attached(model) is None
 
 
 def test_weights_on_the_meta_device_are_refused():

@@ -577,11 +577,33 @@ def test_tables_that_differ_part_at_the_input():
 
 
 def test_models_of_other_shapes_are_refused():
-    with pytest.raises(ValueError, match="the same layers and heads, got 4 x 4 and 2 x 4"):
+    with pytest.raises(ValueError, match="the same layers, heads and positions, got 4 x 4 x 61 and 2 x 4 x 61"):
         audit(llama(), llama(num_hidden_layers=2))
 
 
 # ---- what is refused
+
+
+def test_models_with_other_numbers_of_positions_are_refused():
+    longer = build(hf.BertConfig(vocab_size=97, hidden_size=16, num_hidden_layers=3, num_attention_heads=2))
+    with pytest.raises(ValueError, match="the same layers, heads and positions, got 3 x 2 x 39 and 3 x 2 x 61"):
+        audit(tiny("bert"), longer)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 5, 6])
+def test_a_model_with_too_few_positions_is_refused(positions):
+    model = build(hf.GPT2Config(vocab_size=97, n_embd=16, n_layer=2, n_head=2, n_positions=positions))
+    with pytest.raises(ValueError, match=r"GPT2Model .* cannot be audited: .* at least 7 positions"):
+        audit(model)
+    model.wpe = nn.Embedding(7, 16)
+    model.config.n_positions = 7
+    assert audit(model).mismatches == ()
+
+
+def test_a_factor_from_a_hook_on_the_angles_is_found():
+    model = llama()
+    model.rotary_emb.register_forward_hook(lambda module, args, output: tuple(2 * each for each in output))
+    assert audit(model).mismatches == ("layers 0-3: declared attention factor 1, measured 2",)
 
 
 def test_what_is_no_model_is_refused():

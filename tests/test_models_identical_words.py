@@ -388,9 +388,9 @@ def test_the_prefix_is_the_beginning_of_text_by_default():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"prefix": True}, "prefix=True needs a beginning-of-text token, and there is none"),
+    ({"prefix": "dog"}, "prefix contains 'dog', which needs a tokenizer"),
     ({"prefix": 7}, "words holds the prefix '7', which must differ"),
-    ({"prefix": 97}, "words must be in 0..96"),
-    ({"prefix": "dog"}, "needs a tokenizer"),
+    ({"prefix": 97}, "prefix must be in 0..96"),
     ({"prefix": 5, "special_tokens": True, "tokenizer": byte_level()}, "give one of them"),
 ])  # fmt: skip
 def test_a_prefix_that_cannot_be_fed_is_refused(arguments, message):

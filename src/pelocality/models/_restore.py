@@ -59,7 +59,11 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(
-    modules: Iterable[nn.Module], before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+    modules: Iterable[nn.Module],
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
+    *,
+    last: bool = False,
 ) -> Iterator[None]:
     """Register hooks on each of these modules, and remove them on leaving.
 
@@ -67,6 +71,7 @@ def hooked(
         modules: a module that is listed twice gets its hooks once.
         before: called with the module, its arguments and its keyword arguments, after hooks that are there already.
         after: called with these and the module's output, before hooks that are there already.
+        last: call it after them instead.
     """
     unique = list(dict.fromkeys(modules))
 
@@ -79,7 +84,7 @@ def hooked(
             if before is not None:
                 module.register_forward_pre_hook(before, with_kwargs=True)
             if after is not None:
-                module.register_forward_hook(after, with_kwargs=True, prepend=True)
+                module.register_forward_hook(after, with_kwargs=True, prepend=not last)
         yield
 
 

@@ -84,13 +84,14 @@ def device_of(base: Any) -> torch.device:
     """Return the device for token ids: that of the embeddings, or the one where they run if offloaded.
 
     Raises:
-        ValueError: if the embeddings are on the meta device and not offloaded.
+        ValueError: if weights are on the meta device and not offloaded.
     """
     embeddings = token_embeddings(base)
     if embeddings is None:
         return torch.device(next(base.parameters()).device)
     device = execution_device(embeddings) or embedding_weight(base).device
-    if device.type == "meta":
+    empty = execution_device(base) is None and any(weight.is_meta for weight in base.parameters())
+    if empty or device.type == "meta":
         raise ValueError(
             f"weights of {type(base).__name__} are on the meta device, which holds no values; load them with "
             "from_pretrained"

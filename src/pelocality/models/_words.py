@@ -106,25 +106,25 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
             raise ValueError(
                 "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
             )
-    token = _token_id(base, tokenizer, given)
+    token = _token_id(base, tokenizer, given, "prefix")
     return [token], [str(token) if tokenizer is None else tokenizer.decode([token])]
 
 
-def _token_id(base: Any, tokenizer: Any, word: str | int) -> int:
-    """Return the token id of a word that was given as text or as an id."""
+def _token_id(base: Any, tokenizer: Any, word: str | int, name: str = "words") -> int:
+    """Return the token id of a word that was given as text or as an id, in an argument of this name."""
     if isinstance(word, int):
         pieces = [word]
     else:
         if tokenizer is None:
-            raise ValueError(f"words contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
+            raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
         pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]
         if len(pieces) != 1 or pieces == unknown:
             count = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
             raise ValueError(
-                f"words contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
+                f"{name} contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
                 "give words of one token, or token ids"
             )
-    check_ids(base, torch.tensor(pieces), "words")
+    check_ids(base, torch.tensor(pieces), name)
     return int(pieces[0])
 
 

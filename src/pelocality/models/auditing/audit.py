@@ -13,7 +13,7 @@ from pelocality.models._run import attached_encoding, described, device_of, find
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import agreement, declared
-from pelocality.models.auditing.measured import SHORT, Call, Layer, Lookup, Reading, distances, read
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.eager import eager_attention
@@ -57,7 +57,8 @@ def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = 
 
     Raises:
         TypeError: for something that is not a transformers model, or ids that are not integers.
-        ValueError: for a model without softmax attention, or two models that differ in layers or heads.
+        ValueError: for a model without softmax attention or of fewer than 7 positions, or two models that differ in
+            layers, heads or, below 61, positions.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -86,6 +87,8 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     windows = [declared.window(config, layer) for layer in range(config.num_hidden_layers)]
     sizes = {window[1] for window in windows if isinstance(window, tuple)}
     length = _length(base, sizes, _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"])
+    if length <= PADDING:
+        raise ValueError(f"{described(base)} cannot be audited: an audit needs at least {PADDING + 2} positions")
     word, ids = _tokens(base, input_ids, min(length, SHORT))
     dims, farthest = sorted({each.dims for each in rotary}), _farthest(config, rotary)
     with inference(model) if own else eager_attention(model):
@@ -174,12 +177,10 @@ def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
 
 def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:
     """Return where the positions of two models part."""
-    shapes = [[(layer.number, len(layer.constant.logits)) for layer in each[1].layers] for each in (a, b)]
+    shapes = [[(layer.number, layer.constant.logits.shape) for layer in each[1].layers] for each in (a, b)]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"model and other must have the same layers and heads, got {len(shapes[0])} x {shapes[0][0][1]} and "
-            f"{len(shapes[1])} x {shapes[1][0][1]}"
-        )
+        one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
+        raise ValueError(f"model and other must have the same layers, heads and positions, got {one} and {two}")
     tables = [table for _, reading in (a, b) if (table := agreement.position_lookup(reading)) is not None]
     rows = [table.table[table.rows].cpu() for table in tables]
     pairs = list(zip(a[1].layers, b[1].layers, strict=True))

@@ -281,7 +281,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     ids = torch.full((1, length), word, device=text.device)
     constant = _run(base, length, True, input_ids=ids)
     rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
-    with hooked(rotary, after=_identity):
+    with hooked(rotary, after=_identity, last=True):
         unturned = _run(base, length, True, input_ids=ids).calls
     ids = ids[:, :SHORT]
     n = ids.shape[1]
