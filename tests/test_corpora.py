@@ -238,6 +238,12 @@ def test_a_parser_gives_the_sides_their_structure():
     assert (pair.premise.language, pair.premise.uid) == ("xx", "list:1/premise")
 
 
+def test_a_parser_may_be_a_generator_function():
+    rows = [{"premise": "a b", "hypothesis": "c", "label": "neutral"}]
+    [pair] = read_pairs(rows, parser=lambda texts: (Sentence(tuple(text.split())) for text in texts))
+    assert (pair.premise.words, pair.hypothesis.words) == (("a", "b"), ("c",))
+
+
 def test_plain_text_comes_back_exactly():
     for text in ("Well-known dogs don't bark; 3.5% do!", "  spaced   out ", "C'est l'été…", "他来了。"):
         assert plain_sentence(text).text == text.strip()

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -294,6 +295,10 @@ def test_phrases_of_dependencies_are_the_contiguous_subtrees(order, choices):
 def test_heads_that_make_no_tree_are_refused(heads, words):
     with pytest.raises(ValueError, match=words):
         Dependencies(heads, ("a", "b"), "broken")
+
+
+def test_heads_may_be_integers_of_numpy():
+    assert Dependencies(tuple(np.array([2, 0])), ("det", "root"), "array").subtree(1) == {0, 1}
 
 
 def test_phrases_are_the_constituents_or_dependency_subtrees_and_name_their_source():

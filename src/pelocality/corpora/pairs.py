@@ -180,7 +180,7 @@ class _PairReader:
             return NO_GOLD_LABEL
         texts = [field(row, name, str, "a text") for name in (self.premise, self.hypothesis)]
         uid = identifier(row, self.uid) if self.uid else where
-        parsed = [plain_sentence(text, self.language) for text in texts] if self.parser is None else self.parser(texts)
+        parsed = list(self.parser(texts)) if self.parser else [plain_sentence(text, self.language) for text in texts]
         if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
             raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
         first, second = parsed

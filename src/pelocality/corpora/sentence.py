@@ -3,6 +3,7 @@
 import bisect
 import functools
 import itertools
+import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Dependencies:
     def __post_init__(self) -> None:
         n = len(self.heads)
         for word, head in enumerate(self.heads, 1):
-            if not isinstance(head, int) or not 0 <= head <= n:
+            if not isinstance(head, numbers.Integral) or not 0 <= head <= n:
                 raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {brief(head)}")
         rooted = {word for root, head in enumerate(self.heads) if head == 0 for word in self.subtree(root)}
         for word in sorted(set(range(n)) - rooted):
