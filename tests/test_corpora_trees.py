@@ -350,3 +350,13 @@ def test_replacing_spans_leaves_the_rest_unchanged():
     sentence = Sentence(("A", "cat", ",", "too", "."), (" ", "", "  ", "", ""))
     assert sentence.replaced([(1, 2, "dog"), (3, 4, "also")]) == "A dog,  also."
     assert sentence.replaced([]) == sentence.text
+
+
+def test_a_tree_of_one_leaf_is_whole_and_what_follows_it_is_refused():
+    assert parse_bracketed("(NN a)", "made up")[0] == ("a",)
+    assert parse_bracketed("(-NONE- *)", "made up")[0] == ()
+    for bracketed in ("(NN a) (NN b)", "(-NONE- *) (NN a)"):
+        with pytest.raises(ValueError, match="got more after its end"):
+            parse_bracketed(bracketed, "made up")
+    with pytest.raises(ValueError, match="got 0 words and 1 brackets"):
+        parse_bracketed("(S (-NONE- *)", "made up")

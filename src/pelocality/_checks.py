@@ -43,7 +43,9 @@ def flag(name: str, value: bool) -> bool:
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise a ValueError unless a value is among the choices."""
     if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+        *most, last = map(repr, choices)
+        wanted = f"{', '.join(most)} or {last}" if most else last
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

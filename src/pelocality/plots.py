@@ -57,7 +57,7 @@ def heatmap(
     """
     matrix = _array(getattr(attention, "attention", attention))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(f"heatmap draws one matrix (n, n), got shape {matrix.shape}; choose one: A[layer, head]")
+        raise ValueError(f"heatmap draws one matrix (n, n), got shape {matrix.shape}; choose one, A[0, 0], or average")
     wrong = matrix[(matrix < 0) | np.isinf(matrix)]
     if wrong.size:
         raise ValueError(f"attention weights must be finite and at least 0, got {wrong[0]:g}; apply .softmax(-1)?")

@@ -65,13 +65,15 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
-        if closes and word and label and (unclosed or not (words or found)):
+        if closes and word and label and (unclosed or not found):
+            if not unclosed:  # a tree of one word
+                found.append([0, 0, ""])
             if label != "-NONE-":
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
         elif other == ")" and unclosed:
             unclosed.pop()[1] = len(words)
-        elif other == ")" or (not unclosed and (words or found)):
+        elif other == ")" or (not unclosed and found):
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
         elif word and not closes:
             raise SeveralWordsError(_BINARY.format(bracketed.strip()[:60]))
@@ -80,8 +82,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         elif not closes:
             unclosed.append([len(words), 0, label])
             found.append(unclosed[-1])
-    if unclosed or not (words or found):
-        raise ValueError(f"a bracketed tree must be one tree with matching brackets, {len(unclosed)} are not closed")
+    if unclosed or not found:
+        given = f"{len(words)} words and {len(unclosed)} brackets that are not closed"
+        raise ValueError(f"a bracketed tree must be one tree with matching brackets, got {given}")
     chains = defaultdict(list)
     for start, end, label in found:
         if start < end and label not in _ROOTS:
