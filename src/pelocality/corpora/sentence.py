@@ -83,9 +83,10 @@ class Dependencies:
     automatic: bool = False
 
     def __post_init__(self) -> None:
-        n = len(self.heads)
-        for word, head in enumerate(self.heads, 1):
-            if not isinstance(head, numbers.Integral) or not 0 <= head <= n:
+        heads: Sequence[Any] = self.heads  # also integers of numpy
+        n = len(heads)
+        for word, head in enumerate(heads, 1):
+            if not isinstance(head, numbers.Integral) or not 0 <= int(head) <= n:
                 raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {brief(head)}")
         rooted = {word for root, head in enumerate(self.heads) if head == 0 for word in self.subtree(root)}
         for word in sorted(set(range(n)) - rooted):

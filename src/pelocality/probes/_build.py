@@ -94,8 +94,10 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
         raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; put it in a list")
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
-        way = "see read_pairs, or semantic_role_swap(texts, parser='spacy')"
-        raise TypeError(f"pairs must hold Pair or Sentence, got {type(first).__name__}; {way}")
+        raise TypeError(
+            f"pairs must hold Pair or Sentence, got {type(first).__name__}; see read_pairs, or "
+            "semantic_role_swap(texts, parser='spacy')"
+        )
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
     return source, Pair if first is None else type(first)
