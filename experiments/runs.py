@@ -1,6 +1,7 @@
 """Shared by the experiments: default inputs, the flags and folders of runs, resuming, and Markdown tables."""
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -66,14 +67,24 @@ def write_atomically(path: Path, text: str) -> None:
     unfinished.replace(path)
 
 
+@functools.cache
+def content_of(path: Path) -> str:
+    """Return a short hash of a file, or of all files in a folder; read once in a process."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    digests = []
+    for each in files:
+        with each.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").digest())
+    return fingerprint(b"".join(digests))
+
+
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the flags that all runs of a study have in common, for `claim`; files and folders by their content."""
     found: dict[str, Any] = {}
     for name, value in vars(arguments).items():
         paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)]
         if paths and name != "output":
-            files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-            found[name] = fingerprint(b"".join(file.read_bytes() for file in files if file.is_file()))
+            found[name] = [content_of(path) for path in paths]
         elif name not in CHOICES:
             found[name] = value
     return found
