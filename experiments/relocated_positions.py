@@ -115,6 +115,10 @@ class Cells:
         self.train = [text[i] for i in order[tenth:]]
         self.sentences, self.exchanged = bigram_shift(self.held_out, arguments.sentences, seed)
 
+    def path(self, name: str) -> Path:
+        """Return a path in the folder of this seed, without spaces."""
+        return self.folder / name.replace(" ", "_")
+
     def encoding(self, cell: str) -> Any:
         """Return what the positions of a cell are, as `attach` takes it; a table is trained with the model."""
         length, words = self.arguments.length + 2, self.arguments.words
@@ -122,7 +126,7 @@ class Cells:
 
     def measured(self, name: str, model: nn.Module, tokens: int = 0) -> dict[str, Any]:
         """Return the numbers of a model, read from its file if they are complete."""
-        file = self.folder / f"{name.replace(' ', '_')}.json"
+        file = self.path(f"{name}.json")
         if not file.exists():
             row: dict[str, Any] = {"name": name, "seed": self.seed, "tokens": tokens}
             pieces = self.arguments.held_out
@@ -154,11 +158,16 @@ class Cells:
             start = copy.deepcopy(self.model)
             attach(start, self.encoding(cell))
             yield self.measured(f"{cell}, untrained", start)
-            folder = self.folder / f"cell-{cell.replace(' ', '_')}"
             found = relocate(
-                self.model, self.encoding(cell), self.tokenizer, self.train, folder=folder, seed=self.seed, **options
+                self.model,
+                self.encoding(cell),
+                self.tokenizer,
+                self.train,
+                folder=self.path(f"cell-{cell}"),
+                seed=self.seed,
+                **options,
             )
-            found.curve.to_csv(self.folder / f"curve-{cell.replace(' ', '_')}.csv", index=False)
+            found.curve.to_csv(self.path(f"curve-{cell}.csv"), index=False)
             yield self.measured(f"{cell}, trained", found.model, int(found.curve["tokens"].iloc[-1]))
             trained[cell] = found.model
         for cell in TURNED:
@@ -218,7 +227,7 @@ def main() -> None:
         cells = Cells(arguments, seed, text, settings)
         rows += list(cells.run())
         for cell in CELLS:
-            curves[cell].append(pd.read_csv(cells.folder / f"curve-{cell.replace(' ', '_')}.csv").assign(seed=seed))
+            curves[cell].append(pd.read_csv(cells.path(f"curve-{cell}.csv")).assign(seed=seed))
     table = pd.DataFrame(rows)
     table.to_csv(arguments.output / "relocated_positions.csv", index=False)
     joined = {cell: pd.concat(found) for cell, found in curves.items()}
