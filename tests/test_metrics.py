@@ -449,13 +449,3 @@ def test_negative_zeros_are_accepted(backend):
 def test_a_negative_rtol_raises_an_error(function, rtol, backend):
     with pytest.raises(ValueError, match="rtol must be at least 0"):
         function(torch.eye(5), rtol=rtol)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_cuda_values_equal_those_of_the_cpu_and_stay_on_the_device(dtype):
-    attention = random_attention(3, 200, 200, dtype=dtype)
-    here, there = measure(attention), measure(attention.cuda())
-    assert there.symmetry.is_cuda
-    torch.testing.assert_close(there.symmetry.cpu(), here.symmetry, rtol=0, atol=1e-5)
-    torch.testing.assert_close(there.locality.cpu(), here.locality, rtol=0, atol=1e-5)

@@ -52,7 +52,7 @@ def biased_attention(
 
     Raises:
         TypeError: The encoding is not an `Encoding`, or the mask is not a tensor of booleans.
-        ValueError: Shapes that do not fit, or an encoding with another number of heads.
+        ValueError: Shapes that do not fit, or an encoding with another number of heads or on another device.
 
     Note:
         On CUDA, FlexAttention with ``encoding.score_modification`` needs no n x n matrix.
@@ -171,6 +171,10 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
         raise ValueError(f"{wanted}, got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}")
     check_encoding(encoding, query.shape[1])
+    device = encoding._like.device
+    if device != query.device:
+        wanted = f"encoding must be on {query.device}, as the query is, got one on {device}"
+        raise ValueError(f"{wanted}; call encoding.to({str(query.device)!r})")
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

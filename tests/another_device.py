@@ -1,0 +1,239 @@
+"""Everything that takes tensors or a model computes on another device what it computes on a CPU.
+
+On CUDA where there is a GPU, otherwise on a pretended device. As that changes the process for good, these tests have
+one of their own: `test_another_device.py` starts it.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from pelocality import metrics
+from pelocality.encodings import (
+    AttenuatedEncoding,
+    DistanceTable,
+    PositionalSelfAttention,
+    SinusoidalEncoding,
+    biased_attention,
+)
+from pelocality.evaluation import evaluate, pseudo_log_likelihood
+from pelocality.evaluation.dependencies import dependency_accuracy
+from pelocality.metrics.accumulate import MeanAttention, MeanOver
+from pelocality.metrics.without_matrix import measure_relative
+from pelocality.models import (
+    _terms,
+    attach,
+    attached,
+    audit,
+    decompose,
+    load,
+    position_share,
+    positional_attention,
+    positional_logits,
+    reflection_gap,
+    relocate,
+    text_average,
+)
+from tests.families import ANY, FAMILIES, tiny, tiny_any, tokens
+from tests.names import METRICS
+from tests.test_encodings import FIXED, LEARNED
+from tests.test_evaluation import classifier, shuffled
+from tests.test_evaluation_dependencies import random_sentences
+from tests.test_evaluation_likelihood import SENTENCES, masked_model, masking
+from tests.test_metrics import random_attention
+from tests.test_models_relocation import OPTIONS, TEXTS, bert, make_tokenizer, own_table
+from tests.test_models_words import model_for, wordpiece
+
+N = 11
+if torch.cuda.is_available():
+    DEVICE = "cuda"
+else:
+    from tests.pretended_device import NAME as DEVICE
+
+
+@pytest.fixture(autouse=True)
+def _subclasses_are_plain(monkeypatch):
+    """The weights of the pretended device are of a subclass, as those of quantised models are."""
+    if DEVICE != "cuda":
+        monkeypatch.setattr(_terms, "refuse_quantised", lambda *_: None)
+
+
+def moved(value):
+    """Return a copy of a tensor or a model on the other device."""
+    return copy.deepcopy(value).to(DEVICE)
+
+
+def assert_same(there, here, rtol=1e-5, atol=1e-6):
+    """Compare results of the other device and of the CPU, in whatever they are held."""
+    if isinstance(here, Tensor):
+        torch.testing.assert_close(there.cpu(), here, rtol=rtol, atol=atol, equal_nan=True)
+    elif isinstance(here, (tuple, list)):
+        for one, other in zip(there, here, strict=True):
+            assert_same(one, other)
+    elif isinstance(here, float):
+        assert there == pytest.approx(here, rel=rtol, abs=atol)
+    else:
+        for name, value in vars(here).items():
+            if isinstance(value, Tensor):
+                assert_same(getattr(there, name), value)
+
+
+def test_the_other_device_refuses_tensors_of_the_cpu():
+    with pytest.raises(RuntimeError, match="device"):
+        torch.ones(3, device=DEVICE) + torch.ones(3)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics(name):
+    function, attention = getattr(metrics, name), random_attention(2, 3, N, N)
+    found = function(moved(attention))
+    assert_same(found, function(attention))
+    assert {each.device.type for each in ([found] if isinstance(found, Tensor) else vars(found).values())} == {DEVICE}
+    mask = torch.ones(2, N)
+    mask[0, 8:] = 0
+    if name not in ("crop", "window"):
+        assert_same(function(moved(attention), mask=mask), function(attention, mask=mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_metrics_of_many_positions(dtype):
+    attention = random_attention(3, 200, 200, dtype=dtype)
+    assert_same(metrics.measure(moved(attention)), metrics.measure(attention), rtol=0, atol=1e-5)
+
+
+def test_gradients_of_metrics():
+    gradients = []
+    for device in (DEVICE, "cpu"):
+        attention = random_attention(2, N, N).to(device).requires_grad_()
+        sum(each.sum() for each in vars(metrics.measure(attention)).values()).backward()
+        gradients.append(attention.grad)
+    assert_same(*gradients)
+
+
+@pytest.mark.parametrize("make", [lambda: MeanOver(metrics.locality, shape=(3,)), lambda: MeanAttention(N, shape=(3,))])
+def test_accumulators(make):
+    found = []
+    for device in (DEVICE, "cpu"):
+        mean = make().to(device)
+        for seed in range(2):
+            mean.update(random_attention(2, 3, N, N, seed=seed).to(device))
+        found.append(mean.compute())
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("make", FIXED + LEARNED)
+def test_encodings(make, causal):
+    encoding = make(causal)
+    there = moved(encoding)
+    assert_same(there.weights(N), encoding.weights(N))
+    for length in (N, 600):  # above 512 x 512 scores a CPU takes another way
+        found = []
+        for each, device in ((there, DEVICE), (encoding, "cpu")):
+            torch.manual_seed(0)
+            states = torch.randn(3, 2, 3, length, 8).to(device).requires_grad_()
+            each.zero_grad()
+            output = biased_attention(*states, each)
+            output.square().sum().backward()
+            found.append([output.detach(), states.grad, *(parameter.grad for parameter in each.parameters())])
+        for one, other in zip(*found, strict=True):
+            assert_same(one, other, atol=1e-4 * float(other.abs().max()))
+    if not causal:
+        layer, x = PositionalSelfAttention(24, 3, encoding=encoding).eval(), torch.randn(2, N, 24)
+        assert_same(moved(layer)(moved(x))[0], layer(x)[0])
+
+
+def test_an_encoding_on_another_device_than_the_query_is_refused():
+    states = torch.zeros(3, 1, 2, N, 4, device=DEVICE)
+    with pytest.raises(ValueError, match=r"encoding must be on .*, as the query is, got one on cpu; .*\.to\("):
+        biased_attention(*states, AttenuatedEncoding(2))
+
+
+def test_encodings_without_a_matrix():
+    bias = torch.randn(2, 2 * N - 1)
+    assert_same(measure_relative(moved(bias)), measure_relative(bias))
+    table = torch.randn(N, 8)
+    assert_same(metrics.measure_absolute(moved(table)), metrics.measure_absolute(table))
+    assert_same(metrics.position_weights(moved(table)), metrics.position_weights(table))
+    encoding = SinusoidalEncoding(heads=2)
+    assert_same(DistanceTable.from_encoding(moved(encoding), N).weights(N), encoding.weights(N))
+
+
+MEASURED = {
+    "identical words": lambda model, ids: positional_attention(model, length=N, words=3, progress=False),
+    "after a word": lambda model, ids: positional_attention(model, length=N, words=3, prefix=9, progress=False),
+    "text": lambda model, ids: text_average(model, [{"input_ids": ids}], progress=False),
+    "share": lambda model, ids: position_share(model, [{"input_ids": ids}], progress=False),
+    "logits": lambda model, ids: positional_logits(model, length=N),
+    "parts": decompose,
+    "reflection": reflection_gap,
+}
+MODELS = dict.fromkeys(FAMILIES, tiny) | dict.fromkeys(ANY, tiny_any)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    model, ids = MODELS[name](name), tokens(3, N)  # on the CPU, as a tokenizer gives them
+    there = moved(model)
+    for measure in MEASURED.values():
+        try:
+            expected = measure(model, ids)
+        except ValueError as error:  # this family is refused, on every device
+            with pytest.raises(type(error)):
+                measure(there, ids)
+        else:
+            assert_same(measure(there, ids), expected)
+    assert str(audit(there)) == str(audit(model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
+def test_attached(name, position_embeddings, tmp_path):
+    model, ids = MODELS[name](name), tokens(3, N)
+    there = moved(model)
+    encoding = AttenuatedEncoding(1, 0.3, 0.5, form="logits", learnable=True)
+    found = []
+    for each, given in ((there, moved(ids)), (model, ids)):
+        try:
+            attach(each, encoding, position_embeddings=position_embeddings)
+        except ValueError as error:
+            found.append(str(error))
+            continue
+        output = each(given).last_hidden_state
+        output.square().sum().backward()
+        parameters = [parameter for copied in attached(each).encodings for parameter in copied.parameters()]
+        found.append([output.detach(), *(parameter.grad for parameter in parameters)])
+    if isinstance(found[1], str):
+        assert found[0] == found[1]
+    else:
+        assert_same(*found)
+
+
+def test_saved_and_loaded(tmp_path):
+    model, ids = moved(tiny("bert")), moved(tokens(2, N))
+    attach(model, AttenuatedEncoding(2, 0.3))
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path).double().to(DEVICE).eval()
+    assert_same(again(ids).last_hidden_state, model(ids).last_hidden_state.cpu())
+
+
+def test_evaluation():
+    model, tokenizer, probe = classifier(), wordpiece(), shuffled()
+    found = [evaluate(each, tokenizer, probe).examples["prediction"].tolist() for each in (moved(model), model)]
+    assert found[0] == found[1]
+    scored = [pseudo_log_likelihood(each, masking(), SENTENCES) for each in (moved(masked_model()), masked_model())]
+    assert_same(*scored)
+    model, sentences = model_for(tokenizer).eval(), random_sentences(8)
+    attended = [dependency_accuracy(each, tokenizer, sentences).attended for each in (moved(model), model)]
+    assert (attended[0] == attended[1]).all()
+
+
+def test_relocation(monkeypatch):
+    if DEVICE != "cuda":
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", DEVICE)
+    model, tokenizer = bert(), make_tokenizer(True)
+    found = relocate(moved(model), own_table(model), tokenizer, TEXTS, **OPTIONS)
+    assert next(found.model.parameters()).device.type == DEVICE
+    assert found.curve["token_loss"].iloc[-1] < found.curve["token_loss"].iloc[0]
