@@ -296,36 +296,57 @@ def slopes(table: pd.DataFrame, held: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(found).fillna("")
 
 
-def summary(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a row per cell: metrics, loss and scores; and a row per cell of the falls under shuffled premises."""
-    cells, falls = [], []
-    for cell, rows in table.groupby("cell", sort=False):
-        first = rows.groupby("seed").first()
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per cell: metrics, loss and scores, means over seeds."""
+    rows = []
+    for cell, of_cell in table.groupby("cell", sort=False):
+        first = of_cell.groupby("seed").first()
         row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, *LOSSES)}
-        kinds = rows.groupby(["kind", "seed"], sort=False)["score"].mean()
-        of_tasks = rows.groupby(["task", "seed"])["score"].mean()
-        row |= {name: over_seeds(kinds, kind) for kind, name in AVERAGES.items() if kind in set(table["kind"])}
-        cells.append(row | {task: over_seeds(of_tasks, task) for task, kind in KINDS.items() if kind == "order"})
-        probes = {"Shuffle-3 to 6": "Shuffle", "windows": "Window", "random order": "Random"}
-        fallen = rows[rows["kind"] == "shuffled premises"]
-        of_probe = {
-            name: fallen[fallen["task"].str.contains(part)].groupby("seed")["score"].mean()
-            for name, part in probes.items()
-        }
-        symmetry = {"symmetry": spoken(first["symmetry"]), "NLI": over_seeds(of_tasks, "NLI")}
-        falls.append({"positions": cell} | symmetry | {name: points(values) for name, values in of_probe.items()})
-    return pd.DataFrame(cells), pd.DataFrame(falls)
+        rows.append(row | {name: f"{values.mean():.1f}" for name, values in by_seed(of_cell).items()})
+    found = pd.DataFrame(rows)
+    return found.loc[:, (found != "").any()]
+
+
+def differences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per cell: its scores less those of the first one on the same sentences, intervals over seeds."""
+    cells = {cell: by_seed(rows) for cell, rows in table[table["locality"].notna()].groupby("cell", sort=False)}
+    (first, own), *others = cells.items()
+    rows = [
+        {f"against {first}": cell} | {name: points(values - own[name]) for name, values in scores.items()}
+        for cell, scores in others
+    ]
+    return pd.DataFrame(rows)
+
+
+def falls(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per cell: the accuracy on NLI, and its changes under shuffled premises."""
+    rows = []
+    for cell, of_cell in table.groupby("cell", sort=False):
+        nli = of_cell.loc[of_cell["task"] == "NLI", "score"].mean()
+        row = {"positions": cell, "symmetry": spoken(of_cell["symmetry"]), "NLI": f"{nli:.1f}"}
+        fallen = of_cell[of_cell["kind"] == "shuffled premises"]
+        for name, part in {"Shuffle-3 to 6": "Shuffle", "windows": "Window", "random order": "Random"}.items():
+            row[name] = points(fallen[fallen["task"].str.contains(part)].groupby("seed")["score"].mean())
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def by_seed(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the mean score in each seed of each kind of task, and of each order-sensitive task."""
+    found = {}
+    for column, names in (
+        ("kind", AVERAGES),
+        ("task", {task: task for task, kind in KINDS.items() if kind == "order"}),
+    ):
+        for key, name in names.items():
+            scores = rows[rows[column] == key].groupby("seed")["score"].mean()
+            found |= {name: scores} if len(scores) else {}
+    return found
 
 
 def points(values: pd.Series) -> str:
-    """Format a mean over seeds with its interval."""
-    found = mean_over_runs(values)
-    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]" if len(values) > 1 else f"{found.value:.1f}"
-
-
-def over_seeds(scores: pd.Series, name: str) -> str:
-    """Format the scores of a task or a kind, empty where it was left out."""
-    return points(scores[name]) if name in scores.index.get_level_values(0) else ""
+    """Format the mean of differences, with its interval over seeds if there are several."""
+    return signed(mean_over_runs(values), "+.1f") if len(values) > 1 else f"{values.mean():+.1f}"
 
 
 def spoken(values: pd.Series) -> str:
@@ -372,8 +393,8 @@ def main() -> None:
         rows += run_seed(arguments, seed, text, settings)
     table = long_table(rows)
     table.to_csv(arguments.output / "downstream_accuracy.csv", index=False, float_format="%.5g")
-    cells, falls = summary(table)
-    print(f"seeds {arguments.seeds}, {arguments.tokens:,} tokens of healing\n\n{markdown(cells)}\n\n{markdown(falls)}")
+    print(f"seeds {arguments.seeds}, {arguments.tokens:,} tokens of healing\n\n{markdown(summary(table))}")
+    print(f"\n{markdown(differences(table))}\n\n{markdown(falls(table))}")
     print(f"\npoints per .1 of the metric:\n\n{markdown(slopes(table))}")
     print(f"\nthe same with the loss of healing held fixed:\n\n{markdown(slopes(table, 'token_loss'))}")
     figure(table).savefig(arguments.output / "downstream_accuracy.png", dpi=150)

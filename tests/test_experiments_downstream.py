@@ -118,20 +118,19 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
         run()
 
 
-def test_models_from_nothing_alone_are_summarised():
+def test_models_from_nothing_alone_are_summarised_and_compared_on_the_same_sentences():
     downstream = importlib.import_module("downstream_accuracy")
+    scores = {"from nothing: none": (0.5, 0.6), "from nothing: mixed": (0.75, 0.85)}
     rows = [
-        {
-            "cell": cell,
-            "seed": 0,
-            "held_out_loss": 5.0,
-            **dict.fromkeys(downstream.METRICS, 0.5),
-            "scores": {"MR": score},
-        }
-        for cell, score in (("from nothing: none", 0.5), ("from nothing: mixed", 0.75))
+        {"cell": cell, "seed": seed, "held_out_loss": 5.0, "scores": {"MR": score}}
+        | dict.fromkeys(downstream.METRICS, 0.5)
+        for cell, found in scores.items()
+        for seed, score in enumerate(found)
     ]
-    cells, _ = downstream.summary(downstream.long_table(rows))
-    assert cells[["token loss", "held out loss", "sentence tasks"]].values.tolist() == [
-        ["", "5.000", "50.0"],
-        ["", "5.000", "75.0"],
+    table = downstream.long_table(rows)
+    assert downstream.summary(table)[["held out loss", "sentence tasks"]].values.tolist() == [
+        ["5.000", "55.0"],
+        ["5.000", "80.0"],
     ]
+    assert "token loss" not in downstream.summary(table)
+    assert downstream.differences(table).values.tolist() == [["from nothing: mixed", "+25.0 [+25.0, +25.0]"]]
