@@ -50,7 +50,7 @@ STUDIES = {
     "downstream_accuracy": (
         "downstream_accuracy.py --text {data}/books.txt.gz --senteval {data}/sentcls --glue {data}/glue "
         "--frames {data}/ewt_train.jsonl --nli {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "
-        "--pairs {data}/snli_dev_subset.jsonl",
+        "--pairs {data}/snli_dev_subset.jsonl --bf16",
         "downstream_accuracy.py --smoke",
     ),
     "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),

@@ -53,6 +53,7 @@ import pandas as pd
 import torch
 from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
 from fine_tuned import fine_tuned_scores
+from healed_models import side_by_side
 from pretrain import parse as parse_pretraining, prepare, pretrain
 from runs import (
     DATA,
@@ -130,14 +131,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--words", type=int, default=32, help="identical words that the positions are measured on")
     parser.add_argument("--sentences", type=int, default=2000, help="most of a task, half as many to test on; 0: all")
     parser.add_argument("--folds", type=int, default=5)
+    gpu = torch.cuda.is_available()
     parser.add_argument(
         "--fine-tune",
         action=argparse.BooleanOptionalAction,
-        default=torch.cuda.is_available(),
+        default=gpu,
         help="also fine-tune on CoLA, RTE, STS-B and NLI; default on a GPU only",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes that fit the classifiers of the folds")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=3 if gpu else 1, help="seeds at a time; default 3 on a GPU")
+    parser.add_argument("--jobs", type=int, default=4 if gpu else 1, help="processes of a seed that fit classifiers")
+    parser.add_argument("--device", default="cuda" if gpu else "cpu")
     parser.add_argument("--bf16", action="store_true", help="mixed precision: twice as fast where the processor has it")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
@@ -200,6 +203,7 @@ def run_seed(
     arguments: argparse.Namespace, seed: int, text: list[str], settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the cells of a seed, each read from its file if it is complete."""
+    torch.set_num_threads(arguments.threads)
     folder = arguments.output / f"seed-{seed}"
     claim(folder, settings | {"seed": seed})
     files = {cell: folder / f"{cell.replace(' ', '_')}.json" for cell in (*FLOORS, *arguments.cells)}
@@ -385,13 +389,9 @@ def figure(table: pd.DataFrame) -> plt.Figure:
 def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
-    torch.set_num_threads(arguments.threads)
-    settings = settings_of(arguments)
-    text = paragraphs(arguments.text)
-    rows: list[dict[str, Any]] = []
-    for seed in arguments.seeds:  # an interrupted experiment has complete seeds
-        rows += run_seed(arguments, seed, text, settings)
-    table = long_table(rows)
+    given = (paragraphs(arguments.text), settings_of(arguments))
+    jobs = [(arguments, seed, *given) for seed in arguments.seeds]  # in order: an interrupted study has complete seeds
+    table = long_table([row for of_seed in side_by_side(run_seed, jobs, arguments.workers) for row in of_seed])
     table.to_csv(arguments.output / "downstream_accuracy.csv", index=False, float_format="%.5g")
     print(f"seeds {arguments.seeds}, {arguments.tokens:,} tokens of healing\n\n{markdown(summary(table))}")
     print(f"\n{markdown(differences(table))}\n\n{markdown(falls(table))}")
