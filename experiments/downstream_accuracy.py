@@ -54,6 +54,7 @@ import torch
 from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
 from fine_tuned import fine_tuned_scores
 from healed_models import side_by_side
+from joblib.externals.loky import get_reusable_executor
 from pretrain import parse as parse_pretraining, prepare, pretrain
 from runs import (
     DATA,
@@ -244,6 +245,8 @@ def run_seed(
             row["scores"] = all_scores(tasks, of_cell, of_tokenizer, arguments, seed)
         write_atomically(file, json.dumps(row, indent=1))
         print(f"seed {seed}, {cell}: {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+    if arguments.jobs > 1:
+        get_reusable_executor().shutdown()  # else a process of several seeds waits minutes for it when it ends
     return [json.loads(file.read_text()) for file in files.values()]
 
 
