@@ -270,7 +270,7 @@ def summary(examples: pd.DataFrame) -> pd.DataFrame:
         if (cell, with_swaps) not in of_run:
             continue
         found = of_run[cell, with_swaps]
-        row = {"positions": cell, "swaps in training": "yes" if with_swaps else "no"}
+        row = {"positions": cell, "swaps in training": "yes" if with_swaps else "no", "seeds": found["seed"].nunique()}
         row["gap"] = f"{found['gap'].mean():.3f}"
         for name in MEASURES:
             value = estimate(found, name)
