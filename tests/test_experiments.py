@@ -499,8 +499,8 @@ def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_res
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| own", "| none", "| anti"))]
     assert [row[:2] for row in rows[:3]] == [["| own", "no"], ["| own", "yes"], ["| none", "no"]]
-    assert {row[0]: row[2] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
-    assert float(rows[0][2]) > 0.01
+    assert {row[0]: row[3] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
+    assert float(rows[0][3]) > 0.01
     swaps = pd.read_json(tmp_path / "swaps.jsonl", lines=True)
     assert not set(swaps["hypothesis"][swaps["held_back"]]) & set(swaps["hypothesis"][~swaps["held_back"]])
     examples = pd.read_csv(tmp_path / "none-swaps-0" / "examples.csv")
