@@ -497,7 +497,7 @@ def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_res
     arguments = ["--smoke", "--cells", "own", "none", "antisymmetric x 0", "--output", tmp_path]
     run("role_swap_training", *arguments, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
-    rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| own", "| none", "| anti"))]
+    rows = [line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| own", "| none", "| anti"))]
     assert [row[:2] for row in rows[:3]] == [["| own", "no"], ["| own", "yes"], ["| none", "no"]]
     assert {row[0]: row[3] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
     assert float(rows[0][3]) > 0.01
