@@ -196,10 +196,10 @@ def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
     """Plot the held-out loss over training, and what turning the table costs."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     for (cell, curve), style in zip(curves.items(), ("o-", "s--", "^:"), strict=True):
-        by_tokens = curve.groupby("tokens")["token_loss"]
-        left.plot(by_tokens.mean().index / 1000, by_tokens.mean(), style, markersize=4, label=cell)
-        if curve["seed"].nunique() > 1:
-            left.fill_between(by_tokens.mean().index / 1000, by_tokens.min(), by_tokens.max(), alpha=0.2)
+        evaluations = curve.groupby(curve.groupby("seed").cumcount())  # tokens a step differ a little between seeds
+        tokens, losses = evaluations["tokens"].mean() / 1000, evaluations["token_loss"]
+        left.plot(tokens, losses.mean(), style, markersize=4, label=cell)
+        left.fill_between(tokens, losses.min(), losses.max(), alpha=0.2)
     left.set(xlabel="tokens of training (thousands)", ylabel="1 - cosine to the untouched model", ylim=(0, None))
     left.legend(frameon=False)
     shown = rows[~rows["name"].str.endswith("untrained")]
