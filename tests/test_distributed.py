@@ -37,7 +37,7 @@ def results():
         "evaluate": evaluate(model, tokenizer, shuffled(7), max_length=8),
         "dependencies": dependency_accuracy(tiny("bert"), tokenizer, [*random_sentences(4), long]),
         "one sentence": dependency_accuracy(tiny("bert"), tokenizer, random_sentences(1)),
-        "gathered": _distributed.gathered([x * x for x in _distributed.my_part(range(5))], 5),
+        "gathered": _distributed.gathered([x * x for x in _distributed.part_of_process(range(5))], 5),
     }
 
 
@@ -197,7 +197,7 @@ def test_two_processes_return_what_one_does(tmp_path):
 
 def test_one_process_keeps_what_it_has():
     assert _distributed.rank_and_size() == (0, 1)
-    assert list(_distributed.my_part([1, 2, 3])) == [1, 2, 3]
+    assert list(_distributed.part_of_process([1, 2, 3])) == [1, 2, 3]
     assert _distributed.gathered(np.arange(3)) == [0, 1, 2]
     tensor = torch.ones(2)
     assert _distributed.summed(tensor) is tensor

@@ -38,7 +38,7 @@ def test_the_bootstrap_agrees_with_a_loop_over_resamples():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(30), rng.integers(1, 5, 30))
     values = rng.normal(size=len(groups)) + groups / 20
-    found = mean_over_groups(values, groups, 0.9, 4000, 1)
+    found = mean_over_groups(values, groups, 0.9, 4000, 1, least=-9, most=9)
     by_group = [values[groups == g] for g in range(30)]
     means = []
     for _ in range(4000):
@@ -72,13 +72,13 @@ def test_a_single_run_has_no_interval():
 
 def test_rows_of_one_group_give_a_wider_interval_than_independent_rows():
     values = np.repeat(np.random.default_rng(0).normal(size=40), 10)
-    together = mean_over_groups(values, np.repeat(np.arange(40), 10), 0.95, 1000, 0)
-    alone = mean_over_groups(values, np.arange(400), 0.95, 1000, 0)
+    together = mean_over_groups(values, np.repeat(np.arange(40), 10), 0.95, 1000, 0, least=-9, most=9)
+    alone = mean_over_groups(values, np.arange(400), 0.95, 1000, 0, least=-9, most=9)
     assert together.high - together.low > 2.5 * (alone.high - alone.low)
 
 
 def test_the_same_seed_gives_the_same_interval():
-    values = np.random.default_rng(0).normal(size=50)
+    values = np.random.default_rng(0).uniform(-1, 1, size=50)
     one, two, other = (mean_over_groups(values, np.arange(50), 0.95, 200, seed) for seed in (3, 3, 4))
     assert one == two
     assert one != other
@@ -110,9 +110,16 @@ def test_invalid_arguments_are_refused():
         with pytest.raises(ValueError, match="successes must be between 0 and trials"):
             wilson(successes, 2)
     with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
-        check_confidence(95, 100)
+        check_confidence(95)
     with pytest.raises(ValueError, match="resamples must be at least 1"):
-        check_confidence(0.95, 0)
+        mean_over_groups([1, 0], ["a", "b"], resamples=0)
+    with pytest.raises(ValueError, match=r"values must be between least=-1\.0 and most=1\.0, got 0 to 2"):
+        mean_over_groups([2, 0], ["a", "b"])
+
+
+def test_the_interval_over_few_groups_ends_where_values_do():
+    found = mean_over_groups([5, 5, 0], ["a", "b", "c"], least=0, most=5)
+    assert (found.low, found.high) == (0, 5)
 
 
 @settings(deadline=None)

@@ -21,7 +21,7 @@ def rank_and_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def my_part(items: Sequence[T]) -> Sequence[T]:
+def part_of_process(items: Sequence[T]) -> Sequence[T]:
     """Return the items that fall to this process, every ``size``-th one; all processes must be given the same items.
 
     A part may be empty.
@@ -31,7 +31,7 @@ def my_part(items: Sequence[T]) -> Sequence[T]:
 
 
 def gathered(part: Sequence[T], total: int | None = None) -> list[T]:
-    """Return the results of all processes, in the order of the items that `my_part` divided.
+    """Return the results of all processes, in the order of the items that `part_of_process` divided.
 
     Args:
         part: One result for each item of this process.
@@ -63,7 +63,7 @@ def summed(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def together() -> Iterator[list[Any]]:
+def failing_together() -> Iterator[list[Any]]:
     """Fail on all processes where one fails inside the context, instead of waiting for it after the context.
 
     Inside, no process may wait for another. What must be the same in all, such as their input, goes into the list.
@@ -85,7 +85,7 @@ def together() -> Iterator[list[Any]]:
         raise ValueError("all processes must be given the same words or batches; each takes its part of them by itself")
 
 
-def alone(model: nn.Module) -> nn.Module:
+def without_ddp(model: nn.Module) -> nn.Module:
     """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes.
 
     Raises:

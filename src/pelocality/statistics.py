@@ -78,7 +78,7 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
         >>> round(float(low), 3), round(float(high), 3)
         (0.596, 0.982)
     """
-    check_confidence(confidence, 1)
+    check_confidence(confidence)
     k, n = np.asarray(successes, float), np.asarray(trials, float)
     if ((k < 0) | (k > n)).any():
         raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
@@ -111,7 +111,14 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
 
 
 def mean_over_groups(
-    values: ArrayLike, groups: Sequence[Any] | NDArray[Any], confidence: float, resamples: int, seed: int
+    values: ArrayLike,
+    groups: Sequence[Any] | NDArray[Any],
+    confidence: float = 0.95,
+    resamples: int = 9999,
+    seed: int = 0,
+    *,
+    least: float = -1.0,
+    most: float = 1.0,
 ) -> Estimate:
     r"""Return a mean with an interval over groups of rows: of a cluster bootstrap, or of Student's t for few groups.
 
@@ -122,23 +129,33 @@ def mean_over_groups(
 
     $$\bar x \pm t_{G - 1} \sqrt{\frac{G - 1}{G} \sum_g (\bar x_{-g} - \bar x)^2}$$
 
-    cut at -1 and 1. ``docs/evaluation.md`` has the coverage of both.
+    cut at the least and the most that a value can be. ``docs/evaluation.md`` has the coverage of both.
 
     Args:
-        values: (rows,) numbers in [-1, 1].
+        values: (rows,) numbers.
         groups: (rows,) names of groups.
         confidence: coverage, in (0, 1).
         resamples: number of resamples.
         seed: seeds the resamples.
+        least: the least that a value can be; -1 for differences of shares.
+        most: the most.
 
     Returns:
         The mean of all rows and its interval; the interval is NaN for fewer than two groups.
+
+    Raises:
+        TypeError: for a confidence that is not a number.
+        ValueError: for a confidence outside (0, 1), fewer than 1 resample, or values beyond ``least`` and ``most``.
 
     Examples:
         >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
         0.333 [-1.000, 1.000]
     """
+    check_confidence(confidence)
+    count("resamples", resamples)
     rows = np.asarray(values, float)
+    if (rows < least).any() or (rows > most).any():
+        raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
     mean = float(rows.mean()) if len(rows) else float("nan")
     _, index = np.unique(np.asarray(groups), return_inverse=True)
     sizes = np.bincount(index).astype(float)
@@ -150,7 +167,7 @@ def mean_over_groups(
         without = (sums.sum() - sums) / (len(rows) - sizes)
         error = np.sqrt(degrees / len(sizes) * ((without - mean) ** 2).sum())
         half = stats.t.ppf(0.5 + confidence / 2, degrees) * error
-        return Estimate(mean, float(max(mean - half, -1)), float(min(mean + half, 1)))
+        return Estimate(mean, float(max(mean - half, least)), float(min(mean + half, most)))
     found = stats.bootstrap(
         (sums, sizes),
         lambda total, size, axis: total.sum(axis) / size.sum(axis),
@@ -186,7 +203,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         >>> round(float(low), 3), round(float(high), 3)
         (0.67, 0.77)
     """
-    check_confidence(confidence, 1)
+    check_confidence(confidence)
     x = np.asarray(values, float)
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
@@ -277,19 +294,17 @@ def _sign_flip(sums: NDArray[np.int64], two_sided: bool) -> float:
     return float(np.clip(p, 0.5 ** len(sums), 1))  # rounding leaves 1e-17, and more than 1
 
 
-def check_confidence(confidence: float, resamples: int) -> None:
-    """Refuse an invalid coverage or number of resamples.
+def check_confidence(confidence: float) -> None:
+    """Refuse an invalid coverage.
 
     Args:
         confidence: coverage.
-        resamples: number of resamples.
 
     Raises:
         TypeError: for a value that is not a number.
-        ValueError: for a coverage outside (0, 1), or fewer than 1 resample.
+        ValueError: for a coverage outside (0, 1).
     """
     if isinstance(confidence, bool) or not isinstance(confidence, int | float):
         raise TypeError(f"confidence must be a number, got {confidence!r}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")
-    count("resamples", resamples)

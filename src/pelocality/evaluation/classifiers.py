@@ -12,7 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality._distributed import alone, gathered, my_part, together
+from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import normalised_label
 from pelocality.evaluation._examples import name_of, scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
@@ -97,14 +97,15 @@ def evaluate(
         agreement    1.000 [0.207, 1.000]
         McNemar's p                     1
     """
-    check_confidence(confidence, resamples)
+    check_confidence(confidence)
+    count("resamples", resamples)
     count("batch_size", batch_size)
     texts = _text_columns(probe)
     frame = _examples(probe, texts, groups)
     probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(alone(model), tokenizer, labels, batch_size, max_length)
+        classifier = Classifier(without_ddp(model), tokenizer, labels, batch_size, max_length)
     elif callable(model):
         classifier = CallableClassifier(model, labels, probe_labels)
     else:
@@ -188,8 +189,8 @@ def _predictions(
     for text in itertools.chain(*unique):
         if not isinstance(text, str):
             raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
-    mine, predictions = my_part(unique), []
-    with together():
+    mine, predictions = part_of_process(unique), []
+    with failing_together():
         for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):
             predictions += classifier(mine[start : start + _CHUNK])
     found = dict(zip(unique, gathered(predictions, len(unique)), strict=True))

@@ -104,7 +104,7 @@ def evaluate_minimal_pairs(
         ...                        datasets.Dataset.from_dict(rows)).ties
         2
     """
-    check_confidence(confidence, 1)
+    check_confidence(confidence)
     if not isinstance(pairs, datasets.Dataset):
         raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs builds, got {type(pairs).__name__}")
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):

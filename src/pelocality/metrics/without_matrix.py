@@ -105,7 +105,7 @@ def _check_range(bias: Tensor, n: int) -> None:
 
 
 def measure_absolute(
-    positions: Tensor | np.ndarray,
+    table: Tensor | np.ndarray,
     query: Tensor | np.ndarray | None = None,
     key: Tensor | np.ndarray | None = None,
     *,
@@ -117,11 +117,11 @@ def measure_absolute(
 
         A_ij = softmax_j (p_i W_q)(p_j W_k)^T / sqrt(d_head)
 
-    The same numbers as ``measure(position_weights(positions, query, key))``, to rounding, in memory that grows with
+    The same numbers as ``measure(position_weights(table, query, key))``, to rounding, in memory that grows with
     n and not with n squared.
 
     Args:
-        positions: P, (n, d).
+        table: P, (n, d), one embedding per position.
         query: W_q, (d, d_head), or (heads, d, d_head).
         key: W_k, of the same shape; both or neither.
         similarity: As for `position_weights`.
@@ -146,7 +146,7 @@ def measure_absolute(
         >>> measure_absolute(table).symmetry.shape
         torch.Size([])
     """
-    queries, keys = project(positions, query, key, similarity, temperature)
+    queries, keys = project(table, query, key, similarity, temperature)
     n = queries.shape[-2]
     heads = []
     with torch.no_grad():

@@ -3,12 +3,13 @@
 Measured:
 
 - ``positional_attention``: the attention of one repeated word, averaged over words.
+- ``text_average``: the mean attention over texts, for any model and also for an ``AttentionFunction``.
 - ``positional_logits``: the position-only logits, in closed form where the family has one.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``position_share``: how much of each head's attention on real text position explains.
 - ``reflection_gap``: whether a model can tell a sequence from its mirror image.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.
-- ``LocalityCallback``: all of it while a model trains.
+- ``LocalityCallback``: locality, symmetry and their complements of every layer while a model trains.
 
 Changed: ``attach(model, encoding)`` adds the encoding's bias to the attention logits of every layer until it is
 removed; ``load`` brings a saved one back; ``relocate`` trains a copy with it to do what the model did.

@@ -26,7 +26,7 @@ Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]
 """Attaches an encoding of so many heads with positions disabled or not, and removes it on leaving."""
 
 _TOKENS = 7
-_FEW = 1e-5  # a difference that is rounding: many families take the softmax in float32, of float64 too
+_ROUNDING = 1e-5  # a difference that is rounding: many families take the softmax in float32, of float64 too
 _ORDER = [3, 0, 6, 2, 5, 1, 4]
 
 
@@ -63,23 +63,23 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
 
 def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
     ids, mask, before = _first_run(base)
-    few = max(_FEW, 8 * torch.finfo(before.dtype).eps)
+    few = _tolerance(before)
     effects = _effects(before)
     with trial(NoEncoding, False):
         _check_equal(_run(base, ids, **mask), before, "with a bias of zero its outputs differ from those without")
-    with _compared_logits(record, base), trial(_distinct, disable):
+    with _compared_logits(record, base), trial(_trial_encoding, disable):
         biased = _effects(_run(base, ids, **mask))
     for what, effect in effects.items():
-        if effect <= _FEW and not biased[what] <= few:
+        if effect <= _ROUNDING and not biased[what] <= few:
             raise NotProvedError(f"with a bias, {what} are not hidden any longer")
     if disable:
         _check_equivariance(record, base, trial, ids)
     _check_equal(_run(base, ids, **mask), before, "after removal its outputs differ from those before")
     later = effects["later tokens"]
-    return later <= _FEW or (record.causal(base) and later <= few)
+    return later <= _ROUNDING or (record.causal(base) and later <= few)
 
 
-def _distinct(heads: int) -> Encoding:
+def _trial_encoding(heads: int) -> Encoding:
     """Return a bias that differs between all distances and between heads, by whole numbers, which every dtype holds."""
     table = DistanceTable(heads, length=_TOKENS, signed=True)
     numbers = torch.arange(table.values.numel()).view(table.values.shape)
@@ -129,6 +129,11 @@ def _effects(states: Tensor) -> dict[str, float]:
     }
 
 
+def _tolerance(states: Tensor) -> float:
+    """Return the largest difference of two outputs, as in `_difference`, that is rounding."""
+    return max(_ROUNDING, 8 * torch.finfo(states.dtype).eps)
+
+
 def _difference(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two outputs, relative to the largest number in them."""
     return float((one.double() - other.double()).abs().max() / other.double().abs().max())
@@ -136,7 +141,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two outputs are equal but for rounding."""
-    return _difference(one, other) <= max(_FEW, 8 * torch.finfo(other.dtype).eps)  # not >, so that NaN is not equal
+    return _difference(one, other) <= _tolerance(other)  # not >, so that NaN is not equal
 
 
 def _check_equal(one: Tensor, other: Tensor, problem: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality._distributed import alone, gathered, rank_and_size, summed, together
+from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._observe import Observed, observe
 from pelocality.models._run import check_length, find_base
@@ -55,7 +55,7 @@ def text_sums(
         ValueError: for text longer than the model's positions, special tokens that nothing identifies, padding without
             a mask, or no text.
     """
-    base = find_base(alone(model))
+    base = find_base(without_ddp(model))
     count("length", length, least=2)
     count("without_first", without_first, least=0)
     if isinstance(batches, Mapping):
@@ -63,7 +63,7 @@ def text_sums(
     sums: TextSums | None = None
     texts = longest = 0
     rank, size = rank_and_size()
-    with together() as same, eager_attention(model):
+    with failing_together() as same, eager_attention(model):
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
             inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
             if included.numel() == 0:

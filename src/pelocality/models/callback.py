@@ -137,10 +137,10 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted in self._layers(pretrained(kwargs["model"]), kwargs["processing_class"]):
-            measured = measure(matrix)
-            values = (*vars(measured).values(), adjusted, direction_balance(matrix))
-            for metric, value in zip(METRICS, values, strict=True):
-                logs[f"{self.name}/{metric}/layer_{layer}"] = value.mean().item()
+            others = {"adjusted_locality": adjusted, "direction_balance": direction_balance(matrix)}
+            values = vars(measure(matrix)) | others
+            for metric in METRICS:
+                logs[f"{self.name}/{metric}/layer_{layer}"] = values[metric].mean().item()
         state.log_history.append(logs | {"step": state.global_step})
         for reporter in self._reporters:
             reporter.on_log(args, state, control, model=kwargs["model"], logs=logs)

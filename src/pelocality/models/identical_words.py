@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count
-from pelocality._distributed import alone, my_part, rank_and_size, summed, together
+from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
 from pelocality.models._observe import Observed, observe, observe_by_layer
 from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import metrics_with_sink, sample_metrics
@@ -93,7 +93,7 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base = find_base(alone(model))
+    base = find_base(without_ddp(model))
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     fed: list[str] = []
     if prefix is not False:
@@ -108,14 +108,14 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     positions = slice(len(before), len(before) + length)
-    with together() as same, eager_attention(model):
+    with failing_together() as same, eager_attention(model):
         same += (ids, rows.shape, layers)
         first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
         dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
         size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
         sums = _Sums(first, layers, positions, len(ids))
         first = replace(first, maps=(), visible=())
-        starts = my_part(range(0, len(ids), size))  # without one, the first word gives the shapes
+        starts = part_of_process(range(0, len(ids), size))  # without one, the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
             if None not in first.order:

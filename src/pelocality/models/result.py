@@ -275,10 +275,10 @@ class MeanAttention(DisplayMixin):
         source: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()
         }
+        names = [name for name in tensors if name.startswith("per_sample.")]
+        per_sample = {name.removeprefix("per_sample."): tensors.pop(name) for name in names}
         return cls(
-            per_sample={
-                name.removeprefix("per_sample."): tensors.pop(name) for name in list(tensors) if "per_sample" in name
-            },
+            per_sample=per_sample,
             layers=tuple(header["layers"]),
             source=Provenance(**source),
             other_layers=dict(header["other_layers"]),

@@ -120,8 +120,15 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
-    options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    sums = text_sums(model, batches, without_first=without_first, progress=progress, **options)
+    sums = text_sums(
+        model,
+        batches,
+        tokenizer=tokenizer,
+        length=length,
+        special_tokens=special_tokens,
+        without_first=without_first,
+        progress=progress,
+    )
     if not bool((sums.counts >= 2).any()):
         raise ValueError("no pair of positions is in two sentences; pass more text")
     return PositionShare(

@@ -106,8 +106,17 @@ def text_average(
             values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
             per_text.setdefault(number, []).append(values)
 
-    options: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "special_tokens": special_tokens}
-    sums = text_sums(model, batches, layers, measure, without_first=without_first, progress=progress, **options)
+    sums = text_sums(
+        model,
+        batches,
+        layers,
+        measure,
+        tokenizer=tokenizer,
+        length=length,
+        special_tokens=special_tokens,
+        without_first=without_first,
+        progress=progress,
+    )
     per_sample = stacked(per_text)
     if not per_sample:
         raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")

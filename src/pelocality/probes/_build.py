@@ -16,7 +16,7 @@ import datasets
 import multiprocess
 import numpy as np
 import pyarrow as pa
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence
@@ -73,7 +73,7 @@ def build(
 
     def rows() -> Iterator[Row]:
         records = source.records() if isinstance(source, Corpus) else source
-        for made, counted in _results(worker, tqdm(records, builder, disable=not progress), workers):
+        for made, counted in _results(worker, tqdm(records, builder, delay=3, disable=not progress), workers):
             counts.update(counted)
             yield from ({**row, "builder": builder} for row in made)
 

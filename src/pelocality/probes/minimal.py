@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import datasets
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from pelocality.probes._build import write_dataset
 from pelocality.probes.info import ProbeInfo, probe_info, record_info
@@ -13,7 +13,7 @@ from pelocality.probes.info import ProbeInfo, probe_info, record_info
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
 
 
-def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> datasets.Dataset:
+def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets.Dataset:
     """Return each original beside its perturbation, as BLiMP does: ``sentence_good`` and ``sentence_bad``.
 
     Works on the rows of any builder. Only the perturbed side of a pair is used; a pair perturbed on both sides gives a
@@ -22,7 +22,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
 
     Args:
         probe: A dataset made by one of the builders, whole, filtered, concatenated with others or read from a file.
-        progress: Whether to show progress bars.
+        progress: Whether to show a progress bar, after three seconds.
 
     Returns:
         A dataset with ``sentence_good``, ``sentence_bad``, ``UID`` (the builder's name: BLiMP's name of a
@@ -42,7 +42,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = False) -> dataset
     if not isinstance(probe, datasets.Dataset) or not {"builder", "spans", "side"} <= set(probe.column_names):
         given = getattr(probe, "column_names", type(probe).__name__)
         raise ValueError(f"probe must have the columns builder, spans and side; got {given}")
-    rows = tqdm(probe.with_format(None), "minimal_pairs", disable=not progress)
+    rows = tqdm(probe.with_format(None), "minimal_pairs", delay=3, disable=not progress)
     texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
     columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})
     pairs = write_dataset(_rows(rows), columns, probe.split)

@@ -34,7 +34,7 @@ def constituency_shuffling(
     *,
     categories: Collection[str] | None = None,
     num_proc: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> datasets.Dataset:
     """Permute the words inside constituents, and leave everything else unchanged.
 
@@ -55,7 +55,7 @@ def constituency_shuffling(
             neither its uid nor its place in the corpus.
         categories: Keep only constituents with one of these labels, such as ``{"NP", "PP"}``.
         num_proc: Number of processes that share the work.
-        progress: Whether to show progress bars.
+        progress: Whether to show a progress bar, after three seconds.
 
     Returns:
         A dataset with the perturbed ``premise``, ``hypothesis``, ``label``, the originals under ``original_``,
@@ -90,7 +90,7 @@ def window_shuffling(
     *,
     categories: Collection[str] | None = None,
     num_proc: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> datasets.Dataset:
     """Permute as many words as ``constituency_shuffling`` would, in windows that are not constituents.
 
@@ -109,7 +109,7 @@ def window_shuffling(
         seed: As in ``constituency_shuffling``; the same seed matches its rows.
         categories: Labels of the constituents that the windows correspond to.
         num_proc: Number of processes that share the work.
-        progress: Whether to show progress bars.
+        progress: Whether to show a progress bar, after three seconds.
 
     Returns:
         A dataset with the columns of ``constituency_shuffling``; the category is ``"window"``.
@@ -139,7 +139,7 @@ def random_shuffling(
     seed: int = 0,
     *,
     num_proc: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> datasets.Dataset:
     """Permute all words of a sentence.
 
@@ -152,7 +152,7 @@ def random_shuffling(
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the permutation of each item, together with its text (for a pair, both texts) and nothing else.
         num_proc: Number of processes that share the work.
-        progress: Whether to show progress bars.
+        progress: Whether to show a progress bar, after three seconds.
 
     Returns:
         A dataset with the columns of ``constituency_shuffling``; the category is ``"sentence"``.

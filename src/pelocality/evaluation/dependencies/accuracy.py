@@ -10,7 +10,7 @@ import pandas as pd
 from torch import nn
 
 from pelocality._checks import count, flag
-from pelocality._distributed import alone, gathered, my_part, together
+from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked, without_subtype
@@ -82,22 +82,23 @@ def dependency_accuracy(
         >>> found.accuracy("det").shape  # (layer, head)
         (6, 12)
     """
-    check_confidence(confidence, resamples)
+    check_confidence(confidence)
+    count("resamples", resamples)
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
     chosen, left_out = _with_dependencies(sentences)
-    mine = my_part([s.words for s in chosen])
-    with together():
-        found, layers_here = most_attended(alone(model), tokenizer, mine, batch_size, progress)
+    mine = part_of_process([s.words for s in chosen])
+    with failing_together():
+        found, layers_here = most_attended(without_ddp(model), tokenizer, mine, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
     left_out += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
     rows, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
         if words is not None and sentence.dependencies is not None:
-            layer, half = sentence.dependencies, half_of(sentence.words, seed)
-            relations = layer.relations if subtypes else map(without_subtype, layer.relations)
-            words_here = enumerate(zip(layer.heads, relations, strict=True))
+            tree, half = sentence.dependencies, half_of(sentence.words, seed)
+            relations = tree.relations if subtypes else map(without_subtype, tree.relations)
+            words_here = enumerate(zip(tree.heads, relations, strict=True))
             rows += [(number, sentence.uid, word, head - 1, relation, half) for word, (head, relation) in words_here]
             kept.append(words)
     if not kept:

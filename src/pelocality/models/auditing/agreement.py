@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pelocality.encodings._scores import HIDDEN
 from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing import declared
 from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary
@@ -157,7 +158,7 @@ def bias_of(call: Call) -> Tensor:
     """Return how logits of constant content differ from that of the query's own key, NaN where hidden: (head, n, n)."""
     logits = call.logits.double().cpu()
     bias = logits - logits.diagonal(dim1=1, dim2=2)[..., None]
-    return bias.masked_fill(bias <= -1e3, torch.nan)
+    return bias.masked_fill(bias <= HIDDEN, torch.nan)
 
 
 def _rounding_of(call: Call, bias: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ _FEATURES = datasets.Features(
 
 
 def semantic_role_swap(
-    pairs_or_sentences: Iterable[Item | str],
+    pairs: Iterable[Item | str],
     roles: tuple[str, str] = ("ARG0", "ARG1"),
     source: Source | None = None,
     label_policy: LabelPolicy | None = None,
@@ -54,7 +54,7 @@ def semantic_role_swap(
     labels: Collection[str] | None = None,
     seed: int = 0,
     num_proc: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> datasets.Dataset:
     """Exchange the arguments of two semantic roles: *the dog bit a man* becomes *a man bit the dog*.
 
@@ -65,7 +65,7 @@ def semantic_role_swap(
     capital of the first word stays with the position, and in a passive *by* keeps its place.
 
     Args:
-        pairs_or_sentences: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
+        pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
         roles: The two roles to exchange.
         source: ``"frames"`` (the default without ``parser``): the sentence's frames; if there is a tree, both
             arguments must be slots of the verb's own clause in it. ``"dependencies"``: subject and object, or passive
@@ -96,7 +96,7 @@ def semantic_role_swap(
         seed: Seed of the choice of the predicate, together with the item's text (for a pair, both texts) and
             nothing else.
         num_proc: Number of processes that share the work.
-        progress: Whether to show progress bars.
+        progress: Whether to show a progress bar, after three seconds.
 
     Returns:
         A dataset with the columns of ``constituency_shuffling`` over pairs; ``category`` is the voice, the
@@ -117,20 +117,20 @@ def semantic_role_swap(
         ('A dog bit him.', 'He bit a dog.')
     """
     perturb = RoleSwap(
-        roles,
-        source or ("frames" if parser is None else "dependencies"),
-        label_policy,
-        _parser_named(parser) if isinstance(parser, str) else parser,
-        nonassertive_label,
-        check_names("languages", languages) or (),
-        side,
-        spans,
-        agreement,
-        frozenset(check_names("symmetric_verbs", symmetric_verbs) or ()),
-        check_names("labels", labels),
-        seed,
+        roles=roles,
+        source=source or ("frames" if parser is None else "dependencies"),
+        label_policy=label_policy,
+        parser=_parser_named(parser) if isinstance(parser, str) else parser,
+        nonassertive_label=nonassertive_label,
+        languages=check_names("languages", languages) or (),
+        side=side,
+        spans=spans,
+        agreement=agreement,
+        symmetric_verbs=frozenset(check_names("symmetric_verbs", symmetric_verbs) or ()),
+        labels=check_names("labels", labels),
+        seed=seed,
     )
-    items: Any = pairs_or_sentences
+    items: Any = pairs
     if parser is not None and not isinstance(items, str | Corpus):
         items = [plain_sentence(item) if isinstance(item, str) else item for item in items]
     return build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
