@@ -46,7 +46,7 @@ def heatmap(
         Figure and axes.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         ValueError: More than one matrix, weights that are negative or infinite, or an unknown scale.
 
     Examples:
@@ -102,7 +102,7 @@ def head_grid(
         Figure and axes.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         ValueError: Not two axes, nothing to draw, or another number of layers.
 
     Examples:
@@ -153,7 +153,7 @@ def profiles(
         Figure and axes.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         TypeError: ``reach`` is not an integer.
         ValueError: Matrices that `distance_profile` refuses, nothing to draw, or ``reach`` below 1.
 
@@ -202,7 +202,7 @@ def comparison(
         Figure and axes.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         ValueError: Neither one nor two axes, nothing to draw, or another number of layers.
 
     Examples:
@@ -250,7 +250,7 @@ def head_types(
         star marks relations where the two types differ with q < 0.05; the mean distance in words is in brackets.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         ValueError: The table has no such direction.
 
     Examples:
@@ -303,7 +303,7 @@ def distances(
         Figure and axes.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         TypeError: ``reach`` is not an integer.
         ValueError: No language has the relation, or ``reach`` is below 1.
 
@@ -337,7 +337,7 @@ def trajectory(
         Figure and axes.
 
     Raises:
-        ImportError: matplotlib is missing.
+        ImportError: Matplotlib is missing.
         ValueError: A column is missing, or the table is empty.
 
     Examples:

@@ -19,9 +19,9 @@ class Estimate:
     """A number and its interval.
 
     Attributes:
-        value: the estimate.
-        low: lower end of the interval.
-        high: upper end of the interval.
+        value: The estimate.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
 
     Examples:
         >>> print(Estimate(0.9, 0.85, 0.94))
@@ -42,8 +42,8 @@ class Estimate:
         """Return the value and the ends of the interval as columns of a table.
 
         Args:
-            name: name of the column of the value.
-            ends: prefix of ``low`` and ``high``; None for the name and an underscore.
+            name: Name of the column of the value.
+            ends: Prefix of ``low`` and ``high``; None for the name and an underscore.
 
         Returns:
             Three numbers by column.
@@ -63,15 +63,15 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     Its width is not zero where all trials succeed, unlike that of a bootstrap. The trials are taken to be independent.
 
     Args:
-        successes: number of successes, any shape.
-        trials: number of trials; 0 gives NaN.
-        confidence: coverage, in (0, 1).
+        successes: Number of successes, any shape.
+        trials: Number of trials; 0 gives NaN.
+        confidence: Coverage, in (0, 1).
 
     Returns:
         Lower and upper ends, in [0, 1].
 
     Raises:
-        ValueError: for fewer than 0 successes, more successes than trials, or a coverage outside (0, 1).
+        ValueError: Fewer than 0 successes, more successes than trials, or a coverage outside (0, 1).
 
     Examples:
         >>> low, high = wilson(9, 10)
@@ -95,9 +95,9 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
     """Return a proportion with Wilson's interval; NaN for no trials.
 
     Args:
-        successes: number of successes.
-        trials: number of trials.
-        confidence: coverage, in (0, 1).
+        successes: Number of successes.
+        trials: Number of trials.
+        confidence: Coverage, in (0, 1).
 
     Returns:
         The proportion in [0, 1] with its interval.
@@ -134,18 +134,18 @@ def mean_over_groups(
     Args:
         values: (rows,) numbers.
         groups: (rows,) names of groups.
-        confidence: coverage, in (0, 1).
-        resamples: number of resamples.
-        seed: seeds the resamples.
-        least: the least that a value can be; -1 for differences of shares.
-        most: the most.
+        confidence: Coverage, in (0, 1).
+        resamples: Number of resamples.
+        seed: Seeds the resamples.
+        least: The least that a value can be; -1 for differences of shares.
+        most: The most.
 
     Returns:
         The mean of all rows and its interval; the interval is NaN for fewer than two groups.
 
     Raises:
-        TypeError: for a confidence that is not a number.
-        ValueError: for a confidence outside (0, 1), fewer than 1 resample, or values beyond ``least`` and ``most``.
+        TypeError: A confidence that is not a number.
+        ValueError: A confidence outside (0, 1), fewer than 1 resample, or values beyond ``least`` and ``most``.
 
     Examples:
         >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
@@ -190,13 +190,13 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
 
     Args:
         values: (n, ...) independent values.
-        confidence: coverage, in (0, 1).
+        confidence: Coverage, in (0, 1).
 
     Returns:
         Lower and upper ends, (...); NaN for fewer than two values.
 
     Raises:
-        ValueError: for a coverage outside (0, 1).
+        ValueError: A coverage outside (0, 1).
 
     Examples:
         >>> low, high = t_interval([0.70, 0.72, 0.74])
@@ -218,8 +218,8 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     would vary over further seeds, not over further data.
 
     Args:
-        values: one number for each run.
-        confidence: coverage, in (0, 1).
+        values: One number for each run.
+        confidence: Coverage, in (0, 1).
 
     Returns:
         The mean and its interval; the interval is NaN for a single run, the mean too for no runs.
@@ -239,8 +239,8 @@ def mcnemar(lost: int, gained: int) -> float:
     Under the null hypothesis, a pair that changed was as likely lost as gained (McNemar, 1947).
 
     Args:
-        lost: number of pairs correct before and wrong after.
-        gained: number of pairs wrong before and correct after.
+        lost: Number of pairs correct before and wrong after.
+        gained: Number of pairs wrong before and correct after.
 
     Returns:
         The p-value, in [0, 1]; 1 where no pair changed.
@@ -266,7 +266,7 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
 
     Args:
         differences: (groups, tests) whole numbers.
-        two_sided: test for a difference in either direction.
+        two_sided: Test for a difference in either direction.
 
     Returns:
         (tests,), in (0, 1].
@@ -298,11 +298,11 @@ def check_confidence(confidence: float) -> None:
     """Refuse an invalid coverage.
 
     Args:
-        confidence: coverage.
+        confidence: Coverage.
 
     Raises:
-        TypeError: for a value that is not a number.
-        ValueError: for a coverage outside (0, 1).
+        TypeError: A value that is not a number.
+        ValueError: A coverage outside (0, 1).
     """
     if isinstance(confidence, bool) or not isinstance(confidence, int | float):
         raise TypeError(f"confidence must be a number, got {confidence!r}")

@@ -56,31 +56,31 @@ def evaluate(
     Where ``torch.distributed`` is initialised, each process predicts a part of the texts, and all return the result.
 
     Args:
-        model: a sequence-classification model of transformers, or a callable. A callable receives one list for
+        model: A sequence-classification model of transformers, or a callable. A callable receives one list for
             each side (premises, hypotheses), and returns a label name for each pair, or scores (pairs, classes)
             whose classes ``labels`` names.
-        tokenizer: the model's tokenizer; not used for a callable.
-        probe: a dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
+        tokenizer: The model's tokenizer; not used for a callable.
+        probe: A dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
             ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
-        labels: names of the model's classes in the order of its logits, where its configuration has none.
-        groups: column whose equal values the bootstrap resamples together: rows that share a sentence are not
+        labels: Names of the model's classes in the order of its logits, where its configuration has none.
+        groups: Column whose equal values the bootstrap resamples together: rows that share a sentence are not
             independent. None resamples the rows of one original together. In SNLI three pairs share a premise:
             ``groups="original_premise"``.
-        batch_size: texts per forward pass.
-        max_length: number of tokens to truncate texts to, special tokens included; None uses the model's limit.
+        batch_size: Texts per forward pass.
+        max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
             Truncated texts are counted and logged.
-        confidence: coverage of the intervals.
-        resamples: bootstrap resamples.
-        seed: seeds the bootstrap.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        confidence: Coverage of the intervals.
+        resamples: Bootstrap resamples.
+        seed: Seeds the bootstrap.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         An `Evaluation`: accuracies and agreement in [0, 1], their difference in [-1, 1], each with an interval, and
         every example.
 
     Raises:
-        TypeError: for a probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
-        ValueError: for labels that cannot be matched, scores that are NaN, an empty probe, or one without the
+        TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
+        ValueError: Labels that cannot be matched, scores that are NaN, an empty probe, or one without the
             columns.
 
     Examples:

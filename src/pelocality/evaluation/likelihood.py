@@ -45,21 +45,21 @@ def pseudo_log_likelihood(
     Ivanova, 2023).
 
     Args:
-        model: a model with a masked-language-modelling head.
-        tokenizer: its tokenizer, with a mask token.
-        sentences: texts.
+        model: A model with a masked-language-modelling head.
+        tokenizer: Its tokenizer, with a mask token.
+        sentences: Texts.
         within_word: ``"one"`` masks one token at a time; ``"following"`` also masks the later tokens of its word
             (needs a fast tokenizer).
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
-        batch_size: masked copies per forward pass; a sentence of n tokens takes n copies.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        batch_size: Masked copies per forward pass; a sentence of n tokens takes n copies.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         (sentences,), float64, at most 0, in nats; NaN for a text without tokens.
 
     Raises:
-        TypeError: for a model that is not from transformers, or one text instead of several.
-        ValueError: for a tokenizer without a mask token, a text longer than the model, or a model that does not
+        TypeError: A model that is not from transformers, or one text instead of several.
+        ValueError: A tokenizer without a mask token, a text longer than the model, or a model that does not
             predict tokens.
 
     Examples:
@@ -110,20 +110,20 @@ def log_likelihood(
     and their scores are not comparable. An end-of-sentence token is neither fed nor scored.
 
     Args:
-        model: a model with a causal-language-modelling head.
-        tokenizer: its tokenizer.
-        sentences: texts.
-        beginning: add the beginning-of-sentence token before the text.
+        model: A model with a causal-language-modelling head.
+        tokenizer: Its tokenizer.
+        sentences: Texts.
+        beginning: Add the beginning-of-sentence token before the text.
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
-        batch_size: sentences per forward pass.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        batch_size: Sentences per forward pass.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         (sentences,), float64, at most 0, in nats; NaN for a text with nothing to score.
 
     Raises:
-        TypeError: for a model that is not from transformers, or one text instead of several.
-        ValueError: for a tokenizer without a beginning-of-sentence token, a text longer than the model, or a model
+        TypeError: A model that is not from transformers, or one text instead of several.
+        ValueError: A tokenizer without a beginning-of-sentence token, a text longer than the model, or a model
             that does not predict tokens.
 
     Examples:

@@ -27,13 +27,13 @@ class MinimalPairEvaluation(DisplayMixin):
     """How often the original has the higher score, with the scores of every pair.
 
     Attributes:
-        examples: one row for each pair, in order: the dataset's columns that are not sentences, ``good`` and
+        examples: One row for each pair, in order: the dataset's columns that are not sentences, ``good`` and
             ``bad`` (scores), ``difference`` (good minus bad) and ``correct`` (good is larger).
-        model: name of the model, and what was attached to it.
-        score: name of the score.
-        ties: pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
+        model: Name of the model, and what was attached to it.
+        score: Name of the score.
+        ties: Pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
             tiny differences, suggest a model that does not depend on word order, such as one without positions.
-        confidence: coverage of the intervals.
+        confidence: Coverage of the intervals.
     """
 
     examples: pd.DataFrame
@@ -51,13 +51,13 @@ class MinimalPairEvaluation(DisplayMixin):
         """Return the accuracy for each value of a column, such as a size, a category or a paradigm.
 
         Args:
-            columns: columns of ``examples``, such as ``"size"`` or ``"UID"``.
+            columns: Columns of ``examples``, such as ``"size"`` or ``"UID"``.
 
         Returns:
             One row for each value (or combination): ``n``, ``accuracy``, ``low``, ``high``, ``difference`` (mean).
 
         Raises:
-            ValueError: for no column, or an unknown one.
+            ValueError: No column, or an unknown one.
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:
@@ -82,20 +82,20 @@ def evaluate_minimal_pairs(
     """Return how often a language model gives the original the higher score.
 
     Args:
-        model: a masked or causal language model of transformers, or a callable from a list of texts to a number for
+        model: A masked or causal language model of transformers, or a callable from a list of texts to a number for
             each.
-        tokenizer: the model's tokenizer; not used for a callable.
-        pairs: a dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` builds, or BLiMP.
+        tokenizer: The model's tokenizer; not used for a callable.
+        pairs: A dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` builds, or BLiMP.
         score: `pseudo_log_likelihood`, `log_likelihood`, or any function of model, tokenizer and texts (with
             ``functools.partial`` for their settings). None takes the one that fits the model's head.
-        confidence: coverage of the intervals.
+        confidence: Coverage of the intervals.
 
     Returns:
         A `MinimalPairEvaluation`, with ``accuracy`` in [0, 1]; 0.5 is chance.
 
     Raises:
-        TypeError: for pairs that are not a ``datasets.Dataset``, or a model that is neither.
-        ValueError: for a dataset without pairs, or with a column whose name the result uses; scores that are NaN or
+        TypeError: Pairs that are not a ``datasets.Dataset``, or a model that is neither.
+        ValueError: A dataset without pairs, or with a column whose name the result uses; scores that are NaN or
             of another number than the texts; or a model whose head determines no score.
 
     Examples:

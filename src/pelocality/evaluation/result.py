@@ -19,17 +19,17 @@ class Evaluation(DisplayMixin):
     """A model's predictions for the original and for the perturbed texts of a probe.
 
     Attributes:
-        examples: one row for each row of the probe, in its order: the probe's columns that are not texts
+        examples: One row for each row of the probe, in its order: the probe's columns that are not texts
             (``uid``, ``size``, ``category`` ...), ``label`` and ``original_label``, ``prediction`` and
             ``original_prediction``, ``correct`` and ``original_correct`` (None without labels), ``agrees`` (the
             prediction did not change), ``probability`` and ``original_probability`` of the predicted class (NaN where
             the model is a callable), ``original`` (a digest of the original's texts and label) and ``group``.
-        model: name of the model, and what was attached to it.
-        probe: name of the builder, or ``"dataset"``.
-        truncated: number of texts that were truncated to the model's length.
-        confidence: coverage of the intervals.
-        resamples: bootstrap resamples behind the interval of the difference.
-        seed: seed of the bootstrap.
+        model: Name of the model, and what was attached to it.
+        probe: Name of the builder, or ``"dataset"``.
+        truncated: Number of texts that were truncated to the model's length.
+        confidence: Coverage of the intervals.
+        resamples: Bootstrap resamples behind the interval of the difference.
+        seed: Seed of the bootstrap.
     """
 
     examples: pd.DataFrame
@@ -86,14 +86,14 @@ class Evaluation(DisplayMixin):
         """Return the numbers for each value of a column, such as a size, a label or a category.
 
         Args:
-            columns: columns of ``examples``, such as ``"size"``, ``"original_label"``, ``"category"``.
+            columns: Columns of ``examples``, such as ``"size"``, ``"original_label"``, ``"category"``.
 
         Returns:
             One row for each value (or combination), with the columns of `to_frame`, not corrected for
             multiple comparisons.
 
         Raises:
-            ValueError: for no column, or an unknown one.
+            ValueError: No column, or an unknown one.
         """
         return by_columns(self.examples, columns, lambda rows: dataclasses.replace(self, examples=rows)._numbers())
 

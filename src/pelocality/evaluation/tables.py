@@ -23,9 +23,9 @@ class PaperTable(DisplayMixin):
     """Accuracies on originals, and differences after perturbation, in percent.
 
     Attributes:
-        values: one row for each cell: ``model``, ``column``, ``value``, ``low``, ``high`` (percent), ``runs``. The
+        values: One row for each cell: ``model``, ``column``, ``value``, ``low``, ``high`` (percent), ``runs``. The
             interval of one run is over its examples, that of several runs is Student's t interval over the runs.
-        columns: the columns, in order.
+        columns: The columns, in order.
     """
 
     values: pd.DataFrame
@@ -35,7 +35,7 @@ class PaperTable(DisplayMixin):
         """Return the table as text: one row for each model, one column for each probe.
 
         Args:
-            intervals: whether to add the intervals.
+            intervals: Whether to add the intervals.
 
         Returns:
             Text such as ``"-0.4 [-0.9, 0.1]"``, in percent, indexed by model.
@@ -51,7 +51,7 @@ class PaperTable(DisplayMixin):
         """Return the table in Markdown.
 
         Args:
-            intervals: whether to add the intervals.
+            intervals: Whether to add the intervals.
 
         Returns:
             A header and one line for each model.
@@ -65,7 +65,7 @@ class PaperTable(DisplayMixin):
         r"""Return the table in LaTeX, for the booktabs package.
 
         Args:
-            intervals: whether to add the intervals.
+            intervals: Whether to add the intervals.
 
         Returns:
             A ``tabular`` with one line for each model.
@@ -95,18 +95,18 @@ def paper_table(
     ``original`` is the accuracy on all pairs that any of them perturbs.
 
     Args:
-        models: by name of the model, by name of the probe, an `Evaluation`, or several of one probe from models
+        models: By name of the model, by name of the probe, an `Evaluation`, or several of one probe from models
             trained with different seeds: then the mean, and Student's t interval over the runs, which describes how
             the mean would vary over seeds (with three runs it is wide).
-        symmetry: symmetry of each model in [0, 1], where known.
-        locality: locality of each model in [0, 1], where known.
+        symmetry: Symmetry of each model in [0, 1], where known.
+        locality: Locality of each model in [0, 1], where known.
 
     Returns:
         A `PaperTable`, in percent.
 
     Raises:
-        TypeError: for a value that is not an evaluation.
-        ValueError: for no model, a model without evaluations or with more runs of one probe than of another, an
+        TypeError: A value that is not an evaluation.
+        ValueError: No model, a model without evaluations or with more runs of one probe than of another, an
             evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
             model in ``symmetry`` or ``locality``.
 

@@ -22,7 +22,7 @@ def read_configuration(state: Tensor) -> dict[str, Any]:
     """Return the configuration that `PositionalBias.get_extra_state` saved.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: It is damaged.
     """
     try:
         configuration = json.loads(bytes(state.tolist()))

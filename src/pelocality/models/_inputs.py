@@ -13,8 +13,8 @@ def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
     """Return token ids, or token types or a mask of the shape of ``ids``, as integers; masks hold 0 and 1 in any type.
 
     Raises:
-        TypeError: if it does not hold integers.
-        ValueError: for texts of different lengths, another shape than ``ids``, or a mask with other values.
+        TypeError: It does not hold integers.
+        ValueError: Texts of different lengths, another shape than ``ids``, or a mask with other values.
     """
     try:
         tensor = torch.as_tensor(given)
@@ -39,13 +39,13 @@ def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Ten
     """Return a batch's inputs on the model's device, (batch, n) each, and which of its tokens are not padding.
 
     Args:
-        base: the base transformer that will read them.
+        base: The base transformer that will read them.
         input_ids: (batch, n), or (n,) for a batch of one.
-        others: masks and token types of the same shape; None for those that are absent.
+        others: Masks and token types of the same shape; None for those that are absent.
 
     Raises:
-        TypeError: as for `token_tensor`.
-        ValueError: as for `token_tensor`, for ids of another shape, or outside the vocabulary.
+        TypeError: As for `token_tensor`.
+        ValueError: As for `token_tensor`, for ids of another shape, or outside the vocabulary.
     """
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:

@@ -21,15 +21,15 @@ class Observed:
     """Attention of one forward pass.
 
     Attributes:
-        maps: attention (batch, head, n, n), for each layer with attention. Rows sum to 1, or to less in layers where a
+        maps: Attention (batch, head, n, n), for each layer with attention. Rows sum to 1, or to less in layers where a
             learned sink takes the rest.
-        layers: the numbers of those layers in the model, counted from 0.
-        visible: the keys that each query may attend to, (batch, n, n) for each of ``maps``, on its device.
-        sinks: whether the layer has a learned sink, for each of ``maps``.
-        depth: the number of layers of the model, those without attention included.
-        others: what the layers without attention are, by number.
-        order: which of the softmaxes gave each of ``maps``, None where none did.
-        softmaxes: how many there were.
+        layers: The numbers of those layers in the model, counted from 0.
+        visible: The keys that each query may attend to, (batch, n, n) for each of ``maps``, on its device.
+        sinks: Whether the layer has a learned sink, for each of ``maps``.
+        depth: The number of layers of the model, those without attention included.
+        others: What the layers without attention are, by number.
+        order: Which of the softmaxes gave each of ``maps``, None where none did.
+        softmaxes: How many there were.
     """
 
     maps: tuple[Tensor, ...]
@@ -55,7 +55,7 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     it runs gives the layer. The weights do not show the mask, as they may underflow to 0 on visible keys.
 
     Raises:
-        ValueError: for no weights or weights of another shape, rows that do not sum to 1, or layers that differ in
+        ValueError: No weights or weights of another shape, rows that do not sum to 1, or layers that differ in
             their number of heads.
     """
     recorded: list[_Softmax] = []
@@ -83,15 +83,15 @@ def observe_by_layer(
     """Run a base model again and hand on the attention of each layer as it is computed, so that one is in memory.
 
     Args:
-        base: a model that was observed.
-        first: what was observed, of the same model and inputs of any size.
-        add: takes the index of a layer in ``first.layers``, its attention (batch, head, n, n) and its visible keys
+        base: A model that was observed.
+        first: What was observed, of the same model and inputs of any size.
+        add: Takes the index of a layer in ``first.layers``, its attention (batch, head, n, n) and its visible keys
             (batch, n, n).
-        dtype: that of the attention which the model returns.
-        inputs: as for `observe`.
+        dtype: That of the attention which the model returns.
+        inputs: As for `observe`.
 
     Raises:
-        ValueError: for rows that do not sum to 1, or another number of softmaxes than at first.
+        ValueError: Rows that do not sum to 1, or another number of softmaxes than at first.
     """
     batch, n = inputs["input_ids"].shape
     indices = itertools.count()
@@ -114,7 +114,7 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     """Run a base model and return its attention (batch, head, n, n) of each layer, checked.
 
     Raises:
-        ValueError: if the model returns no weights, or weights of another shape.
+        ValueError: The model returns no weights, or weights of another shape.
     """
     if reason := record_of(base).why_not_measured(base):
         raise _unprobed(base, reason)
@@ -161,10 +161,10 @@ class _Softmax:
     """One softmax.
 
     Attributes:
-        block: the block in which it ran.
-        visible: the keys visible by its logits, (..., n, n).
-        weights: its result, (..., n, n).
-        sink: whether its rows had one more logit, for a sink.
+        block: The block in which it ran.
+        visible: The keys visible by its logits, (..., n, n).
+        weights: Its result, (..., n, n).
+        sink: Whether its rows had one more logit, for a sink.
     """
 
     block: Block | None

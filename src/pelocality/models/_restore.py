@@ -16,7 +16,7 @@ def restoring(undo: Callable[[], object]) -> Iterator[None]:
     that is dropped.
 
     Args:
-        undo: restores the recorded state; a second call changes nothing.
+        undo: Restores the recorded state; a second call changes nothing.
     """
     try:
         try:
@@ -41,7 +41,7 @@ def inference(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and put both back on leaving.
 
     Args:
-        model: any module.
+        model: Any module.
     """
     training = [(module, module.training) for module in model.modules()]
     gradients = torch.is_grad_enabled()
@@ -68,10 +68,10 @@ def hooked(
     """Register hooks on each of these modules, and remove them on leaving.
 
     Args:
-        modules: a module that is listed twice gets its hooks once.
-        before: called with the module, its arguments and its keyword arguments, after hooks that are there already.
-        after: called with these and the module's output, before hooks that are there already.
-        last: call it after them instead.
+        modules: A module that is listed twice gets its hooks once.
+        before: Called with the module, its arguments and its keyword arguments, after hooks that are there already.
+        after: Called with these and the module's output, before hooks that are there already.
+        last: Call it after them instead.
     """
     unique = list(dict.fromkeys(modules))
 

@@ -24,8 +24,8 @@ def find_base(model: nn.Module) -> Any:
     """Return the base transformer without a task head or a wrapper, as the record of its family finds it.
 
     Raises:
-        TypeError: if there is no transformers model.
-        ValueError: if it reads no tokens; the message names a part that does.
+        TypeError: There is no transformers model.
+        ValueError: It reads no tokens; the message names a part that does.
     """
     inner = pretrained(model)
     base = record_of(inner).base(inner)
@@ -84,7 +84,7 @@ def device_of(base: Any) -> torch.device:
     """Return the device for token ids: that of the embeddings, or the one where they run if offloaded.
 
     Raises:
-        ValueError: if weights are on the meta device and not offloaded.
+        ValueError: Weights are on the meta device and not offloaded.
     """
     embeddings = token_embeddings(base)
     if embeddings is None:
@@ -103,8 +103,8 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
     """Refuse lengths that the model has no positions for.
 
     Raises:
-        TypeError: if the length is not an integer.
-        ValueError: if it is not positive, or beyond the model's table of positions.
+        TypeError: The length is not an integer.
+        ValueError: It is not positive, or beyond the model's table of positions.
     """
     count("length", length)
     name = described(base)
@@ -133,7 +133,7 @@ def refuse_attached(base: nn.Module) -> None:
     """Refuse models with an attached encoding, which is not part of the logits computed from their weights.
 
     Raises:
-        ValueError: if there is one.
+        ValueError: There is one.
     """
     if attached_encoding(base) is not None:
         raise ValueError(
@@ -164,14 +164,14 @@ def requested_layers(
     """Return the requested layers, counted from the start; all that are available for None.
 
     Args:
-        layers: indices into the model's layers, negative ones from the end.
-        available: the layers that can be returned.
-        depth: the number of the model's layers.
-        otherwise: the end of the error for layers that are not available, after their list.
+        layers: Indices into the model's layers, negative ones from the end.
+        available: The layers that can be returned.
+        depth: The number of the model's layers.
+        otherwise: The end of the error for layers that are not available, after their list.
 
     Raises:
-        TypeError: if it is not a list.
-        ValueError: if there is none, an index out of range, a layer that is not available, or one named twice.
+        TypeError: It is not a list.
+        ValueError: There is none, an index out of range, a layer that is not available, or one named twice.
     """
     if layers is not None and not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")

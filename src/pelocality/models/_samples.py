@@ -23,9 +23,9 @@ def sample_metrics(attention: Tensor, visible: Tensor, mask: Tensor | None = Non
     """Return metrics of attention (batch, head, n, n) whose rows sum to 1, each (batch, head).
 
     Args:
-        attention: the weights.
-        visible: the keys that each query sees, (batch, n, n).
-        mask: the tokens that count, (batch, n); None: all.
+        attention: The weights.
+        visible: The keys that each query sees, (batch, n, n).
+        mask: The tokens that count, (batch, n); None: all.
     """
     measured = metrics.measure(attention, mask=mask)
     values = {name: getattr(measured, name) for name in PUBLISHED}
@@ -48,7 +48,7 @@ def stacked(batches: dict[int, list[dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Return the values of all samples of all processes by name, each (sample, layer, head).
 
     Args:
-        batches: what this process measured, by the number of the batch and by layer, (batch, head) each.
+        batches: What this process measured, by the number of the batch and by layer, (batch, head) each.
     """
     whole = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
     names = next(iter(whole.values()), [{}])[0]

@@ -39,20 +39,20 @@ def text_sums(
     Every process reads every batch, and observes the first text, which tells how the model attends.
 
     Args:
-        model: a transformers model, with or without a head.
-        batches: tokenised batches.
-        layers: layers to add, by their index in the model; None: all that have attention.
-        each: called for each batch and layer with the number of the batch, what was observed of it, the index of the
+        model: A transformers model, with or without a head.
+        batches: Tokenised batches.
+        layers: Layers to add, by their index in the model; None: all that have attention.
+        each: Called for each batch and layer with the number of the batch, what was observed of it, the index of the
             layer in that, the included tokens (batch, m), and the attention (batch, head, m, m) renormalised over them.
-        tokenizer: identifies special tokens.
-        length: the largest m.
-        special_tokens: whether special tokens are included.
-        without_first: how many of the included tokens of each text to leave out.
-        progress: whether to show a progress bar.
+        tokenizer: Identifies special tokens.
+        length: The largest m.
+        special_tokens: Whether special tokens are included.
+        without_first: How many of the included tokens of each text to leave out.
+        progress: Whether to show a progress bar.
 
     Raises:
-        TypeError: for batches that are not mappings of token ids.
-        ValueError: for text longer than the model's positions, special tokens that nothing identifies, padding without
+        TypeError: Batches that are not mappings of token ids.
+        ValueError: Text longer than the model's positions, special tokens that nothing identifies, padding without
             a mask, or no text.
     """
     base = find_base(without_ddp(model))

@@ -28,7 +28,7 @@ def check_ids(base: Any, ids: Tensor, name: str = "input_ids") -> None:
     """Refuse token ids outside the vocabulary, in an argument of this name.
 
     Raises:
-        ValueError: if there is one.
+        ValueError: There is one.
     """
     if token_embeddings(base) is None:
         return
@@ -78,7 +78,7 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
     """Refuse an attention module whose queries and keys are not a linear map of its input.
 
     Raises:
-        ValueError: if some of its weights are quantised, or sharded over processes.
+        ValueError: Some of its weights are quantised, or sharded over processes.
     """
     for part in module.modules():
         weight = getattr(part, "weight", None)

@@ -20,8 +20,8 @@ def choose_words(
     """Return the token ids of the words and their text.
 
     Raises:
-        TypeError: if ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
-        ValueError: if a word is not one token or given twice, an id is outside the vocabulary or the padding that the
+        TypeError: ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
+        ValueError: A word is not one token or given twice, an id is outside the vocabulary or the padding that the
             model counts positions from, or too few words exist.
     """
     if tokenizer is not None:
@@ -96,7 +96,7 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
     """Return the token to feed before the words and its text; True is the beginning of a text.
 
     Raises:
-        ValueError: if there is none, or a word is not one token.
+        ValueError: There is none, or a word is not one token.
     """
     given: Any = prefix
     if prefix is True:

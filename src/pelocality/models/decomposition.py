@@ -29,13 +29,13 @@ class Decomposition(Terms):
     their sum: the model's logits before the mask, up to a constant per row.
 
     Attributes:
-        content: gamma, content of the query against content of the key.
-        content_to_position: content of the query against the position of the key.
-        position_to_content: position of the query against content of the key.
-        position: delta, the terms without content.
-        layers: the model's layer numbers along the first axis.
-        visible: the keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local windows.
-        splits: how each layer was split: "table", "relative" or "mean content", see `decompose`.
+        content: Gamma, content of the query against content of the key.
+        content_to_position: Content of the query against the position of the key.
+        position_to_content: Position of the query against content of the key.
+        position: Delta, the terms without content.
+        layers: The model's layer numbers along the first axis.
+        visible: The keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local windows.
+        splits: How each layer was split: "table", "relative" or "mean content", see `decompose`.
     """
 
     layers: tuple[int, ...]
@@ -82,19 +82,19 @@ def decompose(
     In deeper layers "content" is the input of the layer, which depends on positions through the layers below.
 
     Args:
-        model: a transformers model of a known family, with or without a head.
-        input_ids: token ids, (batch, n) or (n,); a batch may be empty. Where a model counts positions from its
+        model: A transformers model of a known family, with or without a head.
+        input_ids: Token ids, (batch, n) or (n,); a batch may be empty. Where a model counts positions from its
             padding id (RoBERTa, MPNet), padding ids in the text get the positions that the model gives them.
         attention_mask: 1 for tokens, 0 for padding, same shape; padding must be on the right.
-        token_type_ids: segments, same shape, where the model reads them.
-        layers: layers to return, by index; by default all that can be split.
+        token_type_ids: Segments, same shape, where the model reads them.
+        layers: Layers to return, by index; by default all that can be split.
 
     Returns:
         A `Decomposition`, in at least float32, on the model's device. Rows of padded queries are undefined.
 
     Raises:
-        TypeError: for something that is not a transformers model, or ids that are not integers.
-        ValueError: for an unknown family, a text longer than its positions, ids outside its vocabulary, padding on
+        TypeError: Something that is not a transformers model, or ids that are not integers.
+        ValueError: An unknown family, a text longer than its positions, ids outside its vocabulary, padding on
             the left, quantised queries and keys, or a layer that cannot be split.
 
     Examples:

@@ -18,7 +18,7 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
     changed.
 
     Args:
-        model: a transformers model, or a wrapper around one.
+        model: A transformers model, or a wrapper around one.
 
     Returns:
         A context manager.

@@ -19,14 +19,14 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     function that is an ``nn.Module`` is run in evaluation mode, without gradients.
 
     Args:
-        function: takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
+        function: Takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
             arrays; rows sum to 1. An attention mask is not passed on: texts of a batch must have one length.
-        vocabulary_size: ids are 0 to this number - 1.
-        name: what results call it.
+        vocabulary_size: Ids are 0 to this number - 1.
+        name: What results call it.
 
     Raises:
-        TypeError: if the function cannot be called, or the vocabulary size is not an integer.
-        ValueError: if it is not positive.
+        TypeError: The function cannot be called, or the vocabulary size is not an integer.
+        ValueError: It is not positive.
 
     Examples:
         >>> from pelocality import positional_attention

@@ -51,26 +51,26 @@ def positional_attention(
     Where ``torch.distributed`` is initialised, each process measures a part of the words, and all return the result.
 
     Args:
-        model: a transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
+        model: A transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
             ``model.get_decoder()`` for the other half.
-        tokenizer: its tokenizer. Words are then whole words of letters; without one they are any ids but those the
+        tokenizer: Its tokenizer. Words are then whole words of letters; without one they are any ids but those the
             configuration calls special.
-        length: number of positions n, in tokens.
-        words: how many words to draw, each word of the vocabulary as likely as any other, or the words themselves
+        length: Number of positions n, in tokens.
+        words: How many words to draw, each word of the vocabulary as likely as any other, or the words themselves
             (text of one token each, or ids). 16 words instead of 256 move single heads of a small BERT by up to 0.04
             in locality.
-        seed: seed of the draw.
-        special_tokens: feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
+        seed: Seed of the draw.
+        special_tokens: Feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
             renormalised. By default none are fed. The numbers differ: [CLS] and [SEP] draw attention, and the attention
             between the words is more local.
         prefix: True to feed the beginning-of-text token of the tokenizer or the configuration before the words, or
             another word or id, and cut it out of the matrices, rows renormalised; ``cut_share`` is what it received.
             Where positions are only relative, as in most decoders, identical words say nothing above the first layers
             unless the first token differs.
-        layers: layers to return, by their index in the model; by default all that have attention.
-        batch_size: words at a time; by default as many as fit into 16 MiB of attention weights of a layer. Memory does
+        layers: Layers to return, by their index in the model; by default all that have attention.
+        batch_size: Words at a time; by default as many as fit into 16 MiB of attention weights of a layer. Memory does
             not grow with the number of words.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
@@ -78,10 +78,10 @@ def positional_attention(
         device, float32 (float64 for a float64 model).
 
     Raises:
-        TypeError: for something that is not a transformers model, or arguments of the wrong type.
-        ValueError: for a model that cannot be probed (the message says why), a length beyond its positions, words
+        TypeError: Something that is not a transformers model, or arguments of the wrong type.
+        ValueError: A model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
-        RuntimeError: another process failed.
+        RuntimeError: Another process failed.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel

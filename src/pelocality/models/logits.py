@@ -24,15 +24,15 @@ class PositionalLogits:
     """Position-only logits of attention, before the mask and the softmax.
 
     Attributes:
-        logits: delta, scaled as the model scales its logits, (layer, head, n, n).
-        relative: the same by distance, b[k] for k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer
+        logits: Delta, scaled as the model scales its logits, (layer, head, n, n).
+        relative: The same by distance, b[k] for k = j - i = -(n-1)..n-1, (layer, head, 2n - 1), where every layer
             depends on k alone; None otherwise. ``measure_relative`` measures it without an n x n matrix.
-        layers: the model's layer numbers along the first axis.
-        visible: the keys each query may attend to, (layer, n, n): the causal mask and local windows.
-        causal: whether no query attends to later keys.
+        layers: The model's layer numbers along the first axis.
+        visible: The keys each query may attend to, (layer, n, n): the causal mask and local windows.
+        causal: Whether no query attends to later keys.
         method: "exact", or "average" over the words in ``words``.
-        words: the words averaged over; empty where the logits are exact.
-        word_ids: their token ids.
+        words: The words averaged over; empty where the logits are exact.
+        word_ids: Their token ids.
     """
 
     logits: Tensor
@@ -91,19 +91,19 @@ def positional_logits(
     ``positional_attention`` averages weights, and gives other numbers.
 
     Args:
-        model: a transformers model of a known family, with or without a head.
-        length: number of positions n, in tokens.
-        tokenizer: its tokenizer, to draw whole words; used for averages only.
-        words: how many words to draw, or the words themselves; used for averages only.
-        seed: seed of the draw.
-        layers: layers to return, by index; by default all that have a closed form.
+        model: A transformers model of a known family, with or without a head.
+        length: Number of positions n, in tokens.
+        tokenizer: Its tokenizer, to draw whole words; used for averages only.
+        words: How many words to draw, or the words themselves; used for averages only.
+        seed: Seed of the draw.
+        layers: Layers to return, by index; by default all that have a closed form.
 
     Returns:
         `PositionalLogits`: (layer, head, n, n), any real number, in at least float32, on the model's device.
 
     Raises:
-        TypeError: for something that is not a transformers model.
-        ValueError: for an unknown family, a length beyond its positions, a layer without a closed form, content
+        TypeError: Something that is not a transformers model.
+        ValueError: An unknown family, a length beyond its positions, a layer without a closed form, content
             that is not constant over positions for a repeated word (DeBERTa-v2 with a convolution), or
             quantised queries and keys.
 

@@ -126,7 +126,7 @@ def relocate(
         TypeError: Something that is not a transformers model, a tokenizer, an encoding or texts.
         ValueError: As for `attach`; a length beyond the model's positions, too few texts, a rate of 0 or less, or a
             folder that holds another relocation.
-        ImportError: accelerate is missing (the ``train`` extra).
+        ImportError: Accelerate is missing (the ``train`` extra).
 
     Note:
         The Trainer seeds the random generators of this process.

@@ -32,22 +32,22 @@ class Provenance:
     """The model, words and versions behind a result.
 
     Attributes:
-        model: name or path the model was loaded from, or its class.
-        model_class: class of the model that ran.
+        model: Name or path the model was loaded from, or its class.
+        model_class: Class of the model that ran.
         model_type: ``config.model_type``.
-        dtype: precision the model ran in.
-        special_tokens: of words, whether special tokens were fed around them (the matrices never contain them); of
+        dtype: Precision the model ran in.
+        special_tokens: Of words, whether special tokens were fed around them (the matrices never contain them); of
             texts, whether they are counted.
-        causal: whether no query attends to later keys.
-        versions: of pelocality, torch and transformers.
-        encoding: the encoding that was attached to the model while it ran, with ``position_embeddings``; None where
+        causal: Whether no query attends to later keys.
+        versions: Of pelocality, torch and transformers.
+        encoding: The encoding that was attached to the model while it ran, with ``position_embeddings``; None where
             there was none.
-        words: the words that were repeated, as text.
-        word_ids: their token ids.
-        seed: seed they were drawn with; None for given words.
-        prefix: the tokens fed before the words, as text (the matrices never contain them).
-        equal_states: whether the repeated word held the same hidden state at every position, in every layer.
-        texts: number of texts.
+        words: The words that were repeated, as text.
+        word_ids: Their token ids.
+        seed: Seed they were drawn with; None for given words.
+        prefix: The tokens fed before the words, as text (the matrices never contain them).
+        equal_states: Whether the repeated word held the same hidden state at every position, in every layer.
+        texts: Number of texts.
     """
 
     model: str
@@ -93,17 +93,17 @@ class MeanAttention(DisplayMixin):
     The metrics accept this result: ``symmetry(result)`` is the metric of the mean.
 
     Attributes:
-        attention: mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
+        attention: Mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
             or tokens that are cut out take part of them.
-        per_sample: by name, a number of the matrix of each word or text, (sample, layer, head): the metrics shown by
+        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): the metrics shown by
             default, locality, symmetry and relative asymmetry; ``cut_share``, the attention to tokens that are cut out;
             in models with learned sinks, ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured
             on the weights as they are, whose rows sum to 1 less that share.
-        layers: the model's layer numbers along the first axis.
-        source: the `Provenance`.
-        visible: the keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
+        layers: The model's layer numbers along the first axis.
+        source: The `Provenance`.
+        visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
             masked.
-        other_layers: what the model's layers without attention are, by number.
+        other_layers: What the model's layers without attention are, by number.
     """
 
     attention: Tensor
@@ -153,14 +153,14 @@ class MeanAttention(DisplayMixin):
         It covers the choice of words or texts, not the variation between training runs.
 
         Args:
-            metric: a name in ``per_sample``, such as "locality".
-            confidence: coverage, between 0 and 1.
+            metric: A name in ``per_sample``, such as "locality".
+            confidence: Coverage, between 0 and 1.
 
         Returns:
             The lower and the upper end, each (layer, head); NaN for a single sample.
 
         Raises:
-            ValueError: for an unknown metric or a confidence outside (0, 1).
+            ValueError: An unknown metric or a confidence outside (0, 1).
         """
         if metric not in self.per_sample:
             raise ValueError(f"metric must be one of {', '.join(self.per_sample)}, got {metric!r}")
@@ -176,8 +176,8 @@ class MeanAttention(DisplayMixin):
 
         Args:
             by: "head" for one row per layer and head, "layer" for the mean over the heads of each layer.
-            confidence: coverage of the intervals.
-            metrics: names in ``per_sample`` or of ``pelocality.metrics``, or functions of this result by column name.
+            confidence: Coverage of the intervals.
+            metrics: Names in ``per_sample`` or of ``pelocality.metrics``, or functions of this result by column name.
                 By default, of bidirectional attention, the published metrics; of causal attention, past locality,
                 adjusted locality, mean distance, sink rate (the first token's share) and window; and the shares of
                 sinks and of tokens that are cut out.
@@ -188,7 +188,7 @@ class MeanAttention(DisplayMixin):
             ``per_sample`` have the last alone. ``visible_keys`` are the most keys that a query sees.
 
         Raises:
-            ValueError: for another ``by``, an unknown metric, or one that is not a number per matrix.
+            ValueError: Another ``by``, an unknown metric, or one that is not a number per matrix.
         """
         check_choice("by", by, ("head", "layer"))
         heads = self.attention.shape[1]
@@ -242,7 +242,7 @@ class MeanAttention(DisplayMixin):
         """Write the result to one safetensors file, with the provenance as JSON in its header.
 
         Args:
-            path: the file to write, by custom ending in ``.safetensors``.
+            path: The file to write, by custom ending in ``.safetensors``.
         """
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
@@ -258,13 +258,13 @@ class MeanAttention(DisplayMixin):
         """Read a result that ``save`` wrote.
 
         Args:
-            path: the file.
+            path: The file.
 
         Returns:
             The same result, on the CPU.
 
         Raises:
-            ValueError: if the file does not hold a saved result of this class.
+            ValueError: The file does not hold a saved result of this class.
         """
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")

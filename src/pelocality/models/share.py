@@ -19,15 +19,15 @@ class PositionShare(DisplayMixin):
     Attributes:
         share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
             for a head that attends uniformly, up to the rounding of the model's precision.
-        layers: the model's layer numbers along the first axis; layers without attention are not included.
-        prediction: the mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
+        layers: The model's layer numbers along the first axis; layers without attention are not included.
+        prediction: The mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
             longest text, at most ``length``; NaN for pairs in no sentence.
-        counts: the number of sentences with each pair of positions, (layer, n, n).
-        sentences: number of sequences.
-        model: name of the model.
-        special_tokens: whether special tokens are included.
-        encoding: the encoding that was attached to the model while it ran, None where there was none.
-        other_layers: what the model's layers without attention are, by number.
+        counts: The number of sentences with each pair of positions, (layer, n, n).
+        sentences: Number of sequences.
+        model: Name of the model.
+        special_tokens: Whether special tokens are included.
+        encoding: The encoding that was attached to the model while it ran, None where there was none.
+        other_layers: What the model's layers without attention are, by number.
     """
 
     share: Tensor
@@ -90,26 +90,26 @@ def position_share(
     returns the result.
 
     Args:
-        model: a transformers model that ``positional_attention`` can probe, with or without a head.
-        batches: tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
+        model: A transformers model that ``positional_attention`` can probe, with or without a head.
+        batches: Tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
             ``attention_mask`` where there is padding, ``token_type_ids`` where the model reads them, and
             ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
             used.
-        tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
-        length: only the first positions up to this number are measured; the model still reads the whole text.
-        special_tokens: include special tokens like any other token.
-        without_first: leave out this many of the included tokens of each text, from its first on: 1 for an attention
+        tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
+        length: Only the first positions up to this number are measured; the model still reads the whole text.
+        special_tokens: Include special tokens like any other token.
+        without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
             sink, which would count as position.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionShare` with ``share`` (layer, head), at most 1, float64, on the CPU.
 
     Raises:
-        TypeError: for something that is not a transformers model, or batches that are not mappings of token ids.
-        ValueError: for a model that cannot be probed, text longer than its positions, special tokens that nothing
+        TypeError: Something that is not a transformers model, or batches that are not mappings of token ids.
+        ValueError: A model that cannot be probed, text longer than its positions, special tokens that nothing
             identifies, padding without a mask, or fewer than two sentences.
-        RuntimeError: another process failed.
+        RuntimeError: Another process failed.
 
     Examples:
         >>> import torch

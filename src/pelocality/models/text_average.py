@@ -21,8 +21,8 @@ class TextAverage(MeanAttention):
     """Attention averaged over texts; see `MeanAttention` for what it holds.
 
     Attributes:
-        share: the share of each head's attention that position explains, as in `PositionShare`, (layer, head).
-        counts: the number of texts with each query, (n,).
+        share: The share of each head's attention that position explains, as in `PositionShare`, (layer, head).
+        counts: The number of texts with each query, (n,).
     """
 
     share: Tensor
@@ -66,22 +66,22 @@ def text_average(
     returns the result.
 
     Args:
-        model: a transformers model that ``positional_attention`` can probe, with or without a head.
-        batches: tokenised batches, as for `position_share`.
-        tokenizer: identifies special tokens where the batches hold no ``special_tokens_mask``.
-        length: only the first positions up to this number are measured; the model still reads the whole text.
-        special_tokens: include special tokens like any other token.
-        without_first: leave out this many of the included tokens of each text, as for `position_share`.
-        layers: layers to return, by their index in the model; by default all that have attention.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        model: A transformers model that ``positional_attention`` can probe, with or without a head.
+        batches: Tokenised batches, as for `position_share`.
+        tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
+        length: Only the first positions up to this number are measured; the model still reads the whole text.
+        special_tokens: Include special tokens like any other token.
+        without_first: Leave out this many of the included tokens of each text, as for `position_share`.
+        layers: Layers to return, by their index in the model; by default all that have attention.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `TextAverage`: the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
         ``share`` (layer, head), NaN if there is one text only. On the CPU, float64.
 
     Raises:
-        TypeError: as for `position_share`.
-        ValueError: as for `position_share`, for unknown layers, special tokens between the words of a text, or texts
+        TypeError: As for `position_share`.
+        ValueError: As for `position_share`, for unknown layers, special tokens between the words of a text, or texts
             that are all shorter than three tokens.
 
     Examples:

@@ -24,11 +24,11 @@ def most_attended(
     """Return the most attended word of each word, by sentence, without keeping attention maps.
 
     Args:
-        model: a transformers model.
-        tokenizer: its fast tokenizer.
-        sentences: the words of each sentence.
-        batch_size: sentences per forward pass.
-        progress: show a progress bar.
+        model: A transformers model.
+        tokenizer: Its fast tokenizer.
+        sentences: The words of each sentence.
+        batch_size: Sentences per forward pass.
+        progress: Show a progress bar.
 
     Returns:
         For each sentence (words, layer, head): the index of the word, -1 where there is none (a word without
@@ -36,8 +36,8 @@ def most_attended(
         model that the layer axis stands for.
 
     Raises:
-        TypeError: for a model that is not from transformers.
-        ValueError: for a tokenizer without alignment, or a model that cannot be probed.
+        TypeError: A model that is not from transformers.
+        ValueError: A tokenizer without alignment, or a model that cannot be probed.
     """
     base = find_base(model)
     check_alignment(tokenizer)

@@ -51,23 +51,23 @@ def dependency_accuracy(
     Where ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
 
     Args:
-        model: a transformers model that returns attention.
-        tokenizer: its fast tokenizer; it receives words one by one, and its ``word_ids()`` aligns the tokens.
+        model: A transformers model that returns attention.
+        tokenizer: Its fast tokenizer; it receives words one by one, and its ``word_ids()`` aligns the tokens.
             Byte-level tokenizers need ``add_prefix_space=True``.
-        sentences: sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return.
-        subtypes: keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
-        batch_size: sentences per forward pass.
-        confidence: coverage of the intervals.
-        resamples: bootstrap resamples for the intervals of differences.
-        seed: seeds the split into halves and the bootstrap.
-        progress: show a progress bar on runs that take longer than a few seconds.
+        sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return.
+        subtypes: Keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
+        batch_size: Sentences per forward pass.
+        confidence: Coverage of the intervals.
+        resamples: Bootstrap resamples for the intervals of differences.
+        seed: Seeds the split into halves and the bootstrap.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `DependencyAccuracy`. Its accuracies are in [0, 1].
 
     Raises:
-        TypeError: for a model that is not from transformers, or items that are not sentences.
-        ValueError: for sentences without dependencies, a tokenizer that cannot align, or a model that cannot be
+        TypeError: A model that is not from transformers, or items that are not sentences.
+        ValueError: Sentences without dependencies, a tokenizer that cannot align, or a model that cannot be
             probed.
 
     Examples:

@@ -18,10 +18,10 @@ class DependencyDistances(DisplayMixin):
     """Distances between dependents and their heads, per language and relation.
 
     Attributes:
-        counts: one row for each ``language``, ``relation`` and signed ``offset`` (position of the head minus
+        counts: One row for each ``language``, ``relation`` and signed ``offset`` (position of the head minus
             position of the dependent, in words: positive where the head comes later), with its ``count``.
-        sentences: number of sentences, by language.
-        punctuation: whether punctuation counts as words.
+        sentences: Number of sentences, by language.
+        punctuation: Whether punctuation counts as words.
     """
 
     counts: pd.DataFrame
@@ -52,13 +52,13 @@ class DependencyDistances(DisplayMixin):
         """Return the share of each distance, per language.
 
         Args:
-            relation: a relation, or ``"all"``.
+            relation: A relation, or ``"all"``.
 
         Returns:
             Rows are distances in words, columns are languages, entries are shares; columns sum to 1.
 
         Raises:
-            ValueError: for a relation that no language has.
+            ValueError: A relation that no language has.
         """
         check_choice("relation", relation, (*sorted(self.counts["relation"].unique()), ALL))
         counts = self.counts if relation == ALL else self.counts[self.counts["relation"] == relation]
@@ -89,17 +89,17 @@ def dependency_distances(
     not count. The corpus is read in one pass.
 
     Args:
-        sentences: sentences with dependencies; or several corpora by name, which replaces the language.
-        subtypes: keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
-        punctuation: count punctuation as words, as a model sees them. False leaves out the relation ``punct`` and
+        sentences: Sentences with dependencies; or several corpora by name, which replaces the language.
+        subtypes: Keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
+        punctuation: Count punctuation as words, as a model sees them. False leaves out the relation ``punct`` and
             counts only other words between dependent and head, as the literature on dependency length does.
 
     Returns:
         A `DependencyDistances`.
 
     Raises:
-        TypeError: for items that are not sentences.
-        ValueError: for a sentence without dependencies, or a corpus without any.
+        TypeError: Items that are not sentences.
+        ValueError: A sentence without dependencies, or a corpus without any.
 
     Examples:
         >>> tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")

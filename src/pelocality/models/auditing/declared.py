@@ -29,11 +29,11 @@ class Rotary:
     """Rotary embeddings (Su et al., 2021) as declared.
 
     Attributes:
-        base: the base of the geometric series of frequencies.
-        dims: the number of rotated dimensions.
+        base: The base of the geometric series of frequencies.
+        dims: The number of rotated dimensions.
         scaling: "default" or the name of a scaling with a published formula.
-        options: the options of the scaling.
-        trained: the length from which the scaling starts or to which it refers.
+        options: The options of the scaling.
+        trained: The length from which the scaling starts or to which it refers.
     """
 
     base: float

@@ -54,13 +54,13 @@ class Call:
     """One attention, of the first ``SHORT`` positions.
 
     Attributes:
-        block: the block in which it ran.
+        block: The block in which it ran.
         query: (head, n, d_head) as they enter the product, or None where they were not seen.
         key: (head of keys, n, d_head), likewise.
         logits: (head, n, n) before the softmax, masked ones far below the others.
-        reach: which keys are visible, over the full length of the run.
+        reach: Which keys are visible, over the full length of the run.
         weights: (head, n, n).
-        sinks: the weight of learned sinks (head, n), or None where rows sum to 1 over the sequence.
+        sinks: The weight of learned sinks (head, n), or None where rows sum to 1 over the sequence.
     """
 
     block: Block | None
@@ -227,13 +227,13 @@ class Layer:
     """One layer with attention.
 
     Attributes:
-        number: its number in the model, counted from 0.
-        constant: its attention with constant content.
-        text: its attention with the model's own content.
-        queries: how its queries are turned: a `Rotation`, None for not at all, "scaled" or "change" for another change
+        number: Its number in the model, counted from 0.
+        constant: Its attention with constant content.
+        text: Its attention with the model's own content.
+        queries: How its queries are turned: a `Rotation`, None for not at all, "scaled" or "change" for another change
             by position, "unseen" where no product of queries and keys was found.
-        keys: likewise.
-        far: how its queries are turned at positions far apart; None where the model takes none.
+        keys: Likewise.
+        far: How its queries are turned at positions far apart; None where the model takes none.
     """
 
     number: int
@@ -249,13 +249,13 @@ class Reading:
     """What a model was seen to do.
 
     Attributes:
-        layers: its layers with attention.
-        others: what its layers without attention are, by number.
-        lookups: the tables outside the layers that were read by position, and tables of buckets anywhere.
-        padded: the same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
+        layers: Its layers with attention.
+        others: What its layers without attention are, by number.
+        lookups: The tables outside the layers that were read by position, and tables of buckets anywhere.
+        padded: The same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
             the model takes none.
-        input_moves: whether the states before the first layer differ between equal tokens.
-        widths: the sizes that a vector added to the token embeddings may have.
+        input_moves: Whether the states before the first layer differ between equal tokens.
+        widths: The sizes that a vector added to the token embeddings may have.
     """
 
     layers: list[Layer]
@@ -270,13 +270,13 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     """Run a model for what its layers do with positions.
 
     Args:
-        model: the model, possibly with a head, which says how positions are counted in generation.
-        base: the bare transformer.
-        word: the id of the token to repeat.
+        model: The model, possibly with a head, which says how positions are counted in generation.
+        base: The bare transformer.
+        word: The id of the token to repeat.
         text: (1, n) token ids, at most ``SHORT``.
-        length: the number of positions of the run with constant content.
-        farthest: the last position of the run with positions far apart; 0 for no such run.
-        dims: numbers of rotated dimensions to try first.
+        length: The number of positions of the run with constant content.
+        farthest: The last position of the run with positions far apart; 0 for no such run.
+        dims: Numbers of rotated dimensions to try first.
     """
     ids = torch.full((1, length), word, device=text.device)
     constant = _run(base, length, True, input_ids=ids)

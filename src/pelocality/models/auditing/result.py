@@ -16,13 +16,13 @@ class LayerAudit:
     """The positions of one layer, declared and measured.
 
     Attributes:
-        layer: its number in the model.
+        layer: Its number in the model.
         positions: (declared, measured), in words; a layer without attention is named as what it is.
         window: (declared, measured): the number of keys up to the query, or the distance to either side.
         causal: (declared, measured); None where nothing is declared, or for a layer without attention.
-        first_key: the share of attention that goes to the first key, over heads and later queries.
-        sinks: the share that goes to learned sinks, None where there are none.
-        mismatches: what differs, in words.
+        first_key: The share of attention that goes to the first key, over heads and later queries.
+        sinks: The share that goes to learned sinks, None where there are none.
+        mismatches: What differs, in words.
     """
 
     layer: int
@@ -39,11 +39,11 @@ class Audit(DisplayMixin):
     """The positions that a model runs, a layer a row: declared by the configuration against measured.
 
     Attributes:
-        layers: a `LayerAudit` for each layer of the model, those without attention included.
-        model: name of the model.
-        length: the number of positions over which windows were measured.
-        encoding: the encoding that was attached to the model while it ran, None where there was none.
-        cautions: what could not be measured, and what to know of it.
+        layers: A `LayerAudit` for each layer of the model, those without attention included.
+        model: Name of the model.
+        length: The number of positions over which windows were measured.
+        encoding: The encoding that was attached to the model while it ran, None where there was none.
+        cautions: What could not be measured, and what to know of it.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -97,13 +97,13 @@ class AuditComparison(DisplayMixin):
     """Two models side by side: where their positions part, and by how much attention changes.
 
     Attributes:
-        audits: the `Audit` of each.
-        distance: for each layer with attention, the smallest distance between query and key at which the layer's
+        audits: The `Audit` of each.
+        distance: For each layer with attention, the smallest distance between query and key at which the layer's
             positions add something else in the two models; None where they add the same.
-        change: for each layer with attention, by how much attention on the same tokens differs: the total variation
+        change: For each layer with attention, by how much attention on the same tokens differs: the total variation
             between the two models, 0 to 1, mean over heads and queries. It includes what layers below changed.
-        layers: the numbers of these layers.
-        input_differs: whether the tables of positions at the input differ.
+        layers: The numbers of these layers.
+        input_differs: Whether the tables of positions at the input differ.
     """
 
     audits: tuple[Audit, Audit]

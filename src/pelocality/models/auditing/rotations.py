@@ -15,11 +15,11 @@ class Rotation:
     Attributes:
         angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
         positions: (n,), of these angles.
-        length: the number of positions of the whole run.
+        length: The number of positions of the whole run.
         sign: 1 or -1, the direction in which they were turned before ``angles`` were given the sign of the first pair.
-        factor: the factor on the rotated dimensions; None where there is nothing to compare with.
-        head: d_head.
-        tolerance: how far an angle may be off, by the precision of the states.
+        factor: The factor on the rotated dimensions; None where there is nothing to compare with.
+        head: D_head.
+        tolerance: How far an angle may be off, by the precision of the states.
     """
 
     angles: Tensor
@@ -69,11 +69,11 @@ def rotation_of(
     """Return how ``states`` (head, n, d) are turned against ``still``, or against the first position if None.
 
     Args:
-        states: queries or keys, None where they were not seen.
-        still: the same without rotation.
+        states: Queries or keys, None where they were not seen.
+        still: The same without rotation.
         positions: (n,), their positions.
-        length: the number of positions of the whole run.
-        hints: numbers of rotated dimensions to try first.
+        length: The number of positions of the whole run.
+        hints: Numbers of rotated dimensions to try first.
 
     Returns:
         None if they do not differ between positions, "scaled" or "change" if they do, but not by a rotation, "unseen"

@@ -43,14 +43,14 @@ def architecture(model: nn.Module) -> Architecture:
     """Return the record of a model's family.
 
     Args:
-        model: a transformers model with or without a task head, or a wrapper around one.
+        model: A transformers model with or without a task head, or a wrapper around one.
 
     Returns:
         The ``Architecture`` of ``model.config.model_type``.
 
     Raises:
-        TypeError: if ``model`` is not and does not hold a transformers model.
-        ValueError: if the family has no record; the message lists those that have.
+        TypeError: ``model`` is not and does not hold a transformers model.
+        ValueError: The family has no record; the message lists those that have.
 
     Examples:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -69,13 +69,13 @@ def record_of(model: nn.Module) -> Architecture:
     """Return the record of a model's family, or the one of all families that have none.
 
     Args:
-        model: a transformers model with or without a task head, or a wrapper around one.
+        model: A transformers model with or without a task head, or a wrapper around one.
 
     Returns:
         The ``Architecture`` of ``model.config.model_type``; for a family without a record one with the defaults.
 
     Raises:
-        TypeError: if ``model`` is not and does not hold a transformers model.
+        TypeError: ``model`` is not and does not hold a transformers model.
 
     Examples:
         >>> from transformers import GPTNeoXConfig, GPTNeoXModel
@@ -91,7 +91,7 @@ def longest_input(model: nn.Module) -> int | None:
     """Return the largest number of tokens that a model has positions for, special tokens included.
 
     Args:
-        model: a transformers model, or a wrapper around one.
+        model: A transformers model, or a wrapper around one.
 
     Returns:
         The number of tokens; None without a limit: positions that are computed for any distance, or a table of torch's
@@ -99,7 +99,7 @@ def longest_input(model: nn.Module) -> int | None:
         ``config.max_position_embeddings``.
 
     Raises:
-        TypeError: if ``model`` is not and does not hold a transformers model.
+        TypeError: ``model`` is not and does not hold a transformers model.
 
     Examples:
         >>> from transformers import RobertaConfig, RobertaModel
@@ -122,13 +122,13 @@ def positions_disabled(model: nn.Module) -> bool:
     """Return whether an attached encoding has disabled a model's position embeddings.
 
     Args:
-        model: a transformers model, or a wrapper around one.
+        model: A transformers model, or a wrapper around one.
 
     Returns:
         True or False.
 
     Raises:
-        TypeError: if ``model`` is not and does not hold a transformers model.
+        TypeError: ``model`` is not and does not hold a transformers model.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel

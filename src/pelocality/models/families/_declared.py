@@ -24,16 +24,16 @@ class Declared:
     """The positions of a family, as far as its configuration leaves them unsaid.
 
     Attributes:
-        absolute: the table at the input, "learned" or "sinusoidal", or None.
-        when: whether a configuration has that table.
-        first_row: the row of it that the first token reads; None for the one after the padding id.
-        counts_tokens: whether positions are counted from the first token, padding left out.
-        rotated: the rotated dimensions of a family of which no option tells, with base 10,000, or None.
-        unrotated: whether a configuration without options for rotation has none; otherwise nothing is declared.
-        rotated_in_windows_alone: whether layers without a window have no rotation where others have one.
-        slopes: the slopes of ALiBi (head,), or None.
-        relative_terms: whether content meets embeddings of distances; None where nothing says.
-        causal: whether queries see no later key; None where nothing says.
+        absolute: The table at the input, "learned" or "sinusoidal", or None.
+        when: Whether a configuration has that table.
+        first_row: The row of it that the first token reads; None for the one after the padding id.
+        counts_tokens: Whether positions are counted from the first token, padding left out.
+        rotated: The rotated dimensions of a family of which no option tells, with base 10,000, or None.
+        unrotated: Whether a configuration without options for rotation has none; otherwise nothing is declared.
+        rotated_in_windows_alone: Whether layers without a window have no rotation where others have one.
+        slopes: The slopes of ALiBi (head,), or None.
+        relative_terms: Whether content meets embeddings of distances; None where nothing says.
+        causal: Whether queries see no later key; None where nothing says.
     """
 
     absolute: str | None = None

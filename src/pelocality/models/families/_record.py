@@ -30,12 +30,12 @@ class AbsoluteInput:
     The input of the first attention module is ``after_norm(norm(before_norm(words + token types + positions)))``.
 
     Attributes:
-        table: the position embeddings.
-        offset: the row of ``table`` that the first token reads.
-        norm: the layer norm that the sum goes through.
-        before_norm: a linear map before the norm, or None.
-        after_norm: a linear map after the norm, or None.
-        epsilon_name: the attribute of the norm that holds the epsilon added to the variance.
+        table: The position embeddings.
+        offset: The row of ``table`` that the first token reads.
+        norm: The layer norm that the sum goes through.
+        before_norm: A linear map before the norm, or None.
+        after_norm: A linear map after the norm, or None.
+        epsilon_name: The attribute of the norm that holds the epsilon added to the variance.
     """
 
     table: nn.Embedding

@@ -13,14 +13,14 @@ def pretrained(model: nn.Module) -> Any:
     """Return the transformers model inside a wrapper such as torch.compile, DataParallel or SentenceTransformer.
 
     Args:
-        model: a transformers model, or a module that holds one.
+        model: A transformers model, or a module that holds one.
 
     Returns:
         The outermost ``PreTrainedModel``.
 
     Raises:
-        TypeError: if there is no transformers model.
-        ValueError: if there are several side by side.
+        TypeError: There is no transformers model.
+        ValueError: There are several side by side.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
