@@ -390,3 +390,17 @@ def test_a_custom_encoding_needs_only_its_formula():
 def test_invalid_arguments_raise_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("bias", [lambda k: -k.abs(), lambda k: -k.abs().expand(2, -1), lambda k: -k.abs()[None, 1:]])
+def test_a_custom_formula_of_another_shape_is_refused(bias):
+    class Custom(RelativeEncoding):
+        def at(self, distance):
+            return bias(distance)
+
+    encoding = Custom(heads=3)
+    for use in (encoding.weights, encoding, encoding.relative, encoding.score_modification):
+        with pytest.raises(
+            ValueError, match=r"Custom.at must return \(3 or 1, 9\): its heads, then the shape of the dis"
+        ):
+            use(5)

@@ -99,6 +99,16 @@ def test_log_likelihood_agrees_with_the_models_own_loss():
         assert without == pytest.approx(-float(model(ids, labels=ids).loss) * (ids.shape[1] - 1))
 
 
+def test_a_text_with_nothing_to_score_is_nan_and_does_not_disturb_the_others():
+    tokenizer = byte_level()
+    tokenizer.bos_token = "<|end|>"
+    model = causal_model(tokenizer)
+    [empty, score] = log_likelihood(model, tokenizer, ["", "a cat sat"], reduction="mean")
+    assert empty.isnan()
+    assert score == pytest.approx(float(log_likelihood(model, tokenizer, ["a cat sat"], reduction="mean")[0]))
+    assert log_likelihood(model, tokenizer, ["a", "a cat"], beginning=False, reduction="mean")[0].isnan()
+
+
 def test_the_beginning_token_is_added_once_also_where_the_tokenizer_adds_it():
     tokenizer = wordpiece()
     tokenizer.bos_token = "[CLS]"  # the tokenizer adds it first, and [SEP] last

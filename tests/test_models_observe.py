@@ -430,3 +430,31 @@ def test_errors_of_a_model_name_it():
 
     with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed: on 1 x 11 .*KeyError: 'mem"):
         positional_attention(Broken(tiny("bert").config), length=N, words=[7])
+
+
+def test_a_model_whose_eager_attention_computes_something_else_is_refused():
+    """In transformers 5.23 the eager attention of Falcon adds its ALiBi biases twice."""
+
+    class Doubled(hf.GPT2Model):
+        def forward(self, input_ids=None, **inputs):
+            eager = self.config._attn_implementation == "eager"
+            return super().forward(
+                input_ids, **inputs, position_ids=(1 + eager) * torch.arange(input_ids.shape[1])[None]
+            )
+
+    model = Doubled(tiny("gpt2").config).eval()
+    before = state(model)
+    ids = tokens(3, N)
+    calls = (
+        lambda: positional_attention(model, length=N, words=3),
+        lambda: position_share(model, [{"input_ids": ids}], special_tokens=True),
+    )
+    for measure in calls:
+        with pytest.raises(
+            ValueError, match=r"eager attention, which returns weights, it gives other outputs than with s"
+        ):
+            measure()
+    assert same(before, state(model))
+    model.config._attn_implementation = "eager"
+    for measure in calls:
+        measure()

@@ -126,6 +126,11 @@ def test_categories_restrict_the_constituents():
         assert row["sentence"].endswith("story whales about.")
 
 
+def test_a_category_that_no_constituent_has_is_named_in_the_reason():
+    probe = constituency_shuffling([sentence(TREE)], range(2, 6), categories={"pp"})
+    assert probe_info(probe).dropped == {"no constituent of that size and category": 1}
+
+
 def test_a_constituent_that_is_the_whole_sentence_is_skipped():
     probe = constituency_shuffling([sentence(SHORT)], 3)
     assert len(probe) == 0

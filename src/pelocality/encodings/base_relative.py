@@ -108,9 +108,16 @@ class RelativeEncoding(Encoding):
 
         Returns:
             The bias at distances -(k - 1)..q - 1, (heads or 1, q + k - 1), in `working_dtype`.
+
+        Raises:
+            ValueError: `at` returns another shape.
         """
         distance = torch.arange(1 - key_length, query_length, device=self._like.device).to(self.working_dtype)
-        bias = self.at(distance).to(self.working_dtype)
+        bias = self.at(distance)
+        if bias.shape not in ((1, len(distance)), (self.heads, len(distance))):
+            wanted = f"({self.heads} or 1, {len(distance)}): its heads, then the shape of the distances"
+            raise ValueError(f"{type(self).__name__}.at must return {wanted}, got {tuple(bias.shape)}")
+        bias = bias.to(self.working_dtype)
         return torch.where(distance > 0, -torch.inf, bias) if self.causal else bias
 
 

@@ -43,5 +43,5 @@ def by_columns(
 
 def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
     """Return rows of numbers (rows, longest), padded on the right with a value."""
-    tensors = [torch.tensor(row, device=device) for row in rows]
+    tensors = [torch.tensor(row, dtype=torch.long, device=device) for row in rows]
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

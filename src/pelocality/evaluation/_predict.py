@@ -104,7 +104,10 @@ class CallableClassifier:
             return [(name, float("nan")) for name in names]
         scores = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
         if scores.ndim != 2 or not np.issubdtype(scores.dtype, np.number):
-            raise TypeError(f"model must return one label name for each text, or scores, got {brief(found)}")
+            raise TypeError(
+                f"model must return one label name for each text, or scores, got {brief(found)}; "
+                "of a pipeline's results, return [result['label'] for result in results]"
+            )
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
         if np.isnan(scores).any():

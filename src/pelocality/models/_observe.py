@@ -1,8 +1,8 @@
 """A model's attention together with the layer numbers and visible keys, which the attention maps do not hold."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
-from pelocality.models._run import described, requested_layers, run
+from pelocality.models._restore import inference
+from pelocality.models._run import described, device_of, requested_layers, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
-from pelocality.models._weights import check_ids
-from pelocality.models.families import record_of
+from pelocality.models._weights import check_ids, some_ids
+from pelocality.models.eager import configurations, eager_attention
+from pelocality.models.families import longest_input, record_of
+
+_TOKENS = 7
+_OFF = 5e-3  # a difference of outputs, relative to the largest, that rounding to 8 bits can make
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,43 @@ class Observed:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
         missing = f"which have no attention in this model; those that have are {list(self.layers)}"
         return requested_layers(layers, self.layers, self.depth, missing)
+
+
+@contextmanager
+def observable(model: nn.Module, base: Any) -> Iterator[None]:
+    """Run a model with eager attention, which returns weights, once it was seen to compute what the model does.
+
+    Raises:
+        ValueError: It gives other outputs than the implementation that the model runs.
+    """
+    _check_eager(model, base)
+    with eager_attention(model):
+        yield
+
+
+def _check_eager(model: nn.Module, base: Any) -> None:
+    """Compare the outputs on a few tokens, as in transformers 5.23 Falcon's eager attention adds its bias twice."""
+    used = {config._attn_implementation for config in configurations(base)} - {None, "eager"}
+    if not used:
+        return
+    ids = torch.tensor([some_ids(base, min(_TOKENS, longest_input(base) or _TOKENS))], device=device_of(base))
+    try:
+        with inference(model):
+            own = run(base, output_attentions=False, input_ids=ids)[0]
+        with eager_attention(model):
+            eager = run(base, output_attentions=False, input_ids=ids)[0]
+    except (
+        Exception
+    ):  # an implementation for other machines; what eager attention cannot do is said when it is observed
+        return
+    if not isinstance(own, Tensor):
+        return
+    largest = own.abs().max()
+    off = float((own - eager).abs().max() / largest)
+    if off > max(_OFF, 16 * torch.finfo(own.dtype).eps):
+        advice = "load it with attn_implementation='eager' to measure what it does then"
+        given = f"with eager attention, which returns weights, it gives other outputs than with {', '.join(used)}"
+        raise _unprobed(base, f"{given} (by {off:.1g} of the largest); {advice}")
 
 
 def observe(base: Any, **inputs: Tensor) -> Observed:

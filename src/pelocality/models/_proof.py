@@ -18,7 +18,7 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import described, device_of, run
 from pelocality.models._softmaxes import Softmaxes
-from pelocality.models._weights import embedding_weight
+from pelocality.models._weights import some_ids
 from pelocality.models.families._calls import argument_names, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
 
@@ -90,10 +90,7 @@ def _trial_encoding(heads: int) -> Encoding:
 
 def _tokens(base: Any) -> Tensor:
     """Return four rows of token ids: text, the same with another last token, and with other last two tokens, twice."""
-    vocabulary = len(embedding_weight(base))
-    padding = getattr(base.config, "pad_token_id", None)
-    tokens = [token for token in range(vocabulary // 2, vocabulary) if token != padding][: _TOKENS + 2]
-    text = torch.tensor((tokens * _TOKENS)[: _TOKENS + 2], device=device_of(base))
+    text = torch.tensor(some_ids(base, _TOKENS + 2), device=device_of(base))
     ids = text[:_TOKENS].repeat(4, 1)
     ids[1, -1], ids[2, -2:] = text[-1], text[-2:]
     return ids

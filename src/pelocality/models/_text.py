@@ -13,10 +13,9 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
 from pelocality.models._inputs import runs_of_tokens, token_batch
-from pelocality.models._observe import Observed, observe
+from pelocality.models._observe import Observed, observable, observe
 from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
-from pelocality.models.eager import eager_attention
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
@@ -63,7 +62,7 @@ def text_sums(
     sums: TextSums | None = None
     texts = longest = 0
     rank, size = rank_and_size()
-    with failing_together() as same, eager_attention(model):
+    with failing_together() as same, observable(model, base):
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
             inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
             if included.numel() == 0:

@@ -24,6 +24,13 @@ def embedding_weight(base: Any) -> Tensor:
     return table
 
 
+def some_ids(base: Any, number: int) -> list[int]:
+    """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
+    vocabulary, padding = len(embedding_weight(base)), getattr(base.config, "pad_token_id", None)
+    found = [token for token in range(vocabulary // 2, vocabulary) if token != padding][:number]
+    return (found * number)[:number]
+
+
 def check_ids(base: Any, ids: Tensor, name: str = "input_ids") -> None:
     """Refuse token ids outside the vocabulary, in an argument of this name.
 

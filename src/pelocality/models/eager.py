@@ -34,7 +34,7 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
         (True, 'sdpa')
     """
     # the attribute that transformers documents; the public setter only warns for families without the interface
-    implementations = [(config, config._attn_implementation) for config in _configs(model)]
+    implementations = [(config, config._attn_implementation) for config in configurations(model)]
 
     def undo() -> None:
         for config, implementation in implementations:  # outer first: setting one also sets those inside it
@@ -51,7 +51,7 @@ def eager_attention(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def configurations(model: nn.Module) -> list[Any]:
     """Return every configuration with an attention implementation, outer ones before those inside them."""
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     for config in configs:  # grows by the configurations inside

@@ -12,11 +12,10 @@ from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
-from pelocality.models._observe import Observed, observe, observe_by_layer
+from pelocality.models._observe import Observed, observable, observe, observe_by_layer
 from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import metrics_with_sink, sample_metrics
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
-from pelocality.models.eager import eager_attention
 from pelocality.models.result import PositionalAttention, provenance
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
@@ -108,7 +107,7 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     positions = slice(len(before), len(before) + length)
-    with failing_together() as same, eager_attention(model):
+    with failing_together() as same, observable(model, base):
         same += (ids, rows.shape, layers)
         first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
         dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))

@@ -64,7 +64,7 @@ def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices
         else:
             candidates.append(WordSpan(first, last, "+".join(dict.fromkeys(labels))))
     if not candidates:
-        yield Dropped("no constituent of that size")
+        yield Dropped(f"no constituent of that size{'' if wanted.categories is None else ' and category'}")
     elif wanted.spans == "one":
         yield candidates[rng().integers(len(candidates))]
     else:

@@ -12,9 +12,8 @@ from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation._examples import padded
-from pelocality.models._observe import observe
+from pelocality.models._observe import observable, observe
 from pelocality.models._run import device_of, find_base
-from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
 
 
@@ -46,7 +45,7 @@ def most_attended(
     layers: tuple[int, ...] = ()
     by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
     bar = tqdm(total=len(sentences), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
-    with bar, eager_attention(model):
+    with bar, observable(model, base):
         for start in range(0, len(by_length), batch_size):
             chosen = by_length[start : start + batch_size]
             encoded = tokenizer([list(sentences[i]) for i in chosen], is_split_into_words=True)
