@@ -89,7 +89,7 @@ def encoding_of(
     return ALiBi(heads) if cell == "ALiBi" else NoEncoding(heads)
 
 
-def healed(
+def relocated(
     cell: str, model: nn.Module, tokenizer: Any, text: Sequence[str], *, bf16: bool = False, words: int = 32, **options
 ) -> Any:
     """Return the model of a cell and its loss over training, trained with the options of `relocate`.
@@ -144,7 +144,7 @@ def embeddings(
     return np.stack(rows)
 
 
-def classifier(folds: int = 3, *, sparse: bool = False) -> GridSearchCV:
+def logistic_regression(folds: int = 3, *, sparse: bool = False) -> GridSearchCV:
     """Return a logistic regression whose penalty is chosen by cross-validation that keeps groups together."""
     scale = [] if sparse else [StandardScaler()]
     steps = make_pipeline(*scale, LogisticRegression(max_iter=200))

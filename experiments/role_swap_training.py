@@ -54,12 +54,12 @@ from healed_models import (
     SMOKE,
     add_flags,
     autocast,
-    classifier,
     fine_tune,
     forget_checkpoints,
-    healed,
+    healed_folder,
     side_by_side,
     source,
+    with_new_head,
 )
 from runs import DATA, claim, fingerprint, markdown, over_groups, settings_of, signed, write_atomically
 from torch import Tensor
@@ -209,7 +209,7 @@ def run(arguments: argparse.Namespace, cell: str, with_swaps: bool, seed: int) -
         swaps = find_swaps(arguments, tokenizer)
         pairs, test = inference_pairs(arguments)
         names = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-        model = classifier(healed(cell, seed, arguments), cell, seed, **names)
+        model = with_new_head(healed_folder(cell, seed, arguments), cell, seed, **names)
         rows = training_rows(pairs, swaps if with_swaps else None, arguments.repeats)
         fine_tune(model, tokenizer, rows, seed, folder, arguments, loss)
         with autocast(arguments):
@@ -349,7 +349,7 @@ def main() -> None:
     found = []
     for seed in arguments.seeds:  # an interrupted study has complete seeds
         if not arguments.report:
-            list(side_by_side(healed, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
+            list(side_by_side(healed_folder, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
         jobs = [(arguments, cell, with_swaps, seed) for with_swaps in (True, False) for cell in arguments.cells]
         found += side_by_side(run, [job for job in jobs if not arguments.report or complete(*job)], arguments.workers)
     examples = measures(pd.concat([one.assign(row=range(len(one))) for one in found]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cells import classifier
+from cells import logistic_regression
 from joblib import Parallel, delayed
 from scipy.sparse import hstack, issparse
 from scipy.stats import pearsonr
@@ -208,7 +208,9 @@ def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int,
     else:
         splits = [(np.flatnonzero(~task.test), np.flatnonzero(task.test))]
     fitted = Parallel(jobs)(
-        delayed(classifier(sparse=issparse(inputs)).fit)(inputs[train], labels[train], groups=task.groups[train])
+        delayed(logistic_regression(sparse=issparse(inputs)).fit)(
+            inputs[train], labels[train], groups=task.groups[train]
+        )
         for train, _ in splits
     )
     predicted = np.empty_like(labels)
