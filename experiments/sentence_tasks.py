@@ -108,23 +108,23 @@ def senteval(folder: Path) -> list[Task]:
 
 def glue(folder: Path) -> list[Task]:
     """Return CoLA, RTE and STS-B: trained on train.tsv, tested on dev.tsv."""
+    tasks = []
+    for name in ("CoLA", "RTE", "STS-B"):
+        parts = [glue_rows(folder, name, part) for part in ("train", "dev")]
+        rows, test = pd.concat(parts, ignore_index=True), np.repeat([False, True], [len(part) for part in parts])
+        *texts, labels = (rows[column] for column in rows)
+        tasks.append(task(name, "GLUE", texts, labels, test=test))
+    return tasks
 
-    def read(name: str, **options: Any) -> tuple[pd.DataFrame, np.ndarray]:
-        tables = [
-            pd.read_csv(folder / name / f"{part}.tsv", sep="\t", quoting=3, keep_default_na=False, **options)
-            for part in ("train", "dev")
-        ]
-        return pd.concat(tables, ignore_index=True), np.repeat([False, True], [len(table) for table in tables])
 
-    cola, cola_test = read("CoLA", header=None)
-    rte, rte_test = read("RTE")
-    sts, sts_test = read("STS-B")
-    pair = ["sentence1", "sentence2"]
-    return [
-        task("CoLA", "GLUE", [cola[3]], cola[1], test=cola_test),
-        task("RTE", "GLUE", [rte[column] for column in pair], rte["label"], test=rte_test),
-        task("STS-B", "GLUE", [sts[column] for column in pair], sts["score"].astype(float), test=sts_test),
-    ]
+def glue_rows(folder: Path, name: str, part: str) -> pd.DataFrame:
+    """Return the premise, the hypothesis if there are pairs, and the label of each row of CoLA, RTE or STS-B."""
+    names = ["source", "label", "star", "premise"] if name == "CoLA" else None
+    rows = pd.read_csv(folder / name / f"{part}.tsv", sep="\t", quoting=3, keep_default_na=False, names=names)
+    rows = rows.rename(columns={"sentence1": "premise", "sentence2": "hypothesis", "score": "label"})
+    if name == "STS-B":
+        rows["label"] = rows["label"].astype(float)
+    return rows[["premise", "label"] if name == "CoLA" else ["premise", "hypothesis", "label"]]
 
 
 def inference(

@@ -50,6 +50,7 @@ from healed_models import (
 )
 from runs import DATA, claim, markdown, settings_of, write_atomically
 from scipy.stats import false_discovery_control, levene
+from sentence_tasks import glue_rows
 from transformers import AutoModel, AutoTokenizer
 
 from pelocality.models import distillation_loss
@@ -70,14 +71,8 @@ def read(task: str, part: str, arguments: argparse.Namespace) -> Dataset:
 
 def glue(task: str, part: str, folder: Path) -> pd.DataFrame:
     """Return the rows of a task of GLUE, with a number as label."""
-    file, options = folder / task / f"{part}.tsv", {"sep": "\t", "quoting": 3, "keep_default_na": False}
-    if task == "CoLA":
-        rows = pd.read_csv(file, names=["source", "label", "star", "premise"], **options)
-        return rows[["premise", "label"]]
-    columns = {"sentence1": "premise", "sentence2": "hypothesis", "score": "label"}
-    rows = pd.read_csv(file, **options).rename(columns=columns)
-    rows["label"] = rows["label"].astype(float) if task == "STS-B" else (rows["label"] == "entailment").astype(int)
-    return rows[["premise", "hypothesis", "label"]]
+    rows = glue_rows(folder, task, part)
+    return rows.assign(label=(rows["label"] == "entailment").astype(int)) if task == "RTE" else rows
 
 
 def small(task: str) -> pd.DataFrame:
