@@ -1,15 +1,15 @@
-"""Pre-train a small model with any positional encoding, encoders by masked words, decoders by the next word.
+"""Pre-train a small model with learned positions, none or an attenuated encoding.
 
     python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
     python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
     python experiments/pretrain.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
     torchrun --nproc_per_node 2 experiments/pretrain.py books.txt.gz --output runs/learned-0 --batch 16
 
-The text has one paragraph a line. Every fiftieth run of paragraphs is held out; a WordPiece tokenizer is trained on the
-rest, once per text, and stored beside the output folder. A killed run resumes from its last complete checkpoint when
-the same command is repeated, with the same outcome; other flags or another text are refused, and a complete run only
-prints its result. The output folder holds run.json (flags and text), checkpoints, trajectory.csv (metrics per layer)
-and result.json.
+Encoders predict masked words, decoders the next word. The text has one paragraph a line. Every fiftieth run of
+paragraphs is held out; a WordPiece tokenizer is trained on the rest, once per text, and stored beside the output
+folder. A killed run resumes from its last complete checkpoint when the same command is repeated, with the same outcome;
+other flags or another text are refused, and a complete run only prints its result. The output folder holds run.json
+(flags and text), checkpoints, trajectory.csv (metrics per layer) and result.json.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Shared by the experiments: default inputs, the flags and folders of runs, resuming, and Markdown tables."""
+"""Shared by the experiments: inputs, the flags and folders of runs, resuming, and Markdown tables."""
 
 import argparse
 import functools
