@@ -163,19 +163,17 @@ def tiny_model(model_type: str) -> Any:
 
 
 class Softmaxes(TorchFunctionMode):
-    """Keeps what goes into and comes out of every softmax over n keys (and sinks), by the module that runs."""
+    """Keeps the weights of every softmax over n keys (and sinks), in the order of the run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.module: nn.Module | None = None
-        self.taken: list[tuple[nn.Module | None, Tensor, Tensor]] = []
+        self.taken: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         softmax = func in (nn.functional.softmax, torch.softmax, Tensor.softmax)
         if softmax and result.ndim > 2 and result.shape[-2] == LENGTH <= result.shape[-1]:
-            logits = args[0] if args else kwargs["input"]
-            self.taken.append((self.module, logits.detach(), result.detach()))
+            self.taken.append(result.detach())
         return result
 
 
@@ -212,7 +210,7 @@ def measured_off(model: Any) -> float:
     for word in WORDS:
         with eager(model), Softmaxes() as softmaxes:
             run(base, output_attentions=False, input_ids=torch.full((1, LENGTH), word))
-        maps = [weights.reshape(-1, *weights.shape[-2:])[..., :LENGTH].double() for _, _, weights in softmaxes.taken]
+        maps = [weights.reshape(-1, *weights.shape[-2:])[..., :LENGTH].double() for weights in softmaxes.taken]
         maps = [weights / weights.sum(-1, keepdim=True) for weights in maps]  # without what goes to learned sinks
         total = maps if total is None else [a + b for a, b in zip(total, maps, strict=True)]
     own = [each / len(WORDS) for each in total or []]

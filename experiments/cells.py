@@ -5,7 +5,6 @@ hidden states of the untouched model with other positions (`relocate`). The posi
 that is trained too can turn back; `relocated_positions.py` alone trains its table.
 """
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from pretrain import train_tokenizer
-from runs import packaged_model
+from runs import lines_of, packaged_model
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
@@ -89,7 +88,7 @@ def encoding_of(
     return ALiBi(heads) if cell == "ALiBi" else NoEncoding(heads)
 
 
-def healed(
+def relocated(
     cell: str, model: nn.Module, tokenizer: Any, text: Sequence[str], *, bf16: bool = False, words: int = 32, **options
 ) -> Any:
     """Return the model of a cell and its loss over training, trained with the options of `relocate`.
@@ -144,7 +143,7 @@ def embeddings(
     return np.stack(rows)
 
 
-def classifier(folds: int = 3, *, sparse: bool = False) -> GridSearchCV:
+def logistic_regression(folds: int = 3, *, sparse: bool = False) -> GridSearchCV:
     """Return a logistic regression whose penalty is chosen by cross-validation that keeps groups together."""
     scale = [] if sparse else [StandardScaler()]
     steps = make_pipeline(*scale, LogisticRegression(max_iter=200))
@@ -154,5 +153,4 @@ def classifier(folds: int = 3, *, sparse: bool = False) -> GridSearchCV:
 
 def paragraphs(path: Path) -> list[str]:
     """Return the paragraphs of a text of at least eight words."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if len(line.split()) >= 8]
+    return [line.strip() for line in lines_of(path) if len(line.split()) >= 8]

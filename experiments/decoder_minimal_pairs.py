@@ -25,7 +25,6 @@ Predictions, written before the first full run:
 """
 
 import argparse
-import gzip
 import json
 import math
 import random
@@ -37,7 +36,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from nltk.tokenize import wordpunct_tokenize
-from runs import DATA, claim, fingerprint, markdown, over_groups, packaged_model, signed
+from runs import DATA, claim, fingerprint, lines_of, markdown, over_groups, packaged_model, signed
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from pelocality import read_frames, read_snli
@@ -112,8 +111,7 @@ def log_likelihoods(model, tokenizer, texts, file):
 
 def bigrams(path):
     """Return a function from texts to log-probabilities by bigrams of a text (Witten-Bell; unigrams with add-one)."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        lines = [["<s>", *wordpunct_tokenize(line.lower()), "</s>"] for line in file if line.strip()]
+    lines = [["<s>", *wordpunct_tokenize(line.lower()), "</s>"] for line in lines_of(path) if line.strip()]
     words = Counter(word for line in lines for word in line)
     pairs = Counter(pair for line in lines for pair in pairwise(line))
     followers = Counter(before for before, _ in pairs)  # different words after a word

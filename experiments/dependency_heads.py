@@ -100,7 +100,7 @@ def main() -> None:
         print(f"{direction}: the best head, chosen on one half and scored on the other")
         print(markdown(best_table(best[best["direction"] == direction])))
         print(f"heads with q < 0.05 against the best offset, of {share.share.numel()}: {beating.to_dict()}\n")
-    print(f"{kinds._headline()}\n")
+    print(f"{str(kinds).splitlines()[0]}\n")
     for direction in DIRECTIONS:
         print(direction)
         print(markdown(kinds_table(kinds.table[kinds.table["direction"] == direction])), end="\n\n")

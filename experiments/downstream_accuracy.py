@@ -51,7 +51,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import CELLS, TURNS, embeddings, healed, load, paragraphs, position_metrics
+from cells import CELLS, TURNS, embeddings, load, paragraphs, position_metrics, relocated
 from fine_tuned import fine_tuned_scores
 from healed_models import side_by_side
 from joblib.externals.loky import get_reusable_executor
@@ -237,7 +237,7 @@ def run_seed(
             elif cell != "own":
                 options = {"length": arguments.length, "batch_size": arguments.batch, "held_out": arguments.held_out}
                 options |= {"tokens": arguments.tokens, "every": 10**6, "seed": seed, "words": arguments.words}
-                found = healed(cell, model, tokenizer, chosen, bf16=arguments.bf16, **options)
+                found = relocated(cell, model, tokenizer, chosen, bf16=arguments.bf16, **options)
                 of_cell, losses = found.model.eval(), found.curve.iloc[[0, -1]]
                 row |= {"token_loss_before": losses["token_loss"].iloc[0], "token_loss": losses["token_loss"].iloc[1]}
                 row |= {"mean_loss": losses["mean_loss"].iloc[1], "tokens": int(losses["tokens"].iloc[1])}
@@ -308,8 +308,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for cell, of_cell in table.groupby("cell", sort=False):
         first = of_cell.groupby("seed").first()
-        row = {"positions": cell} | {name.replace("_", " "): spoken(first[name]) for name in (*METRICS, *LOSSES)}
-        rows.append(row | {name: f"{values.mean():.1f}" for name, values in by_seed(of_cell).items()})
+        means = {name.replace("_", " "): formatted_mean(first[name]) for name in (*METRICS, *LOSSES)}
+        scores = {name: f"{values.mean():.1f}" for name, values in by_seed(of_cell).items()}
+        rows.append({"positions": cell} | means | scores)
     found = pd.DataFrame(rows)
     return found.loc[:, (found != "").any()]
 
@@ -330,7 +331,7 @@ def falls(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for cell, of_cell in table.groupby("cell", sort=False):
         nli = of_cell.loc[of_cell["task"] == "NLI", "score"].mean()
-        row = {"positions": cell, "symmetry": spoken(of_cell["symmetry"]), "NLI": f"{nli:.1f}"}
+        row = {"positions": cell, "symmetry": formatted_mean(of_cell["symmetry"]), "NLI": f"{nli:.1f}"}
         fallen = of_cell[of_cell["kind"] == "shuffled premises"]
         for name, part in {"Shuffle-3 to 6": "Shuffle", "windows": "Window", "random order": "Random"}.items():
             row[name] = points(fallen[fallen["task"].str.contains(part)].groupby("seed")["score"].mean())
@@ -356,7 +357,7 @@ def points(values: pd.Series) -> str:
     return signed(mean_over_runs(values), "+.1f") if len(values) > 1 else f"{values.mean():+.1f}"
 
 
-def spoken(values: pd.Series) -> str:
+def formatted_mean(values: pd.Series) -> str:
     """Format a mean of metrics, empty for what has none."""
     return "" if values.isna().all() else f"{values.mean():.3f}"
 

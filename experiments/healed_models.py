@@ -72,7 +72,7 @@ def texts(arguments: argparse.Namespace, seed: int) -> tuple[list[str], list[str
     return found, every[:tenth]
 
 
-def healed(cell: str, seed: int, arguments: argparse.Namespace) -> Path:
+def healed_folder(cell: str, seed: int, arguments: argparse.Namespace) -> Path:
     """Return the folder of the model of a cell, which `relocate` has trained towards the untouched one."""
     start = source(arguments)
     folder: Path = arguments.output / "healed" / f"{cell.replace(' ', '-')}-{seed}"
@@ -83,7 +83,7 @@ def healed(cell: str, seed: int, arguments: argparse.Namespace) -> Path:
     checkpoints = folder.with_name(f"{folder.name}-checkpoints")
     options = {name: getattr(arguments, name) for name in ("tokens", "length", "held_out", "bf16", "words")}
     read = texts(arguments, seed)[0]
-    found = cells.healed(cell, model, tokenizer, read, folder=checkpoints, seed=seed, **options)
+    found = cells.relocated(cell, model, tokenizer, read, folder=checkpoints, seed=seed, **options)
     unfinished = folder.with_name(f"{folder.name}-unfinished")
     found.model.save_pretrained(unfinished)
     found.curve.to_csv(unfinished / "curve.csv", index=False)
@@ -102,7 +102,7 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def classifier(path: Path, cell: str, seed: int, **head: Any) -> nn.Module:
+def with_new_head(path: Path, cell: str, seed: int, **head: Any) -> nn.Module:
     """Return the model of a cell from a folder, with its encoding if it has one, below a new head."""
     set_seed(seed)  # of the head's weights
     if cell == "own":

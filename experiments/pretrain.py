@@ -1,19 +1,18 @@
-"""Pre-train a small model with any positional encoding, encoders by masked words, decoders by the next word.
+"""Pre-train a small model with learned positions, none or an attenuated encoding.
 
     python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
     python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
     python experiments/pretrain.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
     torchrun --nproc_per_node 2 experiments/pretrain.py books.txt.gz --output runs/learned-0 --batch 16
 
-The text has one paragraph a line. Every fiftieth run of paragraphs is held out; a WordPiece tokenizer is trained on the
-rest, once per text, and stored beside the output folder. A killed run resumes from its last complete checkpoint when
-the same command is repeated, with the same outcome; other flags or another text are refused, and a complete run only
-prints its result. The output folder holds run.json (flags and text), checkpoints, trajectory.csv (metrics per layer)
-and result.json.
+Encoders predict masked words, decoders the next word. The text has one paragraph a line. Every fiftieth run of
+paragraphs is held out; a WordPiece tokenizer is trained on the rest, once per text, and stored beside the output
+folder. A killed run resumes from its last complete checkpoint when the same command is repeated, with the same outcome;
+other flags or another text are refused, and a complete run only prints its result. The output folder holds run.json
+(flags and text), checkpoints, trajectory.csv (metrics per layer) and result.json.
 """
 
 import argparse
-import gzip
 import json
 import math
 import os
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
 from past_locality import PastLocality
-from runs import DATA, claim, fingerprint, last_complete_checkpoint, train, write_atomically
+from runs import DATA, claim, fingerprint, last_complete_checkpoint, lines_of, train, write_atomically
 from small_models import FAMILIES, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
@@ -61,8 +60,7 @@ class EncodingTrainer(Trainer):
 
 def split_paragraphs(path: Path) -> tuple[list[str], list[str]]:
     """Return training and held-out paragraphs; every fiftieth run of (at most) 100 paragraphs is held out."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        lines = [line.strip() for line in file if line.strip()]
+    lines = [line.strip() for line in lines_of(path) if line.strip()]
     run = min(100, len(lines) // 50)
     if run == 0:
         raise ValueError(f"{path} has {len(lines)} paragraphs; at least 50 are needed")

@@ -54,14 +54,25 @@ from healed_models import (
     SMOKE,
     add_flags,
     autocast,
-    classifier,
     fine_tune,
     forget_checkpoints,
-    healed,
+    healed_folder,
     side_by_side,
     source,
+    with_new_head,
 )
-from runs import DATA, claim, fingerprint, markdown, over_groups, settings_of, signed, write_atomically
+from runs import (
+    DATA,
+    LABELS,
+    claim,
+    fingerprint,
+    markdown,
+    over_groups,
+    settings_of,
+    signed,
+    unused_pairs,
+    write_atomically,
+)
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -73,7 +84,6 @@ from pelocality.probes import semantic_role_swap
 from pelocality.statistics import mean_over_runs
 
 CELLS = ("own", "none", "antisymmetric x 0", "own table", "antisymmetric x 2", "mixed")
-LABELS = ["entailment", "neutral", "contradiction"]
 NOT_ENTAILMENT = len(LABELS)
 SWAP = {"label_policy": "not entailment", "spans": "all"}
 
@@ -147,10 +157,8 @@ def inference_pairs(arguments: argparse.Namespace) -> tuple[pd.DataFrame, pd.Dat
     used = {row["premise"] for row in test}
     train, others = [], []
     for path in arguments.train:
-        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for row in unused_pairs([path], used):
             row = {"corpus": path.stem} | {name: row[name].strip() for name in ("premise", "hypothesis", "label")}
-            if row["premise"] in used or row["label"] not in LABELS:
-                continue
             # parsed for swaps: its held-back premises must not be trained on
             (others if path in arguments.parse and held_back(row["premise"]) else train).append(row)
     random.Random(0).shuffle(train)
@@ -209,7 +217,7 @@ def run(arguments: argparse.Namespace, cell: str, with_swaps: bool, seed: int) -
         swaps = find_swaps(arguments, tokenizer)
         pairs, test = inference_pairs(arguments)
         names = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-        model = classifier(healed(cell, seed, arguments), cell, seed, **names)
+        model = with_new_head(healed_folder(cell, seed, arguments), cell, seed, **names)
         rows = training_rows(pairs, swaps if with_swaps else None, arguments.repeats)
         fine_tune(model, tokenizer, rows, seed, folder, arguments, loss)
         with autocast(arguments):
@@ -349,7 +357,7 @@ def main() -> None:
     found = []
     for seed in arguments.seeds:  # an interrupted study has complete seeds
         if not arguments.report:
-            list(side_by_side(healed, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
+            list(side_by_side(healed_folder, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
         jobs = [(arguments, cell, with_swaps, seed) for with_swaps in (True, False) for cell in arguments.cells]
         found += side_by_side(run, [job for job in jobs if not arguments.report or complete(*job)], arguments.workers)
     examples = measures(pd.concat([one.assign(row=range(len(one))) for one in found]))

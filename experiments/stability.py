@@ -39,17 +39,18 @@ from datasets import Dataset
 from healed_models import (
     SMOKE,
     add_flags,
-    classifier,
     fine_tune,
     forget_checkpoints,
-    healed,
+    healed_folder,
     side_by_side,
     source,
     texts,
     tokenized,
+    with_new_head,
 )
 from runs import DATA, claim, markdown, settings_of, write_atomically
 from scipy.stats import false_discovery_control, levene
+from sentence_tasks import glue_rows
 from transformers import AutoModel, AutoTokenizer
 
 from pelocality.models import distillation_loss
@@ -70,14 +71,8 @@ def read(task: str, part: str, arguments: argparse.Namespace) -> Dataset:
 
 def glue(task: str, part: str, folder: Path) -> pd.DataFrame:
     """Return the rows of a task of GLUE, with a number as label."""
-    file, options = folder / task / f"{part}.tsv", {"sep": "\t", "quoting": 3, "keep_default_na": False}
-    if task == "CoLA":
-        rows = pd.read_csv(file, names=["source", "label", "star", "premise"], **options)
-        return rows[["premise", "label"]]
-    columns = {"sentence1": "premise", "sentence2": "hypothesis", "score": "label"}
-    rows = pd.read_csv(file, **options).rename(columns=columns)
-    rows["label"] = rows["label"].astype(float) if task == "STS-B" else (rows["label"] == "entailment").astype(int)
-    return rows[["premise", "hypothesis", "label"]]
+    rows = glue_rows(folder, task, part)
+    return rows.assign(label=(rows["label"] == "entailment").astype(int)) if task == "RTE" else rows
 
 
 def small(task: str) -> pd.DataFrame:
@@ -124,7 +119,7 @@ def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[
         claim(folder, settings_of(arguments) | {"cell": cell, "task": task, "seed": seed})
         tokenizer = AutoTokenizer.from_pretrained(source(arguments))
         train, dev = (read(task, part, arguments) for part in ("train", "dev"))
-        model = classifier(healed(cell, 0, arguments), cell, seed, **head(task))
+        model = with_new_head(healed_folder(cell, 0, arguments), cell, seed, **head(task))
         trainer = fine_tune(model, tokenizer, train, seed, folder, arguments)
         found = trainer.predict(tokenized(dev, tokenizer, arguments.length))
         value, failed = score(task, found.predictions, found.label_ids)
@@ -144,9 +139,9 @@ def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
         path = source(arguments)
         reference, tokenizer = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
         held_out = texts(arguments, seed)[1][: arguments.held_out]
-        start, rows = healed(cell, 0, arguments), []
+        start, rows = healed_folder(cell, 0, arguments), []
         for task in TASKS:
-            model = classifier(start, cell, seed, **head(task))
+            model = with_new_head(start, cell, seed, **head(task))
             data = read(task, "train", arguments)
             for after in ("before", task) if not rows else (task,):
                 if after == task:
@@ -259,7 +254,7 @@ def main() -> None:
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
     claim(arguments.output, settings_of(arguments))
-    list(side_by_side(healed, [(cell, 0, arguments) for cell in arguments.cells], arguments.workers))
+    list(side_by_side(healed_folder, [(cell, 0, arguments) for cell in arguments.cells], arguments.workers))
     # an interrupted study has complete seeds
     jobs = [
         (arguments, cell, task, seed) for seed, task, cell in product(arguments.seeds, arguments.tasks, arguments.cells)
