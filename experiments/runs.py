@@ -172,10 +172,9 @@ def train(trainer: Trainer, checkpoint: Path | None) -> None:
 
 
 def over_groups(values: pd.Series, groups: pd.Series) -> Estimate:
-    """Return the mean of numbers of any size and its interval by `mean_over_groups`, which takes shares."""
+    """Return the mean of numbers of any size, with its interval over groups."""
     largest = max(values.abs().max(), 1.0)
-    share = mean_over_groups(values / largest, groups, 0.95, 9999, 0)
-    return Estimate(*(largest * number for number in (share.value, share.low, share.high)))
+    return mean_over_groups(values, groups, least=-largest, most=largest)
 
 
 def half_way(rows: pd.DataFrame, column: str) -> int | str:
