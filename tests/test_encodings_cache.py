@@ -244,8 +244,8 @@ class Sum(RelativeEncoding):
 class Pair(RelativeEncoding):
     """A custom encoding that contains two encodings."""
 
-    def __init__(self, first, second, heads=1, causal=False):
-        super().__init__(heads, causal)
+    def __init__(self, first, second, causal=False):
+        super().__init__(max(first.heads, second.heads), causal)
         self.first, self.second = first, second
 
     def at(self, distance):

@@ -404,15 +404,3 @@ def test_attaching_to_one_model_does_not_change_another_of_the_same_configuratio
     assert attached(two) is None
     assert_same_outputs(hidden(two, tokens(1, N)), before)
     assert two.config.to_dict() == described
-
-
-def test_an_encoding_that_gives_nan_is_refused_and_the_model_stays_as_it_was():
-    class Broken(AttenuatedEncoding):
-        def bias(self, query_length, key_length, mask):
-            return super().bias(query_length, key_length, mask) * torch.nan
-
-    model = tiny("bert")
-    before = state(model)
-    with pytest.raises(ValueError, match=r"Broken must give a bias \(2 or 1, 4, 4\) of 4 tokens, got .*, with NaN"):
-        attach(model, Broken(2))
-    assert same(before, state(model))
