@@ -206,8 +206,10 @@ def forgetting(rows: pd.DataFrame) -> pd.DataFrame:
 
 def figure(results: pd.DataFrame, losses: pd.DataFrame) -> plt.Figure:
     """Plot every run's score by task and cell, and the token loss along the sequence."""
-    fig, axes = plt.subplots(1, len(TASKS) + 1, figsize=(12, 3.6), layout="constrained")
-    for (task, label), ax in zip(TASKS.items(), axes, strict=False):
+    tasks = [task for task in TASKS if (results["task"] == task).any()]
+    panels = len(tasks) + bool(len(losses))
+    fig, axes = plt.subplots(1, panels, figsize=(3 * max(panels, 2), 3.6), layout="constrained", squeeze=False)
+    for task, ax in zip(tasks, axes[0], strict=False):
         of_task = results[results["task"] == task]
         cells = list(of_task["cell"].unique())
         for place, cell in enumerate(cells):
@@ -219,14 +221,15 @@ def figure(results: pd.DataFrame, losses: pd.DataFrame) -> plt.Figure:
                     place + np.asarray(spread)[shown], runs["score"][shown], marker, color=f"C{place}", markersize=4
                 )
         ax.set_xticks(range(len(cells)), cells, rotation=30, ha="right")
-        ax.set(title=task, ylabel=label)
-    for place, (cell, of_cell) in enumerate(losses.groupby("cell", sort=False)):
-        means = of_cell.groupby("after", sort=False)["token_loss"].mean()
-        axes[-1].plot(means.index, means, "osD^v"[place % 5] + "-", color=f"C{place}", label=cell)
-    axes[-1].set(title="forgetting", ylabel="1 - cosine to the untouched model", ylim=(0, None))
+        ax.set(title=task, ylabel=TASKS[task])
     if len(losses):
-        axes[-1].legend(frameon=False, fontsize=8)
-    for ax in axes:
+        last = axes[0, -1]
+        for place, (cell, of_cell) in enumerate(losses.groupby("cell", sort=False)):
+            means = of_cell.groupby("after", sort=False)["token_loss"].mean()
+            last.plot(means.index, means, "osD^v"[place % 5] + "-", color=f"C{place}", label=cell)
+        last.set(title="forgetting", ylabel="1 - cosine to the untouched model", ylim=(0, None))
+        last.legend(frameon=False, fontsize=8)
+    for ax in axes[0]:
         ax.grid(axis="y", alpha=0.25, linewidth=0.6)
     return fig
 
