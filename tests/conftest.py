@@ -10,6 +10,9 @@ from hypothesis import settings
 
 from tests.families import OFFSET, misaligned
 
+# importing these changes the process for good: `test_another_device.py` gives them one of their own
+collect_ignore = ["another_device.py", "pretended_device.py"]
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 
