@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models._restore import inference
-from pelocality.models._run import described, device_of, requested_layers, run
+from pelocality.models._run import described, device_of, largest_difference, requested_layers, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import check_ids, some_ids
 from pelocality.models.eager import configurations, eager_attention
 from pelocality.models.families import longest_input, record_of
 
 _TOKENS = 7
-_OFF = 5e-3  # a difference of outputs, relative to the largest, that rounding to 8 bits can make
+_TOLERANCE = 5e-3  # a difference of outputs, relative to the largest, that rounding to 8 bits can make
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,12 @@ def _check_eager(model: nn.Module, base: Any) -> None:
             own = run(base, output_attentions=False, input_ids=ids)[0]
         with eager_attention(model):
             eager = run(base, output_attentions=False, input_ids=ids)[0]
-    except (
-        Exception
-    ):  # an implementation for other machines; what eager attention cannot do is said when it is observed
+    except Exception:  # its own is for other machines; why eager attention fails, `observe` says
         return
     if not isinstance(own, Tensor):
         return
-    largest = own.abs().max()
-    off = float((own - eager).abs().max() / largest)
-    if off > max(_OFF, 16 * torch.finfo(own.dtype).eps):
+    off = largest_difference(eager, own)
+    if off > max(_TOLERANCE, 16 * torch.finfo(own.dtype).eps):
         advice = "load it with attn_implementation='eager' to measure what it does then"
         given = f"with eager attention, which returns weights, it gives other outputs than with {', '.join(used)}"
         raise _unprobed(base, f"{given} (by {off:.1g} of the largest); {advice}")

@@ -16,7 +16,7 @@ from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.encodings._scores import HIDDEN
 from pelocality.models._bias import PositionalBias
 from pelocality.models._restore import changed, hooked, inference
-from pelocality.models._run import described, device_of, run
+from pelocality.models._run import described, device_of, largest_difference, run
 from pelocality.models._softmaxes import Softmaxes
 from pelocality.models._weights import some_ids
 from pelocality.models.families._calls import argument_names, by_name
@@ -121,24 +121,19 @@ def _run(base: Any, ids: Tensor, **mask: Tensor) -> Tensor:
 def _effects(states: Tensor) -> dict[str, float]:
     """Return by how much some tokens change the outputs of others: those after a token, and padding."""
     return {
-        "later tokens": _difference(states[0, :-1], states[1, :-1]),
-        "tokens of padding": _difference(states[2, :-2], states[3, :-2]),
+        "later tokens": largest_difference(states[0, :-1], states[1, :-1]),
+        "tokens of padding": largest_difference(states[2, :-2], states[3, :-2]),
     }
 
 
 def _tolerance(states: Tensor) -> float:
-    """Return the largest difference of two outputs, as in `_difference`, that is rounding."""
+    """Return the largest difference of two outputs, as in `largest_difference`, that is rounding."""
     return max(_ROUNDING, 8 * torch.finfo(states.dtype).eps)
-
-
-def _difference(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two outputs, relative to the largest number in them."""
-    return float((one.double() - other.double()).abs().max() / other.double().abs().max())
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two outputs are equal but for rounding."""
-    return _difference(one, other) <= _tolerance(other)  # not >, so that NaN is not equal
+    return largest_difference(one, other) <= _tolerance(other)  # not >, so that NaN is not equal
 
 
 def _check_equal(one: Tensor, other: Tensor, problem: str) -> None:

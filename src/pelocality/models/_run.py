@@ -62,6 +62,12 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
     return base(**inputs, return_dict=True)
 
 
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two outputs, relative to the largest number in the second."""
+    one, other = one.cpu().double(), other.cpu().double()  # not every device has float64
+    return float((one - other).abs().max() / other.abs().max())
+
+
 @contextmanager
 def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
