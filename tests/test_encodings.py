@@ -365,7 +365,7 @@ def test_a_custom_encoding_needs_only_its_formula():
         (lambda: ALiBi(heads=2)(3, 2), ValueError, "at least query_length"),
         (lambda: ALiBi(heads=2)(0), ValueError, "query_length must be at least 1"),
         (lambda: ALiBi(heads=2)(2.5), TypeError, "query_length must be an integer"),
-        (lambda: ALiBi(heads=2).relative(0), ValueError, "n must be at least 1"),
+        (lambda: ALiBi(heads=2).relative(0), ValueError, "length must be at least 1"),
         (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 4, dtype=torch.bool)), ValueError, "mask must be"),
         (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 3)), TypeError, "booleans or integers"),
         (

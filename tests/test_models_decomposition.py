@@ -114,7 +114,7 @@ def test_disabled_positions_leave_only_the_content_term(name):
 @pytest.mark.parametrize("name", ["t5", "bloom", "xlnet"])
 def test_delta_of_relative_models_is_their_positional_logits_on_any_text(name):
     model = tiny(name)
-    delta = positional_logits(model, N).logits
+    delta = positional_logits(model, length=N).logits
     for seed in (0, 1):
         parts = decompose(model, tokens(2, N, seed))
         torch.testing.assert_close(parts.position, delta[:, None].expand_as(parts.position))
@@ -139,7 +139,7 @@ def test_logits_of_a_rotary_model_on_a_repeated_word_are_delta_only():
     model = tiny("llama")
     parts = decompose(model, torch.full((1, N), 7))
     torch.testing.assert_close(
-        parts.position[:, 0], positional_logits(model, N, words=[7]).logits, atol=1e-6, rtol=1e-6
+        parts.position[:, 0], positional_logits(model, length=N, words=[7]).logits, atol=1e-6, rtol=1e-6
     )
     assert (parts.content.abs() + parts.content_to_position.abs() + parts.position_to_content.abs()).max() < 1e-6
 

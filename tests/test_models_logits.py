@@ -55,7 +55,7 @@ def test_every_model_of_the_contract_is_either_exact_or_an_average():
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_logits_give_the_models_attention_without_content(name):
     model = tiny(name)
-    delta = positional_logits(model, N)
+    delta = positional_logits(model, length=N)
     assert delta.method == "exact"
     assert delta.words == ()
     for index, layer in enumerate(delta.layers):
@@ -67,7 +67,7 @@ def test_exact_logits_give_the_models_attention_without_content(name):
 @pytest.mark.parametrize("name", AVERAGE)
 def test_constant_content_logits_give_the_models_attention_for_that_word(name):
     model = tiny(name)
-    delta = positional_logits(model, N, words=[7])
+    delta = positional_logits(model, length=N, words=[7])
     base = architecture(model).base(model)
     with eager_attention(model):
         own = base(torch.full((1, N), 7), output_attentions=True).attentions
@@ -82,7 +82,7 @@ def test_constant_content_logits_give_the_models_attention_for_that_word(name):
 @pytest.mark.parametrize("name", ["t5", "bloom"])
 def test_a_pure_bias_is_the_logits_of_any_repeated_word(name):
     model = tiny(name)
-    own_weights = positional_logits(model, N).weights()
+    own_weights = positional_logits(model, length=N).weights()
     with eager_attention(model):
         own = model(torch.full((1, N), 23), output_attentions=True).attentions
     assert (own_weights - torch.cat(own)).abs().max() < TOLERANCE
@@ -91,8 +91,8 @@ def test_a_pure_bias_is_the_logits_of_any_repeated_word(name):
 @pytest.mark.parametrize("name", ["llama", "deberta-v2"])
 def test_the_average_is_the_mean_of_the_words_logits(name):
     model = tiny(name)
-    together = positional_logits(model, N, words=[7, 9, 30])
-    apart = [positional_logits(model, N, words=[word]).logits for word in (7, 9, 30)]
+    together = positional_logits(model, length=N, words=[7, 9, 30])
+    apart = [positional_logits(model, length=N, words=[word]).logits for word in (7, 9, 30)]
     torch.testing.assert_close(together.logits, torch.stack(apart).mean(0))
 
 
@@ -101,9 +101,9 @@ def test_relative_is_given_where_logits_depend_on_distance_alone(name):
     model = tiny(name)
     if name == "deberta-v2 with shared projections":
         with pytest.raises(ValueError, match="does not keep the content of a repeated word constant"):
-            positional_logits(model, N)
+            positional_logits(model, length=N)
         return
-    delta = positional_logits(model, N)
+    delta = positional_logits(model, length=N)
     absolute = architecture(model).max_length(architecture(model).base(model)) is not None
     assert (delta.relative is None) == absolute
     if not absolute:
@@ -113,14 +113,14 @@ def test_relative_is_given_where_logits_depend_on_distance_alone(name):
 
 
 def test_mpnet_is_relative_below_its_first_layer():
-    delta = positional_logits(tiny("mpnet"), N, layers=[1, -1])
+    delta = positional_logits(tiny("mpnet"), length=N, layers=[1, -1])
     assert delta.layers == (1, 2)
     assert delta.relative.shape == (2, 2, 2 * N - 1)
 
 
 @pytest.mark.parametrize(("name", "causal"), [("gpt2", True), ("llama", True), ("bloom", True), ("bert", False)])
 def test_weights_are_rows_that_respect_the_causal_mask(name, causal):
-    delta = positional_logits(tiny(name), N)
+    delta = positional_logits(tiny(name), length=N)
     weights = delta.weights()
     assert delta.causal == causal
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -128,36 +128,38 @@ def test_weights_are_rows_that_respect_the_causal_mask(name, causal):
 
 
 def test_local_layers_have_their_window_in_visible():
-    delta = positional_logits(tiny("modernbert"), N, words=[7])
+    delta = positional_logits(tiny("modernbert"), length=N, words=[7])
     distance = (torch.arange(N)[:, None] - torch.arange(N)).abs()
     for index, local in ((0, False), (1, True), (2, True)):
         assert bool((delta.weights()[index][:, distance > 3] == 0).all()) == local
 
 
 def test_metrics_accept_the_result():
-    delta = positional_logits(tiny("t5"), N)
+    delta = positional_logits(tiny("t5"), length=N)
     torch.testing.assert_close(locality(delta), locality(delta.weights()))
 
 
 def test_the_repr_is_one_line():
-    assert repr(positional_logits(tiny("bloom"), 8)) == "PositionalLogits(3 layers x 3 heads, n = 8, exact, causal)"
+    assert (
+        repr(positional_logits(tiny("bloom"), length=8)) == "PositionalLogits(3 layers x 3 heads, n = 8, exact, causal)"
+    )
 
 
 def test_deeper_layers_of_an_absolute_model_are_refused():
     with pytest.raises(
         ValueError, match=r"layers holds \[1\], in which BertModel has no position-only logits.*positional_attention"
     ):
-        positional_logits(tiny("bert"), N, layers=[0, 1])
+        positional_logits(tiny("bert"), length=N, layers=[0, 1])
 
 
 def test_layers_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match=r"indices into the model's 3 layers, got \[3\]"):
-        positional_logits(tiny("t5"), N, layers=[3])
+        positional_logits(tiny("t5"), length=N, layers=[3])
 
 
 def test_length_beyond_the_table_is_refused():
     with pytest.raises(ValueError, match=r"length=41 is beyond the 40 positions of RobertaModel"):
-        positional_logits(tiny("roberta"), 41)
+        positional_logits(tiny("roberta"), length=41)
 
 
 def test_unknown_family_is_refused():
@@ -165,39 +167,39 @@ def test_unknown_family_is_refused():
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )
     with pytest.raises(ValueError, match="'megatron-bert' is not supported; known:"):
-        positional_logits(hf.MegatronBertModel(config), N)
+        positional_logits(hf.MegatronBertModel(config), length=N)
 
 
 def test_model_without_any_positions_is_refused():
     config = tiny("deberta").config
     config.relative_attention = False
     with pytest.raises(ValueError, match="has no known positional terms"):
-        positional_logits(hf.DebertaModel(config), N)
+        positional_logits(hf.DebertaModel(config), length=N)
 
 
 def test_half_precision_models_give_float32_logits():
     model = tiny("llama").to(torch.bfloat16)
-    delta = positional_logits(model, N, words=[7])
+    delta = positional_logits(model, length=N, words=[7])
     assert delta.logits.dtype == torch.float32
-    exact = positional_logits(tiny("llama"), N, words=[7])
+    exact = positional_logits(tiny("llama"), length=N, words=[7])
     assert (delta.logits - exact.logits).abs().max() < 0.05 * exact.logits.abs().max()
 
 
 def test_a_model_with_an_attached_encoding_is_refused():
     model = tiny("bert")
     with attach(model, NoEncoding()):
-        for ask in (lambda: positional_logits(model, 8), lambda: decompose(model, [5, 6, 7])):
+        for ask in (lambda: positional_logits(model, length=8), lambda: decompose(model, [5, 6, 7])):
             with pytest.raises(ValueError, match="attached encoding"):
                 ask()
-    assert positional_logits(model, 8).logits.shape[-1] == 8
+    assert positional_logits(model, length=8).logits.shape[-1] == 8
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
-    expected = positional_logits(tiny(name), N, words=[7, 9])
+    expected = positional_logits(tiny(name), length=N, words=[7, 9])
     model = offloaded(tiny(name))
     for wrapped in (model, nn.DataParallel(tiny(name))):
-        found = positional_logits(wrapped, N, words=[7, 9])
+        found = positional_logits(wrapped, length=N, words=[7, 9])
         torch.testing.assert_close(found.logits, expected.logits)
     moved = [parameter for parameter in model.parameters() if parameter.is_meta]
     assert len(moved) == len(list(model.parameters()))  # they went back to where they were
@@ -206,20 +208,20 @@ def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
 @pytest.mark.parametrize("name", ["bert", "llama", "modernbert", "deberta-v2"])
 def test_quantised_queries_and_keys_are_refused(name):
     with pytest.raises(ValueError, match=r"quantised or sharded weights \(Linear\).*positional_attention"):
-        positional_logits(quantised(tiny(name)), N, words=[7])
+        positional_logits(quantised(tiny(name)), length=N, words=[7])
 
 
 def test_a_bias_needs_no_queries_and_is_read_from_a_quantised_model_too():
     model = tiny("t5").float()
-    expected = positional_logits(model, N).logits
-    torch.testing.assert_close(positional_logits(quantised(model), N).logits, expected)
+    expected = positional_logits(model, length=N).logits
+    torch.testing.assert_close(positional_logits(quantised(model), length=N).logits, expected)
 
 
 def test_layers_that_are_not_a_list_are_refused():
     with pytest.raises(TypeError, match=r"layers must be a list of indices, such as \[0\], got 0"):
-        positional_logits(tiny("bert"), N, layers=0)
+        positional_logits(tiny("bert"), length=N, layers=0)
 
 
 def test_weights_on_the_meta_device_are_refused():
     with pytest.raises(ValueError, match="BertModel are on the meta device"):
-        positional_logits(tiny("bert").to("meta"), N)
+        positional_logits(tiny("bert").to("meta"), length=N)

@@ -237,6 +237,8 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.comparison({}), "empty"),
         (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
         (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
+        (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
+        (lambda: plots.distances(np.ones(4)), "must be a result of dependency_distances, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),
         (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
@@ -246,7 +248,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
     ],
 )
 def test_values_that_cannot_be_drawn_are_refused(draw, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         draw()
 
 

@@ -304,7 +304,7 @@ def distances(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: ``reach`` is not an integer.
+        TypeError: Not a result of ``dependency_distances``, or ``reach`` is not an integer.
         ValueError: No language has the relation, or ``reach`` is below 1.
 
     Examples:
@@ -316,6 +316,8 @@ def distances(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['en']
     """
+    if not hasattr(found, "histogram"):
+        raise TypeError(f"found must be a result of dependency_distances, got {type(found).__name__}")
     shares = found.histogram(relation).head(count("reach", reach))
     # a language keeps its style in every figure, also where another has no such relation
     lines = {language: (shares.index, shares.get(language)) for language in found.sentences}
@@ -347,11 +349,11 @@ def trajectory(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['layer 0', 'layer 1']
     """
+    if table.empty:
+        raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
     missing = {"step", "layer", metric} - set(table.columns)
     if missing:
         raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
-    if table.empty:
-        raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
     new = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
     layers = table.groupby("layer")

@@ -169,8 +169,8 @@ class AttenuatedEncoding(RelativeEncoding):
     def _weight_logits(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         return toeplitz(self.by_distance(query_length, key_length), query_length)
 
-    def interior_bias(self, n: int) -> Tensor:  # noqa: D102
-        kernel = self.relative(n)
+    def interior_bias(self, length: int) -> Tensor:  # noqa: D102
+        kernel = self.relative(length)
         if self.form == "logits":
             return kernel
         bias = self._value("scale")[:, None] * kernel.softmax(-1)

@@ -100,13 +100,13 @@ class Encoding(nn.Module, ABC):
         """
         return self._expand_heads(self._shared_bias(query_length, key_length, mask, dtype))
 
-    def weights(self, n: int, *, mask: Tensor | None = None) -> Tensor:
+    def weights(self, length: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the positional attention of the encoding: attention whose content logits are all equal.
 
             A = softmax(bias)
 
         Args:
-            n: Number of positions.
+            length: Number of positions, n.
             mask: As for `forward`; hidden keys get 0, and rows are normalised over the visible ones.
 
         Returns:
@@ -114,19 +114,20 @@ class Encoding(nn.Module, ABC):
             fully masked.
 
         Raises:
-            TypeError: n is not an integer.
-            ValueError: n is below 1, or the mask has the wrong shape.
+            TypeError: A length that is not an integer.
+            ValueError: A length below 1, or the mask has the wrong shape.
         """
-        visible = self._checked_mask(mask, count("n", n), n)
-        return self._expand_heads(masked_softmax(self._weight_logits(n, n, visible).to(self.working_dtype), visible))
+        visible = self._checked_mask(mask, count("length", length), length)
+        logits = self._weight_logits(length, length, visible).to(self.working_dtype)
+        return self._expand_heads(masked_softmax(logits, visible))
 
-    def relative(self, n: int) -> Tensor:
+    def relative(self, length: int) -> Tensor:
         """Return the logits by distance whose softmax is `weights`, if the encoding is a function of distance.
 
             A_ij = softmax_j b[j - i],  j = 0..n-1
 
         Args:
-            n: Number of positions.
+            length: Number of positions, n.
 
         Returns:
             b[k] for k = -(n-1)..n-1, (heads, 2n - 1), as `measure_relative` takes it; -inf where a distance is masked;
@@ -135,7 +136,7 @@ class Encoding(nn.Module, ABC):
         Raises:
             TypeError: The encoding depends on more than distance.
         """
-        raise TypeError(f"{type(self).__name__} depends on more than distance; measure its weights(n)")
+        raise TypeError(f"{type(self).__name__} depends on more than distance; measure its weights(length)")
 
     def configuration(self) -> dict[str, Any]:
         """Return the type and arguments of the encoding as JSON values, from which `from_configuration` rebuilds it.

@@ -57,24 +57,24 @@ class RelativeEncoding(Encoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         return toeplitz(self.by_distance(query_length, key_length), query_length)
 
-    def relative(self, n: int) -> Tensor:  # noqa: D102
-        return self.by_distance(count("n", n), n).expand(self.heads, -1)
+    def relative(self, length: int) -> Tensor:  # noqa: D102
+        return self.by_distance(count("length", length), length).expand(self.heads, -1)
 
-    def interior_bias(self, n: int) -> Tensor:
+    def interior_bias(self, length: int) -> Tensor:
         """Return the bias by distance of a query far from both ends of the sequence.
 
         Args:
-            n: Number of positions on each side of the query, itself included.
+            length: Number of positions on each side of the query, itself included, n.
 
         Returns:
             (heads, 2n - 1), the most negative distance first; float32 or wider. The same as `relative`, except for an
             encoding whose bias is normalised over keys.
 
         Raises:
-            TypeError: n is not an integer.
-            ValueError: n is below 1.
+            TypeError: A length that is not an integer.
+            ValueError: A length below 1.
         """
-        return self.relative(n)
+        return self.relative(length)
 
     def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:
         """Return the ``score_mod`` of FlexAttention that adds the bias to each score, without an n x n tensor.

@@ -102,20 +102,20 @@ class SinusoidalEncoding(RelativeEncoding):
             raise ValueError(f"width must be even, a sine and a cosine for each wave, got {width}")
         self.width, self.base = width, per_head("base", base, 1).item()
 
-    def table(self, n: int) -> Tensor:
+    def table(self, length: int) -> Tensor:
         """Return the embeddings to add to the input.
 
         Args:
-            n: Number of positions.
+            length: Number of positions, n.
 
         Returns:
             (n, width), between -1 and 1, sines and cosines alternating; float32 or wider, on the module's device.
 
         Raises:
-            TypeError: n is not an integer.
-            ValueError: n is below 1.
+            TypeError: A length that is not an integer.
+            ValueError: A length below 1.
         """
-        i = torch.arange(count("n", n), device=self._like.device, dtype=torch.float64)
+        i = torch.arange(count("length", length), device=self._like.device, dtype=torch.float64)
         angle = i[:, None] * self._frequencies()
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(self.working_dtype)
 

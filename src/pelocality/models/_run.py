@@ -143,8 +143,9 @@ def refuse_attached(base: nn.Module) -> None:
     """
     if attached_encoding(base) is not None:
         raise ValueError(
-            f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure both "
-            "with positional_attention, the encoding with its weights(n), or remove it with attached(model).remove()"
+            f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
+            "both with positional_attention, the encoding with its weights(length), or remove it with "
+            "attached(model).remove()"
         )
 
 

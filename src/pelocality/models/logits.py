@@ -62,9 +62,9 @@ class PositionalLogits:
 
 def positional_logits(
     model: nn.Module,
-    length: int,
-    *,
     tokenizer: Any = None,
+    *,
+    length: int,
     words: int | Sequence[str | int] = 64,
     seed: int = 0,
     layers: Sequence[int] | None = None,
@@ -92,8 +92,8 @@ def positional_logits(
 
     Args:
         model: A transformers model of a known family, with or without a head.
-        length: Number of positions n, in tokens.
         tokenizer: Its tokenizer, to draw whole words; used for averages only.
+        length: Number of positions n, in tokens.
         words: How many words to draw, or the words themselves; used for averages only.
         seed: Seed of the draw.
         layers: Layers to return, by index; by default all that have a closed form.
@@ -110,7 +110,7 @@ def positional_logits(
     Examples:
         >>> from transformers import T5Config, T5EncoderModel
         >>> t5 = T5EncoderModel(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2))
-        >>> delta = positional_logits(t5, 16)
+        >>> delta = positional_logits(t5, length=16)
         >>> delta
         PositionalLogits(2 layers x 2 heads, n = 16, exact)
         >>> delta.weights().shape, delta.relative.shape
