@@ -2,7 +2,7 @@
 
 A cell is a model whose own positions are off and which was trained, on the same tokens as every other cell, to give the
 hidden states of the untouched model with other positions (`relocate`). The positions of a cell are fixed, as a table
-that is trained too can turn back; `relocated_positions.py` alone trains its table.
+that is trained too could return to the original; `relocated_positions.py` alone trains its table.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ from pelocality import (
 )
 from pelocality.models import relocate
 
-# the dials: how the model's own table is turned, as `DistanceTable.scaled` takes it
-TURNS: dict[str, dict[str, float]] = {
-    "own table": {},
+# how the model's measured table is scaled, as `DistanceTable.scaled` takes it
+SCALINGS: dict[str, dict[str, float]] = {
+    "measured table": {},
     "antisymmetric x 0": {"antisymmetric": 0.0},
     "antisymmetric x .5": {"antisymmetric": 0.5},
     "antisymmetric x -1": {"antisymmetric": -1.0},
@@ -46,7 +46,7 @@ TURNS: dict[str, dict[str, float]] = {
     "decay + .1": {"decay": 0.1},
 }
 DECAYS = {"attenuated w = .01": 0.01, "attenuated w = .1": 0.1, "attenuated w = 1": 1.0}
-CELLS = ("own", "own, healed", "none", "ALiBi", "mixed", *DECAYS, *TURNS)
+CELLS = ("original", "original, healed", "none", "ALiBi", "mixed", *DECAYS, *SCALINGS)
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # C of scikit-learn
 
 
@@ -76,9 +76,11 @@ def encoding_of(
     Mixed: half of the heads look further into the past, half are their mirror images.
     """
     heads = model.config.num_attention_heads
-    if cell in TURNS:
+    if cell in SCALINGS:
         attention = positional_attention(model, tokenizer, length=length, words=words, progress=False)
-        return [table.scaled(**TURNS[cell]) for table in DistanceTable.from_attention(attention, learnable=learnable)]
+        return [
+            table.scaled(**SCALINGS[cell]) for table in DistanceTable.from_attention(attention, learnable=learnable)
+        ]
     if cell in DECAYS:
         return AttenuatedEncoding(heads, decay=DECAYS[cell], form="logits")
     if cell == "mixed":
@@ -93,11 +95,13 @@ def relocated(
 ) -> Any:
     """Return the model of a cell and its loss over training, trained with the options of `relocate`.
 
-    "own" is the untouched model; "own, healed" keeps its positions in the same training, which shows what that alone
-    does. Other cells have none of its own.
+    "original, healed" keeps its positions in the same training, which shows what that alone does; in other cells they
+    are disabled. "original" is the untouched model, which is not trained.
     """
+    if cell == "original":
+        raise ValueError("original is the untouched model; use it as it is")
     encoding = encoding_of(cell, model, tokenizer, options["length"] + 2, words)
-    kept: Any = "keep" if cell == "own, healed" else "disable"
+    kept: Any = "keep" if cell == "original, healed" else "disable"
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
         return relocate(model, encoding, tokenizer, text, position_embeddings=kept, progress=False, **options)
 

@@ -4,34 +4,35 @@
     python experiments/downstream_accuracy.py --text books.txt.gz --senteval sentcls --glue glue \
         --frames ewt_train.jsonl --nli snli_dev_full.jsonl mnli_dev.jsonl --pairs snli_dev_subset.jsonl --output runs
 
-Turned models: MiniLM's own positions, measured on identical words, in a fixed signed table per layer and head, turned
-(see `cells.py`) and healed: a copy is trained on the same tokens in every cell to give the hidden states of the
-untouched model. Controls with the same training: its own positions kept, none, attenuated encodings, ALiBi.
+One model: MiniLM's positions, measured on identical words, in a fixed signed table per layer and head, scaled (see
+`cells.py`) and healed: a copy is trained on the same tokens in every cell to give the hidden states of the untouched
+model. Controls with the same training: its original positions kept, none, attenuated encodings, ALiBi.
 From nothing: BERTs of 4 layers, 128 wide, pre-trained with learned positions, none, an attenuated encoding in its
 published form (w = .5), in logits with w = .1 and 1, and mixed: half of the heads decay by .05 to the left and .2 to
 the right, the other half are their mirror images, so that the model is symmetric and no head is.
 Each cell is frozen and its mean embeddings go to a logistic regression, as in SentEval: MR, CR, SUBJ, MPQA by
 cross-validation, TREC, SST-2, CoLA, RTE, STS-B and NLI by their fixed split. Order-sensitive tasks (two neighbouring
-words exchanged; a constituent of 3 to 6 words shuffled; roles swapped; each told from its original, cross-validated so
+words exchanged; a constituent of 3 to 6 words shuffled; roles swapped; each against its original, cross-validated so
 that both stay together) get the mean and the maximum of three layers. Floors: TF-IDF of words, and of words and pairs
 of words. NLI is also tested on premises with shuffled words: the fall against the same pairs unshuffled.
 A seed gives the sample of sentences, the splits and the text of the healing. Complete cells are not repeated.
 
 Predictions, written before the first full run:
 
-1. Healing: own table ends nearest to the untouched model, then antisymmetric x .5, then the other turned tables;
+1. Healing: measured table ends nearest to the untouched model, then antisymmetric x .5, then the other scaled tables;
    mirrored is worse than symmetrised, as its directions are wrong and not only lost; attenuated with w = .1 and 1 are
    farthest, since they are far more local than any layer of the model.
 2. Sentence tasks: all cells within 3 points of each other on average, bigrams add at most 2 points over words, and the
-   slopes on locality, symmetry and relative asymmetry include 0 over the turned tables. Over all cells the slope on
+   slopes on locality, symmetry and relative asymmetry include 0 over the scaled tables. Over all cells the slope on
    locality is below 0, through w = .1 and 1 alone: what they lose is the model's content, not its order. So the paper's
    claim does not reproduce here: words are enough for these tasks.
-3. Order-sensitive tasks: none is at .50 in bigram shift and constituents, exactly, as a bag of words is; own table is
-   within .03 of own positions; symmetrised loses more than half of what own has over .50; x .5 lies between; mirrored
-   is healed to more than symmetrised, as the directions are all there. So the slope is above 0 on relative asymmetry
-   and below 0 on symmetry. On locality it is above 0 over the turned tables (flatter .03 below own, sharper not).
-4. Swapped roles are told above .55 even without order, by what the builder changes beside order (the case of pronouns),
-   and by TF-IDF as well; own positions add .05 to that.
+3. Order-sensitive tasks: none is at .50 in bigram shift and constituents, exactly, as a bag of words is; measured
+   table is within .03 of original positions; symmetrised loses more than half of what original has over .50; x .5 lies
+   between; mirrored is healed to more than symmetrised, as the directions are all there. So the slope is above 0 on
+   relative asymmetry and below 0 on symmetry. On locality it is above 0 over the scaled tables (flatter .03 below
+   original, sharper not).
+4. Swapped roles are recognised above .55 even without order, by what the builder changes beside order (the case of
+   pronouns), and by TF-IDF as well; original positions add .05 to that.
 5. Shuffled premises cost less than 2 points in every cell, random order the most, and the falls have no slope on
    symmetry: a mean over words hardly moves when words do.
 6. From nothing: sentence tasks within 3 points of each other; learned positions and w = 1 have the lowest loss; mixed
@@ -51,7 +52,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import CELLS, TURNS, embeddings, load, paragraphs, position_metrics, relocated
+from cells import CELLS, SCALINGS, embeddings, load, paragraphs, position_metrics, relocated
 from fine_tuned import fine_tuned_scores
 from healed_models import side_by_side
 from joblib.externals.loky import get_reusable_executor
@@ -75,9 +76,9 @@ from statsmodels.regression.mixed_linear_model import MixedLM
 
 from pelocality.statistics import Estimate, mean_over_runs
 
-TURNED = (
-    "own",
-    "own table",
+RELOCATED = (
+    "original",
+    "measured table",
     "antisymmetric x 0",
     "antisymmetric x .5",
     "antisymmetric x -1",
@@ -89,7 +90,7 @@ TURNED = (
     "decay + .1",
     "attenuated w = .01",
     "attenuated w = 1",
-    "own, healed",
+    "original, healed",
 )
 # small BERTs by their flags for pretrain.py; in "mixed" each half of the heads is the mirror image of the other
 ATTENUATED = ("--encoding", "attenuated")
@@ -108,7 +109,7 @@ KINDS |= dict.fromkeys(("bigram shift", "constituents", "roles"), "order")
 AVERAGES = {"sentences": "sentence tasks", "GLUE": "GLUE and NLI", "fine-tuned": "fine-tuned"}
 FLOORS = {"TF-IDF, words": 1, "TF-IDF, words and pairs": 2}
 SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": 24, "folds": 2, "words": 2, "batch": 8, "steps": 2}
-SMOKE_CELLS = ["own", "own table", "antisymmetric x 0", "all x .5", "none", "from nothing: mixed"]
+SMOKE_CELLS = ["original", "measured table", "antisymmetric x 0", "all x .5", "none", "from nothing: mixed"]
 
 
 def parse() -> argparse.Namespace:
@@ -122,7 +123,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nli", type=Path, nargs="+", default=[DATA / "nli_train.jsonl"], help="pairs to train on")
     parser.add_argument("--pairs", type=Path, default=DATA / "nli_pairs.jsonl", help="parsed pairs to test NLI on")
     parser.add_argument("--output", type=Path, default=Path("outputs/downstream"), help="folder for cells and tables")
-    parser.add_argument("--cells", nargs="+", choices=(*CELLS, *FROM_NOTHING), default=[*TURNED, *FROM_NOTHING])
+    parser.add_argument("--cells", nargs="+", choices=(*CELLS, *FROM_NOTHING), default=[*RELOCATED, *FROM_NOTHING])
     parser.add_argument("--steps", type=int, default=2500, help="of pre-training from nothing, 2,048 tokens each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=250_000, help="of healing, in each cell")
@@ -234,7 +235,7 @@ def run_seed(
             if cell in FROM_NOTHING:
                 of_cell, of_tokenizer, result = pretrained(arguments, cell, seed)
                 row |= result
-            elif cell != "own":
+            elif cell != "original":
                 options = {"length": arguments.length, "batch_size": arguments.batch, "held_out": arguments.held_out}
                 options |= {"tokens": arguments.tokens, "every": 10**6, "seed": seed, "words": arguments.words}
                 found = relocated(cell, model, tokenizer, chosen, bf16=arguments.bf16, **options)
@@ -290,7 +291,7 @@ def slope(rows: pd.DataFrame, metric: str, held: str | None = None) -> Estimate:
 
 def slopes(table: pd.DataFrame, held: str | None = None) -> pd.DataFrame:
     """Return the slopes of each kind of task on each metric, over groups of cells."""
-    groups = {"all healed": TURNED[1:], "turned tables": tuple(TURNS)}
+    groups = {"all healed": RELOCATED[1:], "scaled tables": tuple(SCALINGS)}
     groups |= {} if held else {"from nothing": tuple(FROM_NOTHING)}
     found = []
     for (kind, of_kind), (group, cells) in product(table.groupby("kind", sort=False), groups.items()):
@@ -318,9 +319,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def differences(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row per cell: its scores less those of the first one on the same sentences, intervals over seeds."""
     cells = {cell: by_seed(rows) for cell, rows in table[table["locality"].notna()].groupby("cell", sort=False)}
-    (first, own), *others = cells.items()
+    (first, base), *others = cells.items()
     rows = [
-        {f"against {first}": cell} | {name: points(values - own[name]) for name, values in scores.items()}
+        {f"against {first}": cell} | {name: points(values - base[name]) for name, values in scores.items()}
         for cell, scores in others
     ]
     return pd.DataFrame(rows)
@@ -365,13 +366,13 @@ def formatted_mean(values: pd.Series) -> str:
 def figure(table: pd.DataFrame) -> plt.Figure:
     """Plot the mean score of each cell on each metric, a row for each kind of task.
 
-    Circles: the model's own table, turned; dashed: TF-IDF of words.
+    Circles: the model's measured table, scaled; dashed: TF-IDF of words.
     """
     kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
     fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.4 * len(kinds) + 0.8), layout="constrained", squeeze=False)
     cells = table.loc[table["locality"].notna(), "cell"].unique()
     marks = {
-        cell: {"marker": "o" if cell in TURNS else "s", "color": plt.get_cmap("tab20")(index % 20)}
+        cell: {"marker": "o" if cell in SCALINGS else "s", "color": plt.get_cmap("tab20")(index % 20)}
         for index, cell in enumerate(cells)
     }
     for row, kind in zip(axes, kinds, strict=True):

@@ -76,8 +76,8 @@ def healed_folder(cell: str, seed: int, arguments: argparse.Namespace) -> Path:
     """Return the folder of the model of a cell, which `relocate` has trained towards the untouched one."""
     start = source(arguments)
     folder: Path = arguments.output / "healed" / f"{cell.replace(' ', '-')}-{seed}"
-    if cell == "own" or folder.exists():
-        return start if cell == "own" else folder
+    if cell == "original" or folder.exists():
+        return start if cell == "original" else folder
     model, tokenizer = AutoModel.from_pretrained(start).eval(), AutoTokenizer.from_pretrained(start)
     model.to(device())
     checkpoints = folder.with_name(f"{folder.name}-checkpoints")
@@ -105,7 +105,7 @@ def device() -> str:
 def with_new_head(path: Path, cell: str, seed: int, **head: Any) -> nn.Module:
     """Return the model of a cell from a folder, with its encoding if it has one, below a new head."""
     set_seed(seed)  # of the head's weights
-    if cell == "own":
+    if cell == "original":
         return AutoModelForSequenceClassification.from_pretrained(path, **head).to(device())
     return load(path, model_class=AutoModelForSequenceClassification, **head).to(device())
 

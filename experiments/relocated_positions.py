@@ -1,11 +1,11 @@
-"""Can a trained model's positions be moved into an encoding, and what do they do when they are turned there?
+"""Can a trained model's positions be moved into an encoding, and what does scaling them there do?
 
     python experiments/relocated_positions.py --smoke --output runs               # a tiny model, seconds
     python experiments/relocated_positions.py --text books.txt.gz --output runs   # MiniLM, three seeds
 
 The positions of a model are measured on identical words and put into a signed `DistanceTable` per layer and head; its
 own are disabled, and a copy is trained to give the hidden states of the untouched model (`relocate`). Controls with the
-same training: no encoding, and an attenuated one (logits, w = 0.1, s = 1) in every head. Then the table is turned
+same training: no encoding, and an attenuated one (logits, w = 0.1, s = 1) in every head. Then the table is scaled
 without further training: its antisymmetric part by .5, 0 (symmetrised), -1 (mirrored) and 1.5, all of it by .5 and 1.5,
 a decay added.
 Measured against the untouched model, on held-out text: 1 - cosine of the last hidden states (tokens and their mean), at
@@ -19,9 +19,9 @@ Predictions, written before the first full run; 1 to 4 after a pilot of one seed
    much: what attention does on identical words is the positional signal, and a decay of 0.1 is far more local than it.
 2. After 250,000 tokens the table's token loss is below .04 and less than a third of that of both controls, which must
    learn order in each layer anew.
-3. Bigram shift: table within .04 of own positions; no encoding at chance; attenuated below .56, since a symmetric bias
-   shows distances and not directions; the trained table at chance once symmetrised, though its loss is below that of
-   the controls.
+3. Bigram shift: table within .04 of original positions; no encoding at chance; attenuated below .56, since a symmetric
+   bias shows distances and not directions; the trained table at chance once symmetrised, though its loss is below that
+   of the controls.
 4. Mirrored costs more than symmetrised, and flatter more than more local: the untouched heads are weakly local, and a
    softmax is steep where a bias is already large.
 5. At twice and four times the length the table loses more than at its own but less than no encoding: far distances
@@ -40,7 +40,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import TURNS, embeddings, encoding_of, load, paragraphs
+from cells import SCALINGS, embeddings, encoding_of, load, paragraphs
 from runs import DATA, claim, markdown, settings_of, write_atomically
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -51,8 +51,8 @@ from pelocality import attach, attached
 from pelocality.models import distillation_loss, relocate
 from pelocality.statistics import mean_over_runs
 
-CELLS = ("own table", "none", "attenuated w = .1")
-TURNED = [cell for cell in TURNS if cell not in ("own table", "antisymmetric x 2")]
+CELLS = ("measured table", "none", "attenuated w = .1")
+SCALED = [cell for cell in SCALINGS if cell not in ("measured table", "antisymmetric x 2")]
 SMOKE = {"tokens": 600, "length": 10, "held_out": 8, "sentences": [6, 4], "words": 2, "batch": 8, "every": 4}
 
 
@@ -153,7 +153,7 @@ class Cells:
         options = {"length": self.arguments.length, "batch_size": self.arguments.batch, "every": self.arguments.every}
         options |= {"tokens": self.arguments.tokens, "held_out": self.arguments.held_out, "progress": False}
         trained = {}
-        yield self.measured("own", self.model)
+        yield self.measured("original", self.model)
         for cell in CELLS:
             start = copy.deepcopy(self.model)
             attach(start, self.encoding(cell))
@@ -170,16 +170,16 @@ class Cells:
             found.curve.to_csv(self.path(f"curve-{cell}.csv"), index=False)
             yield self.measured(f"{cell}, trained", found.model, int(found.curve["tokens"].iloc[-1]))
             trained[cell] = found.model
-        for cell in TURNED:
-            yield self.measured(f"{cell}, turned", turned(trained["own table"], TURNS[cell]))
+        for cell in SCALED:
+            yield self.measured(f"{cell}, scaled", scaled(trained["measured table"], **SCALINGS[cell]))
 
 
-def turned(model: nn.Module, turn: dict[str, float]) -> nn.Module:
-    """Return a copy of a model whose tables are turned."""
+def scaled(model: nn.Module, **factors: float) -> nn.Module:
+    """Return a copy of a model with its tables scaled, as by `DistanceTable.scaled`."""
     copied = copy.deepcopy(model)
     for table in attached(copied).encodings:
         with torch.no_grad():
-            table.values.copy_(table.scaled(**turn).values)
+            table.values.copy_(table.scaled(**factors).values)
     return copied
 
 
@@ -193,7 +193,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
-    """Plot the held-out loss over training, and what turning the table costs."""
+    """Plot the held-out loss over training, and what scaling the table costs."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     for (cell, curve), style in zip(curves.items(), ("o-", "s--", "^:"), strict=True):
         evaluations = curve.groupby(curve.groupby("seed").cumcount())  # tokens a step differ a little between seeds
@@ -206,7 +206,7 @@ def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
     means = shown.groupby("name", sort=False)[["token_loss_1", "bigram_shift"]].mean()
     for index, (name, (loss, accuracy)) in enumerate(means.iterrows()):
         mark = {
-            "marker": "o" if name.endswith("turned") or name.startswith("own table") else "s",
+            "marker": "o" if name.endswith("scaled") or name.startswith("measured table") else "s",
             "color": plt.get_cmap("tab20")(index),
         }
         right.plot(loss, accuracy, **mark, ls="", markersize=7, label=name)

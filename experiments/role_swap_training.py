@@ -23,8 +23,8 @@ Predictions, written before the first full run:
 
 1. Without swaps in training no encoding sees them: both right below 15 % in every cell, antisymmetric x 2 included. The
    data give no reason to look at order: a fine-tuned MiniLM loses nothing under random premises.
-2. With swaps, own positions and the own table reach 80 % both right, within 10 points of each other, and antisymmetric
-   x 2 is within 5 points of the table: order is in the model already, and training scales what it needs.
+2. With swaps, original positions and the measured table reach 80 % both right, within 10 points of each other, and
+   antisymmetric x 2 is within 5 points of the table: order is in the model already, and training scales what it needs.
 3. Without positions both right is 0, by construction: a swap and its original are the same bag of tokens.
 4. Symmetrised, it lies between: above 20 %, below the table. No head can look to one side, but the distance of a word
    to [CLS], and to its copy in the other sentence, still tells which came first.
@@ -34,8 +34,8 @@ Predictions, written before the first full run:
 7. SNLI, whose swaps are never trained on, is within 10 points of MultiNLI.
 8. `reflection_gap` is 0 for none and symmetrised, largest for antisymmetric x 2. It separates the cells that see swaps
    after training from none as a threshold, and predicts nothing without swaps in training.
-So the encoding is necessary and the data are sufficient: no encoding beats own positions with the same swaps by more
-than 5 points.
+So the encoding is necessary and the data are sufficient: no encoding beats original positions with the same swaps by
+more than 5 points.
 """
 
 import argparse
@@ -83,7 +83,7 @@ from pelocality.models import reflection_gap
 from pelocality.probes import semantic_role_swap
 from pelocality.statistics import mean_over_runs
 
-CELLS = ("own", "none", "antisymmetric x 0", "own table", "antisymmetric x 2", "mixed")
+CELLS = ("original", "none", "antisymmetric x 0", "measured table", "antisymmetric x 2", "mixed")
 NOT_ENTAILMENT = len(LABELS)
 SWAP = {"label_policy": "not entailment", "spans": "all"}
 
@@ -292,11 +292,14 @@ def summary(examples: pd.DataFrame) -> pd.DataFrame:
 
 
 def contrasts(examples: pd.DataFrame) -> pd.DataFrame:
-    """Return what the data add to each encoding, and with swaps what each encoding adds to own positions, paired."""
+    """Return what the data add to each encoding, and with swaps what each encoding adds to the original, paired."""
     runs = {key: found.set_index(["seed", "row"]) for key, found in examples.groupby(["cell", "with_swaps"])}
     rows = []
     for name, cell in product(("both right", "NLI accuracy"), examples["cell"].unique()):
-        pairs = {"swaps in training": ((cell, True), (cell, False)), "this encoding": ((cell, True), ("own", True))}
+        pairs = {
+            "swaps in training": ((cell, True), (cell, False)),
+            "this encoding": ((cell, True), ("original", True)),
+        }
         row = {"measure": name, "positions": cell}
         for what, (one, other) in pairs.items():
             row[f"added by {what}"] = ""

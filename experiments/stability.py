@@ -3,31 +3,31 @@
     python experiments/stability.py --smoke --output runs                                    # a tiny model, seconds
     python experiments/stability.py --output runs --text books.txt.gz --glue GLUE --bf16     # MiniLM, twenty seeds
 
-Fine-tunes MiniLM on RTE, CoLA and STS-B from its own positions; its own as a table per layer and head; that table
-symmetrised (antisymmetric x 0); none; and ALiBi, all but its own fixed, and healed first with the same budget. The
-control is its own positions healed alike. A seed gives the new head, the order of the data and dropout; all seeds of a
-cell start from one healed model. Per task and cell: the score on the development set (accuracy, Matthews' correlation,
-Pearson's correlation), its standard deviation over seeds, the ratio of that to own positions' (bootstrap over seeds)
-with the Brown-Forsythe test (false discoveries controlled over all comparisons), and failed runs: no better than the
-majority class, or than the mean score of STS-B.
+Fine-tunes MiniLM on RTE, CoLA and STS-B from its original positions; these as a table per layer and head; that table
+symmetrised (antisymmetric x 0); none; and ALiBi, all but the original fixed, and healed first with the same budget. The
+control is the original positions healed alike. A seed gives the new head, the order of the data and dropout; all seeds
+of a cell start from one healed model. Per task and cell: the score on the development set (accuracy, Matthews'
+correlation, Pearson's correlation), its standard deviation over seeds, the ratio of that to original positions'
+(bootstrap over seeds) with the Brown-Forsythe test (false discoveries controlled over all comparisons), and failed
+runs: no better than the majority class, or than the mean score of STS-B.
 Forgetting: a model is fine-tuned on the three tasks in turn, each with a new head; `distillation_loss` of what is
 below the head to the untouched model, on text that no model was healed on, before and after each task.
 
 Predictions, written before the first full run:
 
-1. No encoding is steadier or less steady than own positions by a factor of 1.5 or more on RTE and STS-B, and no test is
-   significant there: the head and the order of the data, which all share, make the spread.
-2. CoLA is order: its mean falls from own and table (within .05 of each other) over symmetrised to none (below .1), and
-   ALiBi, which is symmetric too, is nearer to symmetrised. Its spread differs for the same reason: where there is
+1. No encoding is steadier or less steady than original positions by a factor of 1.5 or more on RTE and STS-B, and no
+   test is significant there: the head and the order of the data, which all share, make the spread.
+2. CoLA is order: its mean falls from original and table (within .05 of each other) over symmetrised to none (below .1),
+   and ALiBi, which is symmetric too, is nearer to symmetrised. Its spread differs for the same reason: where there is
    nothing to learn, all seeds are alike, or some find a little and others none.
-3. Failed runs: at most 1 of 20 for own and table on every task; on CoLA half or more of those without positions, and
-   some of those with symmetric ones; none on STS-B, where words do.
-4. Forgetting: the token loss rises as much for the table as for own positions (within a fifth), as both go the same way
-   in the same weights. None and ALiBi start further away and rise less, and end further away all the same.
+3. Failed runs: at most 1 of 20 for original and table on every task; on CoLA half or more of those without positions,
+   and some of those with symmetric ones; none on STS-B, where words do.
+4. Forgetting: the token loss rises as much for the table as for original positions (within a fifth), as both go the
+   same way in the same weights. None and ALiBi start further away and rise less, and end further away all the same.
 5. Most of the rise comes with CoLA, which is furthest from what the model was trained for and has the most steps.
-6. Added after thirteen seeds of own, own table and antisymmetric x 0 on STS-B, before the first run of the control:
-   own positions healed alike are as steady as own (a ratio of spreads below 2) and no run fails, as they start healing
-   without a loss and change little; so it is not healing as such that makes the tables unsteady.
+6. Added after thirteen seeds of original, measured table and antisymmetric x 0 on STS-B, before the first run of the
+   control: original positions, healed alike, are as steady as original (a ratio of spreads below 2) and no run fails,
+   as they start healing without a loss and change little; so it is not healing as such that makes the tables unsteady.
 """
 
 import argparse
@@ -60,7 +60,7 @@ from transformers import AutoModel, AutoTokenizer
 from pelocality.models import distillation_loss
 from pelocality.statistics import mean_over_runs
 
-CELLS = ("own", "own, healed", "own table", "antisymmetric x 0", "none", "ALiBi")
+CELLS = ("original", "measured table", "antisymmetric x 0", "none", "ALiBi", "original, healed")
 LOSSES = ("token_loss", "mean_loss")
 TASKS = {"RTE": "accuracy", "CoLA": "Matthews' correlation", "STS-B": "Pearson's correlation"}
 
@@ -164,36 +164,41 @@ def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
 
 
 def summary(results: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per task and cell: scores, their spread beside that of own positions, failed runs."""
+    """Return one row per task and cell: scores, their spread beside that of original positions, failed runs."""
     rows, tests = [], []
     for (task, cell), found in results.groupby(["task", "cell"], sort=False):
-        own = results[(results["task"] == task) & (results["cell"] == "own")]["score"]
+        original = results[(results["task"] == task) & (results["cell"] == "original")]["score"]
         row = {"task": task, "positions": cell, "runs": len(found), "failed": int(found["failed"].sum())}
         row |= {"score": str(mean_over_runs(found["score"])), "standard deviation": f"{found['score'].std():.4f}"}
-        compared = cell != "own" and min(len(own), len(found)) > 2 and own.std() > 0 and found["score"].std() > 0
-        row["over that of own"] = ratio_of_spreads(found["score"], own) if compared else ""
-        tests.append(levene(found["score"], own, center="median").pvalue if compared else np.nan)
+        compared = (
+            cell != "original"
+            and min(len(original), len(found)) > 2
+            and original.std() > 0
+            and found["score"].std() > 0
+        )
+        row["over that of original"] = ratio_of_spreads(found["score"], original) if compared else ""
+        tests.append(levene(found["score"], original, center="median").pvalue if compared else np.nan)
         rows.append(row)
     known = ~np.isnan(tests)
     corrected = np.full(len(rows), np.nan)
     if known.any():
         corrected[known] = false_discovery_control(np.array(tests)[known])
     rows = [
-        row | {"Brown-Forsythe, q": "" if np.isnan(q) else f"{q:.2f}"} for row, q in zip(rows, corrected, strict=True)
+        row | {"Brown-Forsythe, q": "" if np.isnan(q) else f"{q:.2g}"} for row, q in zip(rows, corrected, strict=True)
     ]
     return pd.DataFrame(rows)
 
 
-def ratio_of_spreads(scores: pd.Series, own: pd.Series) -> str:
+def ratio_of_spreads(scores: pd.Series, original: pd.Series) -> str:
     """Return the ratio of two standard deviations with its bootstrap interval over runs, by percentiles."""
     generator = np.random.default_rng(0)
     spreads = []
-    for values in (scores.to_numpy(), own.to_numpy()):
+    for values in (scores.to_numpy(), original.to_numpy()):
         resampled = values[generator.integers(len(values), size=(9999, len(values)))]
         spreads.append(resampled.std(axis=1, ddof=1))
     drawn = np.divide(*spreads, out=np.full(9999, np.nan), where=spreads[1] > 0)  # one run, again and again
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return f"{scores.std() / own.std():.2f} [{low:.2f}, {high:.2f}]"
+    return f"{scores.std() / original.std():.2f} [{low:.2f}, {high:.2f}]"
 
 
 def forgetting(rows: pd.DataFrame) -> pd.DataFrame:

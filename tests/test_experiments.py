@@ -482,11 +482,11 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
-    assert rows[2:5] == ["| own", "| own table, untrained", "| own table, trained"]
-    assert {"| antisymmetric x 0, turned", "| none, trained", "| attenuated w = .1, trained"} <= set(rows)
+    assert rows[2:5] == ["| original", "| measured table, untrained", "| measured table, trained"]
+    assert {"| antisymmetric x 0, scaled", "| none, trained", "| attenuated w = .1, trained"} <= set(rows)
     table = pd.read_csv(tmp_path / "relocated_positions.csv").set_index("name")
-    assert table.loc["own", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
-    assert (table.loc["own table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
+    assert table.loc["original", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
+    assert (table.loc["measured table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
     assert (tmp_path / "relocated_positions.png").exists()
     (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
@@ -494,11 +494,13 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
 
 
 def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_resumes(tmp_path, monkeypatch, capsys):
-    arguments = ["--smoke", "--cells", "own", "none", "antisymmetric x 0", "--output", tmp_path]
+    arguments = ["--smoke", "--cells", "original", "none", "antisymmetric x 0", "--output", tmp_path]
     run("role_swap_training", *arguments, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
-    rows = [line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| own", "| none", "| anti"))]
-    assert [row[:2] for row in rows[:3]] == [["| own", "no"], ["| own", "yes"], ["| none", "no"]]
+    rows = [
+        line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| original", "| none", "| anti"))
+    ]
+    assert [row[:2] for row in rows[:3]] == [["| original", "no"], ["| original", "yes"], ["| none", "no"]]
     assert {row[0]: row[3] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
     assert float(rows[0][3]) > 0.01
     swaps = pd.read_json(tmp_path / "swaps.jsonl", lines=True)
@@ -508,9 +510,9 @@ def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_res
     assert len(judged) == (swaps["held_back"] & swaps["same_tokens"]).sum() > 0
     assert (judged["prediction"] == judged["original_prediction"]).all()  # without order both are the same
     assert (tmp_path / "role_swap_training.png").exists()
-    (tmp_path / "own-0" / "examples.csv").unlink()  # cut off in an evaluation
+    (tmp_path / "original-0" / "examples.csv").unlink()  # cut off in an evaluation
     run("role_swap_training", *arguments, monkeypatch=monkeypatch)
-    assert "own-0 is complete" in (again := capsys.readouterr().out)
+    assert "original-0 is complete" in (again := capsys.readouterr().out)
     assert again.splitlines()[-1] == printed.splitlines()[-1]
     with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001"):
         run("role_swap_training", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
@@ -528,9 +530,10 @@ def test_fine_tunings_are_compared_over_seeds_and_along_a_sequence(tmp_path, mon
     run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| RTE", "| CoLA", "| STS"))]
-    assert rows == [[f"| {task}", cell, "3"] for task in ("RTE", "CoLA", "STS-B") for cell in ("own", "own table")]
+    cells = ("original", "measured table")
+    assert rows == [[f"| {task}", cell, "3"] for task in ("RTE", "CoLA", "STS-B") for cell in cells]
     losses = pd.read_csv(tmp_path / "forgetting.csv").set_index(["cell", "after"])["token_loss"]
-    assert abs(losses["own", "before"]) < 1e-6 < losses["own", "STS-B"] < losses["own table", "before"]
+    assert abs(losses["original", "before"]) < 1e-6 < losses["original", "STS-B"] < losses["measured table", "before"]
     run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     assert "is complete" not in (again := capsys.readouterr().out)
     assert again.splitlines()[-1] == printed.splitlines()[-1]

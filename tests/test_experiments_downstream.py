@@ -108,7 +108,7 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
     assert table.loc[("antisymmetric x 0", "NLI"), ["symmetry", "relative_asymmetry"]].tolist() == pytest.approx(
         [1, 0], abs=1e-6
     )
-    assert {"own", "own table", "from nothing: mixed"} <= set(table.index.get_level_values("cell"))
+    assert {"original", "measured table", "from nothing: mixed"} <= set(table.index.get_level_values("cell"))
     for scores in ("order", "fine-tuned", "shuffled premises, fine-tuned"):
         assert f"| {scores} | all healed (4) |" in printed
     (tmp_path / "seed-0" / "none.json").unlink()
