@@ -1,7 +1,7 @@
 """Run every study, or those that are named.
 
     python -m experiments.all --smoke --output runs                     # tiny models on examples/data
-    python -m experiments.all --data FOLDER --output runs               # as published; docs/results lists the files
+    python -m experiments.all --data FOLDER --output runs               # at full size; docs/results lists the files
     python -m experiments.all --data FOLDER --output runs --only encoding_grid
     python -m experiments.all --data FOLDER --output runs --jobs 4      # side by side: on a GPU
 
@@ -20,7 +20,7 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
-# the command of each study as published, with {data} for the folder of the files; and to see it run
+# the command of each study at full size, with {data} for the folder of the files; and to see it run
 STUDIES = {
     "attenuated_sweep": ("attenuated_sweep.py", "attenuated_sweep.py"),
     "vit_grid": ("vit_grid.py {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz", "vit_grid.py --smoke"),

@@ -132,7 +132,7 @@ def summary(found):
     """Return each cell's share of preferred originals and differences, with intervals clustered by sentence."""
     rows = []
     for (corpus, probe), (decoder, neighbours, sentences) in found.items():
-        correct, misled = 100 * decoder["correct"].astype(float), ~neighbours["correct"]
+        correct, wrong = 100 * decoder["correct"].astype(float), ~neighbours["correct"]
         rows.append(
             {
                 "corpus": corpus,
@@ -141,8 +141,8 @@ def summary(found):
                 "original preferred, %": over_groups(correct, sentences),
                 "difference, nats": over_groups(decoder["difference"], sentences),
                 "bigrams, %": over_groups(100 * neighbours["correct"].astype(float), sentences),
-                "misled bigrams": misled.sum(),
-                "preferred there, %": over_groups(correct[misled], sentences[misled]),
+                "pairs that bigrams get wrong": wrong.sum(),
+                "preferred there, %": over_groups(correct[wrong], sentences[wrong]),
             }
         )
     return pd.DataFrame(rows)
