@@ -7,7 +7,7 @@ Measured:
 - ``positional_logits``: the position-only logits, in closed form where the family has one.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``position_share``: how much of each head's attention on real text position explains.
-- ``reflection_gap``: whether a model can tell a sequence from its mirror image.
+- ``reflection_gap``: whether a model can distinguish a sequence from its reversal.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.
 - ``LocalityCallback``: locality, symmetry and their complements of every layer while a model trains.
 
