@@ -71,7 +71,7 @@ def fine_tuned_scores(
 
         before = np.empty_like(task.labels)
         before[task.test] = predicted(part(task.test))
-        found = {f"{task.name}, fine-tuned": score(task, task.labels[task.test], before[task.test])}
+        found = {f"{task.name}, fine-tuned": score(task.name, task.labels[task.test], before[task.test])}
         for name, (places, texts) in task.perturbed.items():
             if len(places):
                 after = predicted(rows([texts, [task.texts[1][i] for i in places]], targets[places]))

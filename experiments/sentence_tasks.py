@@ -1,4 +1,4 @@
-"""Tasks that are told from sentence embeddings, with their splits: SentEval's, GLUE's, NLI and order-sensitive ones.
+"""Tasks on sentence embeddings, with their splits: SentEval's, GLUE's, NLI and order-sensitive ones.
 
 The score is accuracy, but Matthews correlation for CoLA and Pearson correlation for STS-B, as in GLUE.
 """
@@ -182,11 +182,11 @@ def features(task: Task, columns: Sequence[Any]) -> Any:
     return hstack(parts).tocsr() if issparse(first) else np.concatenate(parts, 1)
 
 
-def score(task: Task, labels: np.ndarray, predicted: np.ndarray) -> float:
-    """Return accuracy, or what GLUE asks for."""
-    if task.name == "STS-B":
-        return float(pearsonr(predicted, labels)[0])
-    return float((matthews_corrcoef if task.name == "CoLA" else accuracy_score)(labels, predicted))
+def score(task: str, labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return accuracy, or the correlation that GLUE asks for; 0 where one answer is always given."""
+    if task == "STS-B":
+        return float(pearsonr(predicted, labels)[0]) if predicted.std() > 0 else 0.0
+    return float((matthews_corrcoef if task == "CoLA" else accuracy_score)(labels, predicted))
 
 
 def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int, *, jobs: int = 1) -> dict[str, float]:
@@ -199,7 +199,7 @@ def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int,
     inputs, labels = features(task, columns), task.labels
     if task.name == "STS-B":
         model = RidgeCV(np.logspace(-2, 4, 13)).fit(inputs[~task.test], labels[~task.test])
-        return {task.name: score(task, labels[task.test], model.predict(inputs[task.test]))}
+        return {task.name: score(task.name, labels[task.test], model.predict(inputs[task.test]))}
     if task.test is None:
         splits = list(StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(labels, labels, task.groups))
     else:
@@ -214,7 +214,7 @@ def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int,
     for model, (_, test) in zip(fitted, splits, strict=True):
         predicted[test] = model.predict(inputs[test])
     tested = np.concatenate([test for _, test in splits])
-    found = {task.name: score(task, labels[tested], predicted[tested])}
+    found = {task.name: score(task.name, labels[tested], predicted[tested])}
     for name, (rows, texts) in task.perturbed.items():
         if len(rows):
             moved = model.predict(features(task, [embed(texts), columns[1][rows]]))

@@ -54,7 +54,7 @@ from healed_models import (
 )
 from runs import DATA, claim, markdown, settings_of, write_atomically
 from scipy.stats import false_discovery_control, levene
-from sentence_tasks import glue_rows
+from sentence_tasks import glue_rows, score
 from transformers import AutoModel, AutoTokenizer
 
 from pelocality.models import distillation_loss
@@ -88,19 +88,11 @@ def small(task: str) -> pd.DataFrame:
     return rows
 
 
-def score(task: str, predicted: np.ndarray, labels: np.ndarray) -> tuple[float, bool]:
-    """Return the score of a task, and whether the run failed: no better than always the same answer."""
+def failed(task: str, labels: np.ndarray, predicted: np.ndarray) -> bool:
+    """Return whether predictions are no better than always the same answer."""
     if task == "STS-B":
-        predicted = predicted[:, 0]
-        return correlation(predicted, labels), bool(np.mean((predicted - labels) ** 2) >= labels.var())
-    predicted = predicted.argmax(-1)
-    accuracy, majority = (predicted == labels).mean(), np.bincount(labels).max() / len(labels)
-    return float(accuracy) if task == "RTE" else correlation(predicted, labels), bool(accuracy <= majority)
-
-
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Return Pearson's correlation, of two classes Matthews'; 0 where one of both is constant."""
-    return float(np.corrcoef(one, other)[0, 1]) if one.std() > 0 and other.std() > 0 else 0.0
+        return bool(np.mean((predicted - labels) ** 2) >= labels.var())
+    return bool((predicted == labels).mean() <= np.bincount(labels).max() / len(labels))
 
 
 def head(task: str) -> dict[str, Any]:
@@ -126,8 +118,9 @@ def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[
         model = with_new_head(healed_folder(cell, 0, arguments), cell, seed, **head(task))
         trainer = fine_tune(model, tokenizer, train, seed, folder, arguments)
         found = trainer.predict(tokenized(dev, tokenizer, arguments.length))
-        value, failed = score(task, found.predictions, found.label_ids)
-        result = {"cell": cell, "task": task, "seed": seed, "score": value, "failed": failed}
+        predicted = found.predictions[:, 0] if task == "STS-B" else found.predictions.argmax(-1)
+        answers = (task, found.label_ids, predicted)
+        result = {"cell": cell, "task": task, "seed": seed, "score": score(*answers), "failed": failed(*answers)}
         write_atomically(file, json.dumps(result, indent=1))
         forget_checkpoints(folder)
         print(f"{folder.name} is complete", flush=True)
@@ -224,8 +217,8 @@ def figure(results: pd.DataFrame, losses: pd.DataFrame) -> plt.Figure:
         for place, cell in enumerate(cells):
             runs = of_task[of_task["cell"] == cell]
             spread = np.linspace(-0.2, 0.2, len(runs)) if len(runs) > 1 else [0]
-            for failed, marker in ((False, "o"), (True, "x")):
-                shown = (runs["failed"] == failed).to_numpy()
+            for state, marker in ((False, "o"), (True, "x")):
+                shown = (runs["failed"] == state).to_numpy()
                 ax.plot(
                     place + np.asarray(spread)[shown], runs["score"][shown], marker, color=f"C{place}", markersize=4
                 )
