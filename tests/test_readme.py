@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from markdown.extensions.toc import slugify
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -70,17 +71,21 @@ def test_the_shell_lines_of_the_readme_run(command, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
-def test_every_link_to_a_file_leads_somewhere(page):
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text):
-        assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
-
-
 PAGES = [
     "README.md",
     *(str(p.relative_to(ROOT)) for folder in ("docs", "examples", "experiments") for p in (ROOT / folder).rglob("*.*")),
 ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+def test_every_link_to_a_file_or_a_heading_leads_somewhere(page):
+    here = ROOT / page
+    for file, heading in re.findall(r"\]\(([^)#:]*?)(?:#([^)]*))?\)", here.read_text(encoding="utf-8")):
+        target = here.parent / file if file else here
+        assert target.exists(), f"{page} links to {file}"
+        if heading and not heading.startswith("pelocality."):  # a docstring's
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {slugify(each, "-") for each in headings}, f"{page} links to {file}#{heading}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.endswith((".md", ".py", ".ipynb"))])
