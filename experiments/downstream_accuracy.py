@@ -369,7 +369,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
     Circles: the model's measured table, scaled; dashed: TF-IDF of words.
     """
     kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
-    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.4 * len(kinds) + 0.8), layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.4 * len(kinds) + 1), layout="constrained", squeeze=False)
     cells = table.loc[table["locality"].notna(), "cell"].unique()
     marks = {
         cell: {"marker": "o" if cell in SCALINGS else "s", "color": plt.get_cmap("tab20")(index % 20)}
@@ -377,7 +377,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
     }
     for row, kind in zip(axes, kinds, strict=True):
         of_kind = table[table["kind"] == kind]
-        means = of_kind[of_kind["locality"].notna()].groupby("cell")[[*METRICS, "score"]].mean()
+        means = of_kind[of_kind["locality"].notna()].groupby("cell", sort=False)[[*METRICS, "score"]].mean()
         floor = of_kind.loc[of_kind["cell"] == "TF-IDF, words", "score"].mean()
         for ax, metric in zip(row, METRICS, strict=True):
             for cell, of_cell in means.iterrows():
@@ -387,7 +387,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
             ax.margins(x=0.1, y=0.12)
             ax.set(xlabel=metric.replace("_", " "))
         row[0].set(ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=7)
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5)
     return fig
 
 
