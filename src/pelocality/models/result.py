@@ -82,7 +82,7 @@ def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MeanAttention(DisplayMixin):
+class AveragedAttention(DisplayMixin):
     """Attention averaged over words or texts, with the metrics of each of them.
 
     Two averaging orders are in use. ``metric_of_mean`` measures the averaged matrix (Wang et al., 2021, average 300
@@ -311,8 +311,8 @@ class MeanAttention(DisplayMixin):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionalAttention(MeanAttention):
-    """Attention to identical words, which depends on position alone; see `MeanAttention` for what it holds."""
+class PositionalAttention(AveragedAttention):
+    """Attention to identical words, which depends on position alone; see `AveragedAttention` for what it holds."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -11,14 +11,14 @@ from pelocality.models._inputs import runs_of_tokens
 from pelocality.models._observe import Observed
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._text import included_pairs, text_sums
-from pelocality.models.result import MeanAttention, provenance
+from pelocality.models.result import AveragedAttention, provenance
 
 _FEWEST = 3  # tokens of a text that has a symmetry
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TextAverage(MeanAttention):
-    """Attention averaged over texts; see `MeanAttention` for what it holds.
+class TextAverage(AveragedAttention):
+    """Attention averaged over texts; see `AveragedAttention` for what it holds.
 
     Attributes:
         share: The share of each head's attention that position explains, as in `PositionShare`, (layer, head).
