@@ -81,6 +81,11 @@ def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
     )
 
 
+def over_texts(source: Provenance) -> str:
+    """Return what a result over texts was computed from, for its headline."""
+    return f"{source.texts} texts, special tokens {'counted' if source.special_tokens else 'left out'}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class AveragedAttention(DisplayMixin):
     """Attention averaged over words or texts, with the metrics of each of them.
