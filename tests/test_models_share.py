@@ -283,9 +283,7 @@ def test_a_positional_head_has_a_higher_share_than_a_contextual_one():
 
 def test_repr_and_to_frame_show_the_share_by_layer():
     result = position_share(tiny("bert"), batches(2), special_tokens=True)
-    assert repr(result).startswith(
-        "PositionShare of BertModel: 3 layers x 2 heads, 8 texts, special tokens counted"
-    )
+    assert repr(result).startswith("PositionShare of BertModel: 3 layers x 2 heads, 8 texts, special tokens counted")
     assert "<table" in result._repr_html_()
     frame = result.to_frame()
     assert frame.columns.tolist() == ["layer", "head", "share"]

@@ -39,7 +39,7 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
         attention: Positional weights (..., query, key), rows sum to 1; or the tuple of attentions a model returns,
             or a result with an ``.attention``.
         mask: (*first axes, n), True or 1 where a token counts, as a tokenizer's ``attention_mask``, or additive (0
-            counts, -inf or at most -10,000 does not); other tokens are left out and the rows renormalised. For
+            counts, -inf or at most -1000 does not); other tokens are left out and the rows renormalised. For
             (batch, head, n, n), or a tuple of them, give (batch, n); for a stacked (layer, batch, head, n, n) give
             (1, batch, n).
         without_first: Leave out this many first tokens of each sequence, as queries and as keys, and renormalise the

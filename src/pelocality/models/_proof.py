@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import HIDDEN
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
-from pelocality.encodings._scores import HIDDEN
 from pelocality.models._bias import PositionalBias
 from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import described, device_of, largest_difference, run
