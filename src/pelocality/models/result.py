@@ -20,7 +20,7 @@ from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
-from pelocality.models._samples import CAUSAL, PUBLISHED, is_causal
+from pelocality.models._samples import CAUSAL, PUBLISHED, hides_future
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
@@ -74,7 +74,7 @@ def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
         model_class=type(base).__name__,
         model_type=base.config.model_type,
         dtype=str(base.dtype).removeprefix("torch."),
-        causal=is_causal(visible),
+        causal=hides_future(visible),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=attached_encoding(base),
         **more,

@@ -27,7 +27,7 @@ from pelocality.probes.role_swap.candidates import Candidate, Source, find_candi
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
 from pelocality.probes.role_swap.exchange import exchange
 from pelocality.probes.role_swap.mood import is_negative, mood_of
-from pelocality.probes.role_swap.trust import distrust
+from pelocality.probes.role_swap.trust import reason_to_distrust
 
 LabelPolicy = str | Callable[[str], str | None]
 Parse = Callable[[Sequence[str]], Sequence[Sentence]]
@@ -228,7 +228,7 @@ class RoleSwap:
             if sentence.automatic and not isinstance(swapped, Skipped):
                 if second_parser is not None and second is None:
                     [second] = second_parser([sentence.text])
-                reason = distrust(sentence, candidate, second)
+                reason = reason_to_distrust(sentence, candidate, second)
                 swapped = Skipped(reason) if reason else swapped
             yield candidate, swapped
 

@@ -42,7 +42,7 @@ _TAG_KINDS = {
 _BARE = ("NN", "NNS", "JJ")
 
 
-def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) -> str | None:
+def reason_to_distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) -> str | None:
     """Return the reason not to trust a clause of an automatic tree; ``second`` is another parser's sentence."""
     verb, first, last = candidate.clause.verb, *sorted(candidate.arguments, key=lambda slot: slot.start)
     kinds = _kinds(sentence)
