@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap import english
-from pelocality.probes.role_swap.agreement import has_determiner_mismatch
 from pelocality.probes.role_swap.candidates import Candidate, find_candidates
 from pelocality.probes.role_swap.clauses import Slot
+from pelocality.probes.role_swap.noun_phrases import has_determiner_mismatch
 from pelocality.probes.role_swap.remainder import is_certain
 
 _UPOS_KINDS = {
