@@ -136,22 +136,22 @@ def semantic_role_swap(
     return build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoleSwap:
-    """A swap of roles with its settings."""
+    """A swap of roles with the settings of `semantic_role_swap`."""
 
-    roles: tuple[str, str] = ("ARG0", "ARG1")
-    source: Source = "frames"
-    label_policy: LabelPolicy | None = None
-    parser: Parse | None = None
-    nonassertive_label: str | None = None
-    languages: tuple[str, ...] = LANGUAGES
-    side: str = "hypothesis"
-    spans: Spans = "one"
-    agreement: Agreement = "skip"
-    symmetric_verbs: frozenset[str] = SYMMETRIC_VERBS
-    labels: tuple[str, ...] | None = None
-    seed: int = 0
+    roles: tuple[str, str]
+    source: Source
+    label_policy: LabelPolicy | None
+    parser: Parse | None
+    nonassertive_label: str | None
+    languages: tuple[str, ...]
+    side: str
+    spans: Spans
+    agreement: Agreement
+    symmetric_verbs: frozenset[str]
+    labels: tuple[str, ...] | None
+    seed: int
 
     def __post_init__(self) -> None:
         if not callable(self.source):
