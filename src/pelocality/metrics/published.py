@@ -74,8 +74,8 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
 
 def symmetry(
     attention: Attention,
-    rtol: float | None = None,
     *,
+    rtol: float | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
     rows: bool = False,
@@ -144,7 +144,7 @@ def symmetry(
 
 
 def measure(
-    attention: Attention, rtol: float | None = None, *, mask: Mask | None = None, without_first: int = 0
+    attention: Attention, *, rtol: float | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Measurement:
     """Measure locality, symmetry and relative asymmetry in a single pass.
 

@@ -27,7 +27,7 @@ def dependency_accuracy(
     subtypes: bool = True,
     batch_size: int = 16,
     confidence: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = 9999,
     seed: int = 0,
     progress: bool = True,
 ) -> DependencyAccuracy:
