@@ -83,9 +83,9 @@ def semantic_role_swap(
         nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
             ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
             them apart.
-        languages: ISO codes of the languages to swap by frames and dependencies. In most others order alone does not
-            tell the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped), and
-            nobody has read the swaps; ``languages=("de",)`` makes them all the same.
+        languages: ISO codes of the languages to swap by frames and dependencies. In most others word order does
+            not mark the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped),
+            and no reader has checked the swaps; ``languages=("de",)`` makes them anyway.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
             hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
@@ -216,8 +216,8 @@ class RoleSwap:
         """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
         if not callable(self.source) and sentence.language not in self.languages:
             language = sentence.language
-            why = "order alone may not tell its roles, and no swap was read"
-            yield None, Dropped(f"language {language!r}: {why}; languages=({language!r},) swaps all the same")
+            why = "word order may not mark its roles, and no reader has checked its swaps"
+            yield None, Dropped(f"language {language!r}: {why}; pass languages=({language!r},) to swap anyway")
             return
         second = None
         for candidate in find_candidates(sentence, self.roles, self.source):
