@@ -115,7 +115,10 @@ class Architecture:
     """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
+        """Return the bare transformer inside ``model``.
+
+        Of an encoder-decoder model it is the encoder, of a model of images and text the language model.
+        """
         base = pretrained(model).base_model
         if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
             base = base.decoder
