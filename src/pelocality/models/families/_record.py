@@ -91,6 +91,17 @@ class Architecture:
 
     A new family is one subclass in one of the files of this folder, an entry in that file's ``RECORDS`` and one tiny
     configuration in the contract test.
+
+    The methods share their arguments:
+
+    - ``model``: a transformers model, with or without a head; ``base``: the bare transformer in it;
+    - ``module``, ``attention``: one of its attention modules;
+    - ``length``: the number of positions n;
+    - ``args``, ``kwargs``: the arguments of a call of an attention module; ``call``: the same by name, to be changed;
+    - ``hidden``: hidden states, (batch, n, d); ``query``: queries, (batch, head, n, d_head); ``token_type_ids``:
+      (batch, n);
+    - ``bias``: the function that gives the bias of the attached encoding; ``output``: what a module of
+      ``position_tables`` returned.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
