@@ -16,7 +16,7 @@ from pelocality.metrics._row_pass import validated_statistics
 class Measurement:
     """Locality, symmetry and relative asymmetry of the same matrices.
 
-    Args:
+    Attributes:
         locality: (...), 0 to 1, 1 where every token attends to itself.
         symmetry: (...), 0 to 1, as published; NaN for fewer than three positions.
         relative_asymmetry: (...), 0 (symmetric) to 1 (one-sided); complements the published symmetry.
