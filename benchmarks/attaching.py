@@ -75,7 +75,7 @@ def off_by(model: Any, *, disable: bool, implementation: str = "eager") -> float
         with AddedToLogits(table(_LENGTH).detach()) as witness, _without_positions(model, disable):
             expected = model(**inputs)[0]
         if not witness.found:
-            raise ValueError("its attention takes no softmax over all keys")
+            raise ValueError("its attention computes no softmax over all keys")
         model.config._attn_implementation = implementation
         with attach(model, table, position_embeddings="disable" if disable else "keep"):
             output = model(**inputs)[0]

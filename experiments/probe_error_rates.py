@@ -18,9 +18,9 @@ import pandas as pd
 from runs import markdown, write_atomically
 
 from pelocality.corpora import Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
-from pelocality.probes._build import Skipped
-from pelocality.probes.role_swap.build import RoleSwap
+from pelocality.probes.role_swap.build import LANGUAGES, RoleSwap
 from pelocality.probes.role_swap.candidates import Candidate
+from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
 from pelocality.statistics import proportion
 
 # name: reader, and the annotation that gives the roles
@@ -69,7 +69,20 @@ def verb_of(sentence: Sentence, candidate: Candidate) -> str:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Write swaps drawn at random, skipped candidates with their reasons, and the yield."""
-    role_swap = RoleSwap(source=SOURCES[arguments.source][1], agreement=arguments.agreement)
+    role_swap = RoleSwap(
+        roles=("ARG0", "ARG1"),
+        source=SOURCES[arguments.source][1],
+        label_policy=None,
+        parser=None,
+        nonassertive_label=None,
+        languages=LANGUAGES,
+        side=arguments.side,
+        spans="all",
+        agreement=arguments.agreement,
+        symmetric_verbs=SYMMETRIC_VERBS,
+        labels=None,
+        seed=arguments.seed,
+    )
     second = SpacyParser(arguments.model) if arguments.second_parser else None
     two_arguments, made, swaps, skipped = 0, 0, [], []
     for sentence in sentences(arguments):
@@ -77,12 +90,12 @@ def draw(arguments: argparse.Namespace) -> None:
         two_arguments += bool(found)
         for candidate, result in found:
             phrases = " / ".join(sentence.surface(slot.start, slot.end) for slot in candidate.arguments)
-            if isinstance(result, Skipped):
-                skipped.append((sentence.text, phrases, result.reason))
-            else:
+            if isinstance(result, list):
                 made += 1
                 swapped = sentence.replaced([(a, b, text) for a, b, text, _ in result])
                 swaps.append((sentence.text, swapped, verb_of(sentence, candidate), phrases, sentence.uid))
+            else:
+                skipped.append((sentence.text, phrases, result.reason))
     rng = random.Random(arguments.seed)
     names = ("original", "perturbed", "verb", "arguments", "uid")
     write(arguments.output, names, rng.sample(swaps, min(arguments.rows, len(swaps))))

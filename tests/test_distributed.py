@@ -180,7 +180,7 @@ def test_two_processes_return_what_one_does(tmp_path):
             one, here = expected[name], found[name]
             assert_frame_equal(here.words, one.words)
             assert (here.attended == one.attended).all()
-            assert (here.layers, here.left_out, here.sentences) == (one.layers, one.left_out, one.sentences)
+            assert (here.layers, here.dropped, here.sentences) == (one.layers, one.dropped, one.sentences)
         for (name, positions), here in zip(STEPPED, found["stepped"], strict=True):
             alone = stepped(name, positions)
             torch.testing.assert_close(here, alone, rtol=1e-9, atol=1e-12)

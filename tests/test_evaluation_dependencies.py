@@ -133,7 +133,7 @@ def test_a_head_that_attends_to_syntactic_heads_is_always_correct_and_one_withou
 def test_a_head_with_a_fixed_offset_equals_the_offset_baseline():
     found = result(random_sentences(40), oracle_and_neighbours)
     for direction in DIRECTIONS:
-        items = found.items("all", direction)
+        items = found._items("all", direction)
         assert (items.hits[:, 1] == items.offset_hits(1)).all()
         assert (items.hits[:, 2] == items.offset_hits(-1)).all()
 
@@ -142,7 +142,7 @@ def test_from_head_to_dependent_any_dependent_of_the_relation_is_correct_and_eac
     # word 0 heads 1, 2 (x) and 3 (y)
     s = sentence(["a", "b", "c", "d"], [0, 1, 1, 1], ["root", "x", "x", "y"])
     found = result([s, s], lambda s, word, half: [1, 2, 3] if word == 0 else [0, 0, 0])
-    items = found.items("x", TO_DEPENDENT)
+    items = found._items("x", TO_DEPENDENT)
     assert len(items.hits) == 2  # one head in each of two sentences
     assert items.hits.tolist() == [[True, True, False]] * 2
     assert found.accuracy("y", TO_DEPENDENT).tolist() == [[0, 0, 1]]
@@ -226,10 +226,10 @@ def test_sentences_that_cannot_be_used_are_counted():
     long = sentence(["a"] * 60, [0] + [1] * 59)
     bare = Sentence(("a", "cat"))
     found = dependency_accuracy(tiny("bert"), wordpiece(), [bare, long, *random_sentences(2)])
-    assert found.left_out == {"no dependencies": 1, "more tokens than the model has positions": 1}
+    assert found.dropped == {"no dependencies": 1, "more tokens than the model has positions": 1}
     assert found.sentences == 2
-    assert "1 left out (no dependencies)" in repr(found)
-    assert "1 left out (no dependencies)" in found._repr_html_()
+    assert "1 dropped (no dependencies)" in repr(found)
+    assert "1 dropped (no dependencies)" in found._repr_html_()
 
 
 def test_a_word_without_tokens_attends_to_no_word_and_is_never_attended_to():
@@ -288,9 +288,9 @@ def test_a_model_whose_positions_are_replaced_leaves_no_sentence_out():
     model, tokenizer = tiny("bert"), wordpiece()
     long = sentence(["cats"] * 50, [0, *range(1, 50)])
     short = sentence(["a", "cats"], [2, 0])
-    assert sum(dependency_accuracy(model, tokenizer, [long, short]).left_out.values()) == 1
+    assert sum(dependency_accuracy(model, tokenizer, [long, short]).dropped.values()) == 1
     with attach(model, AttenuatedEncoding()):
-        assert dependency_accuracy(model, tokenizer, [long, short]).left_out == {}
+        assert dependency_accuracy(model, tokenizer, [long, short]).dropped == {}
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [

@@ -161,6 +161,25 @@ def test_the_score_is_determined_by_the_head_or_given():
         evaluate_minimal_pairs(classifier(), tokenizer, pairs)
 
 
+def test_the_batch_size_of_minimal_pairs_is_that_of_the_score_unless_a_partial_sets_its_own(monkeypatch):
+    sizes, passes = set(), likelihood._logits
+    monkeypatch.setattr(likelihood, "_logits", lambda *args: sizes.add(len(args[-1])) or passes(*args))
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    model, pairs = causal_model(tokenizer), pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
+    whole = evaluate_minimal_pairs(model, tokenizer, pairs, batch_size=4, progress=False)
+    assert sizes == {4}
+    single = evaluate_minimal_pairs(
+        model, tokenizer, pairs, batch_size=4, score=functools.partial(log_likelihood, batch_size=1)
+    )
+    assert sizes == {4, 1}
+    assert whole.examples["good"].tolist() == pytest.approx(single.examples["good"].tolist())
+    own = evaluate_minimal_pairs(model, tokenizer, pairs, score=lambda model, tokenizer, texts: [1.0] * len(texts))
+    assert own.ties == 2
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        evaluate_minimal_pairs(model, tokenizer, pairs, batch_size=0)
+
+
 def test_invalid_arguments_of_the_scores_are_refused():
     model, tokenizer = masked_model(), masking()
     with pytest.raises(TypeError, match="put one text in a list"):

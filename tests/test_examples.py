@@ -81,7 +81,7 @@ SMALL_SHARE = ["--length", 16, "--paragraphs", 16, "--output", "{}"]
             ["dependency_distances.csv"],
         ),
         ("probe_candidates", [], "| en | 76 |", []),
-        ("position_share", SMALL_SHARE, "16 sentences", ["position_share.png"]),
+        ("position_share", SMALL_SHARE, "16 texts", ["position_share.png"]),
         ("small_encoder", ["--steps", 1], "held-out", []),
     ],
 )

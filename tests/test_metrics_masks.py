@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pelocality import metrics
+from pelocality.encodings import ALiBi, PositionalSelfAttention
 from pelocality.metrics import crop, distance_profile, locality, measure
 from tests.names import METRICS
 from tests.test_metrics import random_attention
@@ -89,6 +90,7 @@ def test_every_form_of_a_mask_gives_the_same_values(name):
         mask.bool(), mask.float(), mask.to(torch.uint8), mask.numpy(), mask.tolist(), mask.bool().tolist(),
         *(torch.zeros(3, 8, dtype=dtype).masked_fill(hidden, low) for dtype, low in [
             (torch.float32, -torch.inf), (torch.float32, torch.finfo(torch.float32).min), (torch.float64, -1e4),
+            (torch.float64, -1e3),
             (torch.float16, torch.finfo(torch.float16).min), (torch.bfloat16, torch.finfo(torch.bfloat16).min),
         ]),
     ]  # fmt: skip
@@ -96,6 +98,14 @@ def test_every_form_of_a_mask_gives_the_same_values(name):
         torch.testing.assert_close(
             getattr(metrics, name)(attention, mask=form), expected, rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("least", [-1e3, -5e3])
+def test_a_float_mask_that_hides_keys_in_attention_leaves_them_out_of_a_metric(least):
+    layer = PositionalSelfAttention(8, 2, ALiBi(2)).eval()
+    mask = torch.zeros(1, 6).masked_fill(torch.arange(6) >= 4, least)
+    _, attention = layer(torch.randn(1, 6, 8), key_padding_mask=mask, average_attn_weights=False)
+    torch.testing.assert_close(locality(attention, mask=mask), locality(attention[..., :4, :4]))
 
 
 def test_a_mask_of_stacked_layers_needs_a_layer_axis():
@@ -127,6 +137,7 @@ def test_gradients_pass_through_a_mask():
         (torch.full((2, 8), 0.5), "got 0.5"),
         (torch.full((2, 8), torch.nan), "got nan"),
         (torch.tensor([[0.0] * 7 + [-1.0]] * 2), "got -1"),
+        (torch.tensor([[0.0] * 7 + [-900.0]] * 2), "got -900"),
         (torch.tensor([[1] * 7 + [-1]] * 2), "got -1"),
         (torch.tensor([[1] * 6 + [2, 2]] * 2), "got 2"),
         (torch.tensor([[1.0] * 7 + [-torch.inf]] * 2), "got -inf beside 1"),

@@ -532,7 +532,7 @@ def test_windows_that_are_longer_than_the_model_are_not_called_right_or_wrong():
 # ---- two models
 
 
-def test_equal_models_do_not_part():
+def test_equal_models_do_not_differ():
     result = audit(llama(), llama())
     assert result.distance == (None,) * 4
     assert result.change == (0,) * 4
@@ -543,7 +543,7 @@ def test_two_models_part_where_their_windows_do():
     result = audit(mistral(6), mistral(9))
     assert result.distance == (6,) * 4
     assert all(change > 0.01 for change in result.change)
-    assert "they part at layer 0, from distance 6 on" in str(result)
+    assert "they differ first in layer 0, at distances of 6 and more" in str(result)
 
 
 def test_two_models_part_at_the_layer_that_has_rope_in_one():
@@ -573,7 +573,7 @@ def test_tables_that_differ_part_at_the_input():
         two.embeddings.position_embeddings.weight += 0.1
     result = audit(one, two)
     assert result.input_differs
-    assert "part at the input" in str(result)
+    assert "differ at the input" in str(result)
 
 
 def test_models_of_other_shapes_are_refused():
@@ -613,7 +613,7 @@ def test_what_is_no_model_is_refused():
 
 def test_a_model_without_attention_is_refused():
     model = build(hf.MambaConfig(vocab_size=97, hidden_size=8, num_hidden_layers=1))
-    with pytest.raises(ValueError, match=r"MambaModel .* cannot be audited: it took no softmax"):
+    with pytest.raises(ValueError, match=r"MambaModel .* cannot be audited: it computed no softmax"):
         audit(model)
 
 

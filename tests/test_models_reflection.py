@@ -209,8 +209,8 @@ def test_ids_may_be_short_integers():
 def test_ids_and_mask_may_be_lists_and_a_mask_of_any_type():
     ids, model = tokens(2, 5), model_of("bert")
     mask = torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    expected = reflection_gap(model, ids, mask.long())
-    torch.testing.assert_close(reflection_gap(model, ids.tolist(), mask), expected)
+    expected = reflection_gap(model, ids, attention_mask=mask.long())
+    torch.testing.assert_close(reflection_gap(model, ids.tolist(), attention_mask=mask), expected)
 
 
 def test_an_empty_batch_gives_an_empty_result():
@@ -229,7 +229,7 @@ def test_models_that_read_no_text_are_refused():
 
 def test_invalid_input_is_refused():
     model = model_of("bert")
-    for arguments, kind, message in [
+    for (ids, *mask), kind, message in [
         ((None,), TypeError, "input_ids must be integers, got NoneType"),
         ((torch.ones(1, 3),), TypeError, "input_ids must be integers, got torch.float32"),
         ((tokens(1, 3)[None],), ValueError, r"\(n,\) or \(batch, n\) .*, got shape \(1, 1, 3\)"),
@@ -249,7 +249,7 @@ def test_invalid_input_is_refused():
         ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "a token in every sequence"),
     ]:
         with pytest.raises(kind, match=message):
-            reflection_gap(model, *arguments)
+            reflection_gap(model, ids, attention_mask=mask[0] if mask else None)
     with pytest.raises(TypeError, match="transformers PreTrainedModel"):
         reflection_gap(nn.Linear(2, 2), tokens(1, 3))
 

@@ -124,7 +124,7 @@ def test_every_family_gives_a_share_that_is_not_one_on_text(name):
     assert same(before, state(model))
     assert result.share.shape == (3, result.prediction.shape[1])
     assert result.share[0].min() < 0.9
-    assert result.sentences == 20
+    assert result.source.texts == 20
 
 
 def test_prediction_is_the_mean_deviation_from_uniform():
@@ -204,6 +204,17 @@ def test_a_length_beyond_every_text_gives_matrices_of_the_longest_text():
     torch.testing.assert_close(long.share, position_share(model, batches(3), special_tokens=True, length=N).share)
 
 
+def test_chosen_layers_have_the_share_that_they_have_among_all():
+    model = tiny("bert")
+    whole = position_share(model, batches(2), special_tokens=True)
+    some = position_share(model, batches(2), special_tokens=True, layers=[2, 0])
+    assert some.layers == (2, 0)
+    torch.testing.assert_close(some.share, whole.share[[2, 0]])
+    assert some.to_frame()["layer"].tolist() == [2, 2, 0, 0]
+    with pytest.raises(ValueError, match="layers"):
+        position_share(model, batches(2), special_tokens=True, layers=[3])
+
+
 def test_later_batches_may_be_longer():
     model = tiny("gpt2")
     texts = [tokens(2, length, length) for length in (3, 9, 5)]
@@ -216,7 +227,7 @@ def test_empty_batches_are_skipped():
     empty = [{"input_ids": torch.empty(0, N, dtype=torch.long)}, {"input_ids": []}]
     found = position_share(model, [*empty, *batches(2), *empty], special_tokens=True)
     torch.testing.assert_close(found.share, position_share(model, batches(2), special_tokens=True).share)
-    assert found.sentences == 8
+    assert found.source.texts == 8
     with pytest.raises(ValueError, match="batches is empty"):
         position_share(model, empty, special_tokens=True)
 
@@ -225,14 +236,16 @@ def test_an_attached_encoding_is_named():
     model = tiny("bert")
     with attach(model, ALiBi(2)):
         found = position_share(model, batches(2), special_tokens=True)
-    assert found.encoding.startswith("ALiBi(heads=2")
+    assert found.source.encoding.startswith("ALiBi(heads=2")
     assert repr(found).startswith("PositionShare of BertModel with ALiBi attached: 3 layers")
-    assert position_share(model, batches(2), special_tokens=True).encoding is None
+    assert position_share(model, batches(2), special_tokens=True).source.encoding is None
 
 
 def test_only_visible_keys_are_measured():
     for name in ("llama", "gpt2"):
-        counts = position_share(tiny(name), batches(2), special_tokens=True).counts
+        found = position_share(tiny(name), batches(2), special_tokens=True)
+        counts = found.counts
+        assert found.source.causal
         assert counts.triu(1).sum() == 0
         assert (counts[:, :N, :N].tril().sum((1, 2)) == 8 * N * (N + 1) / 2).all()
     local = position_share(tiny("modernbert"), batches(2), special_tokens=True).counts
@@ -270,9 +283,7 @@ def test_a_positional_head_has_a_higher_share_than_a_contextual_one():
 
 def test_repr_and_to_frame_show_the_share_by_layer():
     result = position_share(tiny("bert"), batches(2), special_tokens=True)
-    assert repr(result).startswith(
-        "PositionShare of BertModel: 3 layers x 2 heads, 8 sentences, special tokens counted"
-    )
+    assert repr(result).startswith("PositionShare of BertModel: 3 layers x 2 heads, 8 texts, special tokens counted")
     assert "<table" in result._repr_html_()
     frame = result.to_frame()
     assert frame.columns.tolist() == ["layer", "head", "share"]
@@ -309,7 +320,7 @@ def test_probing_and_text_agree_without_content():
             ValueError,
             "padding id 0 but there is no attention_mask",
         ),
-        ([{"input_ids": tokens(1, 4)}], {"special_tokens": True}, ValueError, "two sentences"),
+        ([{"input_ids": tokens(1, 4)}], {"special_tokens": True}, ValueError, "two texts"),
         ([{"input_ids": tokens(2, 41)}], {"special_tokens": True}, ValueError, "beyond the 40 positions"),
         (
             [{"input_ids": torch.full((2, 4), 97)}],

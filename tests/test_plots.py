@@ -215,7 +215,13 @@ def test_the_labels_of_many_layers_and_heads_do_not_overlap(draw):
         boxes = [label.get_window_extent() for label in labels]
         assert len(boxes) > 5
         assert not any(one.overlaps(other) for one, other in pairwise(boxes))
-    cell = ax.get_window_extent().width / 32
+
+
+def test_the_numbers_of_a_grid_fit_in_its_cells():
+    fig, ax = plots.head_grid(torch.rand(12, 12))
+    fig.canvas.draw()
+    cell = ax.get_window_extent().width / 12
+    assert len(ax.texts) == 144
     assert all(text.get_window_extent().width < cell for text in ax.texts)
 
 
@@ -238,7 +244,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
         (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
         (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
-        (lambda: plots.distances(np.ones(4)), "must be a result of dependency_distances, got ndarray"),
+        (lambda: plots.distances(np.ones(4)), "result must come from dependency_distances, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),
         (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),

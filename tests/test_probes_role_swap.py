@@ -17,8 +17,9 @@ from pelocality.corpora import (
     read_snli,
 )
 from pelocality.probes import probe_info, semantic_role_swap
-from pelocality.probes.role_swap.agreement import agrees, head_of, inflect, number_of
+from pelocality.probes.role_swap.agreement import agrees, inflect
 from pelocality.probes.role_swap.english import verb_forms
+from pelocality.probes.role_swap.noun_phrases import head_of, number_of
 from tests.data import corpora
 
 

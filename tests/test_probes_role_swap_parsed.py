@@ -298,7 +298,7 @@ def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     refused = semantic_role_swap([item], source="dependencies")
     [(reason, count)] = probe_info(refused).dropped.items()
     assert count == 1
-    assert reason.startswith("language 'fi': order alone may not tell its roles")
+    assert reason.startswith("language 'fi': word order may not mark its roles")
     assert "languages=('fi',)" in reason
     assert semantic_role_swap([item], source="dependencies", languages=("fi",))["hypothesis"] == ["koira näki kissa"]
 

@@ -1,10 +1,14 @@
-"""Validation of arguments that several packages take: counts, flags and tokenizers."""
+"""Validation of arguments that several packages take: counts, flags, float masks and tokenizers."""
 
 import numbers
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+
+# A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
+# logits, and bfloat16 rounds the usual -1e4 to -9984.
+HIDDEN = -1e3
 
 
 def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

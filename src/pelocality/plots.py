@@ -235,12 +235,12 @@ def comparison(
 
 
 def head_types(
-    types: HeadTypes, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
+    result: HeadTypes, *, ax: Axes | None = None, direction: str = "dependent to head", title: str = ""
 ) -> tuple[Figure, Axes]:
     """Draw the best positional and the best contextual head for each relation, the shortest relations on top.
 
     Args:
-        types: From `compare_head_types`.
+        result: From `compare_head_types`.
         ax: Where to draw; a new figure if None.
         direction: ``"dependent to head"`` or ``"head to dependent"``.
         title: Title of the axes.
@@ -263,8 +263,8 @@ def head_types(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """
-    check_choice("direction", direction, list(types.table["direction"].unique()))
-    table = types.table[types.table["direction"] == direction]
+    check_choice("direction", direction, list(result.table["direction"].unique()))
+    table = result.table[result.table["direction"] == direction]
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
     fig, ax = _figure(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
@@ -288,12 +288,12 @@ def head_types(
 
 
 def distances(
-    found: DependencyDistances, *, ax: Axes | None = None, relation: str = "all", reach: int = 12, title: str = ""
+    result: DependencyDistances, *, ax: Axes | None = None, relation: str = "all", reach: int = 12, title: str = ""
 ) -> tuple[Figure, Axes]:
     """Draw the share of dependencies at each distance, with one line per language.
 
     Args:
-        found: From `dependency_distances`.
+        result: From `dependency_distances`.
         ax: Where to draw; a new figure if None.
         relation: A relation, or ``"all"``.
         reach: Largest distance drawn, in words.
@@ -316,11 +316,11 @@ def distances(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['en']
     """
-    if not hasattr(found, "histogram"):
-        raise TypeError(f"found must be a result of dependency_distances, got {type(found).__name__}")
-    shares = found.histogram(relation).head(count("reach", reach))
+    if not hasattr(result, "histogram"):
+        raise TypeError(f"result must come from dependency_distances, got {type(result).__name__}")
+    shares = result.histogram(relation).head(count("reach", reach))
     # a language keeps its style in every figure, also where another has no such relation
-    lines = {language: (shares.index, shares.get(language)) for language in found.sentences}
+    lines = {language: (shares.index, shares.get(language)) for language in result.sentences}
     return _by_distance(ax, title, lines, "distance to the head (words)", "share of dependencies")
 
 

@@ -139,6 +139,11 @@ def phrases(sentence: Sentence) -> Constituents | None:
 
     Returns:
         The phrases with their source, or None if the sentence has neither kind of tree.
+
+    Examples:
+        >>> words, constituents = parse_bracketed("(S (NP (DT A) (NN cat)) (VP (VBZ sleeps)))", "made up")
+        >>> phrases(Sentence(words, constituents=constituents)).spans[1]
+        Constituent(start=0, end=2, labels=('NP',))
     """
     if sentence.constituents is not None:
         return sentence.constituents

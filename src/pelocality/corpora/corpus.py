@@ -21,14 +21,15 @@ Read = Callable[[Any, str], T | Dropped]  # from the content of a record and its
 class Corpus(Generic[T]):
     """Sentences or pairs, read lazily, again from the start at each pass.
 
-    Iterating yields the items. Those left out are counted by reason in ``dropped`` when a pass is complete, and
-    logged. Reading takes two steps, so that the builders of ``pelocality.probes`` can share the slow second one among
-    processes: ``records`` yields raw records, ``parse`` makes an item of one.
+    Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged. Reading takes
+    two steps, so that the builders of ``pelocality.probes`` can share the slow second one among processes: ``records``
+    yields raw records, ``parse`` makes an item of one.
 
-    Args:
+    Attributes:
         name: Name of the source, such as the path of its file; errors begin with it.
         records: Function that returns a new iterator over the raw records, each a line number and its content.
         read: Function from the content of a record and its place (``"snli/dev.jsonl:7"``) to an item, or to `Dropped`.
+        dropped: Number of items left out in the last complete pass, by reason.
     """
 
     name: str

@@ -32,10 +32,10 @@ class SpacyParser:
     English pipelines name relations by the CLEAR scheme (``dobj``, ``nsubjpass``), which the rules of
     ``semantic_role_swap`` accept as well as Universal Dependencies.
 
-    Args:
-        model: Name of an installed pipeline, such as ``en_core_web_sm``.
-
     Called with a sequence of texts, it returns a list of sentences, one per text.
+
+    Attributes:
+        model: Name of an installed pipeline, such as ``en_core_web_sm``.
 
     Raises:
         ImportError: On the first text: spaCy or the pipeline is not installed.
@@ -72,12 +72,12 @@ class SpacyParser:
 class StanzaParser:
     """Universal Dependencies, and constituents where its models have them, of plain text by stanza.
 
-    Args:
+    Called with a sequence of texts, it returns a list of sentences, one per text.
+
+    Attributes:
         language: ISO code of a language whose models are installed.
         processors: The stanza processors to run; ``constituency`` exists for few languages. None includes it for
             English only.
-
-    Called with a sequence of texts, it returns a list of sentences, one per text.
 
     Raises:
         ImportError: On the first text: stanza is not installed.

@@ -34,9 +34,12 @@ def language_code(language: str) -> str:
 
 
 class Constituent(NamedTuple):
-    """A phrase: words ``start`` up to, not including, ``end``, and its labels from the outermost in.
+    """A phrase and its labels.
 
-    Several labels mean that one phrase contains another over the same words (``("S", "VP")``).
+    Attributes:
+        start: Its first word.
+        end: The word after its last.
+        labels: From the outermost in; several where one phrase contains another over the same words (``("S", "VP")``).
     """
 
     start: int
@@ -46,9 +49,14 @@ class Constituent(NamedTuple):
 
 @dataclass(frozen=True)
 class Constituents:
-    """The phrases of one sentence, the part-of-speech tags of its words, and their source.
+    """The phrases of one sentence.
 
-    ``automatic`` is True if the source is a parser: rules then trust the tree less.
+    Attributes:
+        spans: The phrases.
+        source: Where they come from.
+        tags: The part-of-speech tag of each word, None where unknown.
+        bracketed: The tree as it was written, None if the phrases are known as spans only.
+        automatic: Whether the source is a parser: rules then trust the tree less.
     """
 
     spans: tuple[Constituent, ...]
@@ -67,9 +75,15 @@ class Constituents:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Head (1-based, 0 for the root), relation, part of speech and features of each word, and their source.
+    """The dependency tree of one sentence.
 
-    ``automatic`` is True if the source is a parser: rules then trust the tree less.
+    Attributes:
+        heads: The head of each word, counted from 1; 0 for the root.
+        relations: The relation of each word to its head.
+        source: Where they come from.
+        upos: The part of speech of each word, None where unknown.
+        features: The morphological features of each word, None where unknown.
+        automatic: Whether the source is a parser: rules then trust the tree less.
 
     Raises:
         ValueError: The heads do not make a tree: every word must lead to a root.
@@ -117,7 +131,13 @@ class Dependencies:
 
 
 class Argument(NamedTuple):
-    """The argument with one semantic role: words ``start`` up to, not including, ``end``."""
+    """The argument with one semantic role.
+
+    Attributes:
+        role: The role, such as ``ARG0``.
+        start: Its first word.
+        end: The word after its last.
+    """
 
     role: str
     start: int
@@ -125,7 +145,14 @@ class Argument(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A predicate (roleset such as ``bite.01``), the words of its verb, its arguments, and their source."""
+    """A predicate with its arguments.
+
+    Attributes:
+        roleset: The sense of the predicate, such as ``bite.01``.
+        verb: The first word of the predicate, and the word after its last.
+        arguments: Its arguments.
+        source: Where they come from.
+    """
 
     roleset: str
     verb: tuple[int, int]
@@ -134,7 +161,11 @@ class Frame(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """The reason why a reader or a builder leaves out an item, to be counted."""
+    """An item that a reader or a builder leaves out.
+
+    Attributes:
+        reason: Why it is left out; reasons are counted.
+    """
 
     reason: str
 
@@ -146,7 +177,7 @@ class Sentence:
     Words are syntactic words, as in treebanks; the offsets of all layers count words from 0. Each layer is optional
     and names its source.
 
-    Args:
+    Attributes:
         words: The words, in order, as in the text (no treebank escapes).
         spaces: The white space after each word. If empty, it is guessed by English rules
             (``spacing`` is then ``"rule"``).
@@ -343,7 +374,18 @@ def surface_forms(
 
 @dataclass(frozen=True)
 class Pair:
-    """A premise, a hypothesis and the label between them (None where unknown)."""
+    """A premise, a hypothesis and the label between them.
+
+    Attributes:
+        premise: The premise.
+        hypothesis: The hypothesis.
+        label: Name of the label, None where unknown.
+        uid: A name that is unique in the corpus; rows made of the pair carry it.
+        source: File and line, or another name of the origin.
+
+    Raises:
+        TypeError: A side is not a sentence.
+    """
 
     premise: Sentence
     hypothesis: Sentence

@@ -190,6 +190,16 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: While reading, with file and line: a line is malformed.
+
+    Examples:
+        >>> import json, tempfile
+        >>> frame = {"roleset": "chase.01", "args": [["ARG0", 0, 1], ["V", 1, 2], ["ARG1", 2, 3]]}
+        >>> row = {"id": "1", "tree": "(S (NP (NNS Dogs)) (VP (VBP chase) (NP (NNS cats))))", "frames": [frame]}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "toy.jsonl")
+        ...     _ = file.write_text(json.dumps(row))
+        ...     [sentence.frames[0].arguments[0] for sentence in read_frames(file)]
+        [Argument(role='ARG0', start=0, end=1)]
     """
     return file_corpus(path, json_lines, partial(_read_frames_line, language=language_code(language)))
 

@@ -10,10 +10,6 @@ from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 from pelocality.metrics._inputs import transformed
 from pelocality.metrics.distances import diagonal_sums
 
-# A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
-# logits, and bfloat16 rounds the usual -1e4 to -9984.
-HIDDEN = -1e3
-
 _ROWS = 64  # rows of a gradient summed at a time, few enough for the cache of a CPU
 
 

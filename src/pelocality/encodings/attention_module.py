@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pelocality._checks import check_choice, count, flag
+from pelocality._checks import HIDDEN, check_choice, count, flag
 from pelocality.encodings._checks import check_tensor, per_head
-from pelocality.encodings._scores import HIDDEN, attend, attention_weights
+from pelocality.encodings._scores import attend, attention_weights
 from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
 from pelocality.encodings.fixed import NoEncoding

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.models.auto import modeling_auto
 
+from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._examples import by_columns, name_of, scalar_columns
 from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
@@ -19,7 +20,8 @@ from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, check_confidence, proportion
 
 _ADDED = ("good", "bad", "difference", "correct")
-Score = Callable[[Any, Any, Sequence[str]], Any]
+_SCORES = (pseudo_log_likelihood, log_likelihood)
+Score = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -77,7 +79,9 @@ def evaluate_minimal_pairs(
     pairs: datasets.Dataset,
     *,
     score: Score | None = None,
+    batch_size: int = 64,
     confidence: float = 0.95,
+    progress: bool = True,
 ) -> MinimalPairEvaluation:
     """Return how often a language model gives the original the higher score.
 
@@ -88,7 +92,10 @@ def evaluate_minimal_pairs(
         pairs: A dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` builds, or BLiMP.
         score: `pseudo_log_likelihood`, `log_likelihood`, or any function of model, tokenizer and texts (with
             ``functools.partial`` for their settings). None takes the one that fits the model's head.
+        batch_size: Of those two scores: sentences, or masked copies of them, per forward pass; a ``functools.partial``
+            that sets its own keeps it.
         confidence: Coverage of the intervals.
+        progress: Of those two scores: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `MinimalPairEvaluation`, with ``accuracy`` in [0, 1]; 0.5 is chance.
@@ -105,6 +112,7 @@ def evaluate_minimal_pairs(
         2
     """
     check_confidence(confidence)
+    count("batch_size", batch_size)
     if not isinstance(pairs, datasets.Dataset):
         raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs builds, got {type(pairs).__name__}")
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
@@ -115,7 +123,7 @@ def evaluate_minimal_pairs(
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
-    label, values = _scores(model, tokenizer, unique, score)
+    label, values = _scores(model, tokenizer, unique, score, batch_size, progress)
     scores = dict(zip(unique, values, strict=True))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
     tied = frame["good"] == frame["bad"]
@@ -124,14 +132,18 @@ def evaluate_minimal_pairs(
     return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()), confidence)
 
 
-def _scores(model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None) -> tuple[str, list[float]]:
+def _scores(
+    model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None, batch_size: int, progress: bool
+) -> tuple[str, list[float]]:
     """Return the name of the score, and the score of each text."""
     if score is not None and not callable(score):
         raise TypeError(f"score must be a function, such as pseudo_log_likelihood or log_likelihood, got {score!r}")
     if isinstance(model, nn.Module):
         function = score or _score_of_head(model)
-        name = name_of(getattr(function, "func", function))
-        found = function(model, tokenizer, texts)
+        inner = getattr(function, "func", function)  # of a functools.partial, whose keywords it keeps
+        settings: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+        settings = settings | getattr(function, "keywords", {}) if inner in _SCORES else {}
+        name, found = name_of(inner), function(model, tokenizer, texts, **settings)
     elif callable(model) and score is None:
         name, found = name_of(model), model(texts)
     else:

@@ -7,13 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality._checks import count
+from pelocality._checks import HIDDEN, count
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 
 Mask = Tensor | np.ndarray | Sequence[Any]
 Visible = Tensor | np.ndarray
-# An additive mask hides a key with this or less; usually with -inf or the smallest number of the dtype.
-HIDDEN_FROM = -1e4
 
 
 def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_first: int = 0) -> Tensor:
@@ -21,7 +19,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 
     Args:
         mask: (*leading, n), True or 1 where a token counts, as in a Hugging Face ``attention_mask``, or additive: 0
-            where it counts, -inf or at most -10,000 where it does not. The leading axes are the first ones of the
+            where it counts, -inf or at most -1000 where it does not. The leading axes are the first ones of the
             attention, size 1 repeats; the last (heads) may be omitted, or all. Padding may be left or right. None:
             every token counts.
         batch_shape: Leading shape of the attention.
@@ -58,7 +56,7 @@ def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     try:
         given = torch.as_tensor(mask).detach().cpu()
-        one, zero, hidden = given == 1, given == 0, given <= HIDDEN_FROM
+        one, zero, hidden = given == 1, given == 0, given <= HIDDEN
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error
     if bool((one | zero).all()):

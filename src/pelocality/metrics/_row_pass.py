@@ -27,7 +27,7 @@ HAS_NUMBA = importlib.util.find_spec("numba") is not None
 class RowStatistics(NamedTuple):
     """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
 
-    Args:
+    Attributes:
         total: Sum of the row, without gradient.
         smallest: The smallest weight of all if one is negative, else 0.
         locality: sum_j A_ij / 2^|i-j|.

@@ -25,7 +25,7 @@ class Tolerance(NamedTuple):
     Exponential, sum and division leave an error of a few eps in every weight; rounded logits leave an error
     proportional to the logits, whose range within the row is ln(s / l).
 
-    Args:
+    Attributes:
         base: The term of every row.
         per_nat: The term of a row whose weights span a factor of e or more.
     """

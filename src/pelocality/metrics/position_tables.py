@@ -17,6 +17,7 @@ def position_weights(
     table: Tensor | np.ndarray,
     query: Tensor | np.ndarray | None = None,
     key: Tensor | np.ndarray | None = None,
+    *,
     similarity: Similarity = "dot",
     temperature: float | None = None,
 ) -> Tensor:

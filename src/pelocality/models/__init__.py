@@ -40,7 +40,7 @@ from pelocality.models.relocation import (
     relocate as relocate,
 )
 from pelocality.models.result import (
-    MeanAttention as MeanAttention,
+    AveragedAttention as AveragedAttention,
     PositionalAttention as PositionalAttention,
     Provenance as Provenance,
 )

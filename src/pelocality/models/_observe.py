@@ -146,7 +146,7 @@ def observe_by_layer(
     with _recording(base, use):
         run(base, output_attentions=False, **inputs)
     if next(indices) != first.softmaxes:
-        raise _unprobed(base, "it attends otherwise when it returns no attention")
+        raise _unprobed(base, "its attention differs between output_attentions=True and False")
 
 
 def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import HIDDEN
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
-from pelocality.encodings._scores import HIDDEN
 from pelocality.models._bias import PositionalBias
 from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import described, device_of, largest_difference, run
@@ -187,7 +187,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
 def _check_logits(biased: list[Tensor], without: list[Tensor], attached: Any, dtype: torch.dtype) -> None:
     """Check that two lists of logits (..., query, key or sink) differ by the bias, but for a constant per row."""
     if not biased or len(biased) != len(without):
-        raise NotProvedError("its attention takes no softmax over all keys")
+        raise NotProvedError("its attention computes no softmax over all keys")
     bias = attached.encoding(_TOKENS)  # (head, query, key)
     for one, other in zip(biased, without, strict=True):
         one, other = (logits.reshape(4, -1, *logits.shape[-2:]).double() for logits in (one, other))

@@ -14,7 +14,7 @@ CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "w
 """What is shown of causal attention, on which symmetry says nothing."""
 
 
-def is_causal(visible: Tensor) -> bool:
+def hides_future(visible: Tensor) -> bool:
     """Return whether no query sees a later key; visible (..., n, n)."""
     return visible.shape[-1] > 1 and not bool(visible.triu(1).any())
 
@@ -29,7 +29,7 @@ def sample_metrics(attention: Tensor, visible: Tensor, mask: Tensor | None = Non
     """
     measured = metrics.measure(attention, mask=mask)
     values = {name: getattr(measured, name) for name in PUBLISHED}
-    if is_causal(visible):
+    if hides_future(visible):
         for name in CAUSAL:
             more: dict[str, Any] = {"visible": visible[:, None]} if name == "adjusted_locality" else {}
             values[name] = getattr(metrics, name)(attention, mask=mask, **more)

@@ -11,7 +11,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from pelocality.models._restore import hooked, restoring
 
 MASKED = -5e3
-"""Half of -1e4, the weakest mask that transformers adds: logits of words are far above, with the mask far below."""
+"""Recorded logits at most this are hidden: half of -1e4, the weakest mask that transformers adds.
+
+Logits of words are far above it, with the mask far below. Masks that a user passes hide from `_checks.HIDDEN` on, which
+large logits or biases by distance could reach.
+"""
 
 Block = tuple[nn.ModuleList, int]
 """A list of layers, and the index of one of them."""

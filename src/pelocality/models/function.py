@@ -1,4 +1,4 @@
-"""Any function from token ids to attention as a model: an own module, another framework, recorded attention."""
+"""Any function from token ids to attention as a model: a module of your own, another framework, recorded attention."""
 
 from collections.abc import Callable
 from typing import Any

@@ -12,7 +12,10 @@ from pelocality.models.eager import eager_attention
 
 
 def reflection_gap(
-    model: nn.Module, input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], attention_mask: Tensor | None = None
+    model: nn.Module,
+    input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:
     r"""Measure how far a model is from reversing its output when its input is reversed.
 

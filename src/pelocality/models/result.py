@@ -20,7 +20,7 @@ from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
 from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
-from pelocality.models._samples import CAUSAL, PUBLISHED, is_causal
+from pelocality.models._samples import CAUSAL, PUBLISHED, hides_future
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
@@ -74,15 +74,20 @@ def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
         model_class=type(base).__name__,
         model_type=base.config.model_type,
         dtype=str(base.dtype).removeprefix("torch."),
-        causal=is_causal(visible),
+        causal=hides_future(visible),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=attached_encoding(base),
         **more,
     )
 
 
+def over_texts(source: Provenance) -> str:
+    """Return what a result over texts was computed from, for its headline."""
+    return f"{source.texts} texts, special tokens {'counted' if source.special_tokens else 'left out'}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class MeanAttention(DisplayMixin):
+class AveragedAttention(DisplayMixin):
     """Attention averaged over words or texts, with the metrics of each of them.
 
     Two averaging orders are in use. ``metric_of_mean`` measures the averaged matrix (Wang et al., 2021, average 300
@@ -311,8 +316,8 @@ class MeanAttention(DisplayMixin):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionalAttention(MeanAttention):
-    """Attention to identical words, which depends on position alone; see `MeanAttention` for what it holds."""
+class PositionalAttention(AveragedAttention):
+    """Attention to identical words, which depends on position alone; see `AveragedAttention` for what it holds."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The share of each head's attention on real text that position alone explains."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +8,9 @@ import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
-from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
+from pelocality.models._run import label, other_layers_note
 from pelocality.models._text import text_sums
+from pelocality.models.result import Provenance, over_texts, provenance
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,12 +22,9 @@ class PositionShare(DisplayMixin):
             for a head that attends uniformly, up to the rounding of the model's precision.
         layers: The model's layer numbers along the first axis; layers without attention are not included.
         prediction: The mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
-            longest text, at most ``length``; NaN for pairs in no sentence.
-        counts: The number of sentences with each pair of positions, (layer, n, n).
-        sentences: Number of sequences.
-        model: Name of the model.
-        special_tokens: Whether special tokens are included.
-        encoding: The encoding that was attached to the model while it ran, None where there was none.
+            longest text, at most ``length``; NaN for pairs in no text.
+        counts: The number of texts with each pair of positions, (layer, n, n).
+        source: The `Provenance`.
         other_layers: What the model's layers without attention are, by number.
     """
 
@@ -34,10 +32,7 @@ class PositionShare(DisplayMixin):
     layers: tuple[int, ...]
     prediction: Tensor
     counts: Tensor
-    sentences: int
-    model: str
-    special_tokens: bool
-    encoding: str | None
+    source: Provenance
     other_layers: Mapping[int, str] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
@@ -47,9 +42,8 @@ class PositionShare(DisplayMixin):
 
     def _headline(self) -> str:
         layers, heads = self.share.shape
-        special = "special tokens counted" if self.special_tokens else "special tokens left out"
-        model = label(self.model, self.encoding)
-        return f"{model}: {layers} layers x {heads} heads, {self.sentences} sentences, {special}"
+        model = label(self.source.model, self.source.encoding)
+        return f"{model}: {layers} layers x {heads} heads, {over_texts(self.source)}"
 
     def _notes(self) -> tuple[str, ...]:
         return other_layers_note(self.other_layers)
@@ -66,24 +60,25 @@ def position_share(
     length: int = 128,
     special_tokens: bool = False,
     without_first: int = 0,
+    layers: Sequence[int] | None = None,
     progress: bool = True,
 ) -> PositionShare:
     r"""Return the share of each head's attention on real text that position alone explains.
 
-    The definition is introduced here. For sentence $s$, let $D^s_{ij} = A^s_{ij} - 1/|V^s_i|$ be the deviation of
+    The definition is introduced here. For text $s$, let $D^s_{ij} = A^s_{ij} - 1/|V^s_i|$ be the deviation of
     attention from uniform over the keys $V^s_i$ that are visible to query $i$. Position predicts it as the mean over
-    the *other* sentences with the same pair of positions $(i, j)$. The share is one minus the error of that prediction:
+    the *other* texts with the same pair of positions $(i, j)$. The share is one minus the error of that prediction:
 
     $$1 - \frac{\sum_{s,i,j} \left(D^s_{ij} - \bar D^{-s}_{ij}\right)^2}{\sum_{s,i,j} \left(D^s_{ij}\right)^2}$$
 
-    A head that attends by position alone has 1, a head that attends by content alone about 0 (with $N$ sentences
-    $-1/(N-1)$ on average, as a sentence is never predicted from itself). Heads of a high share are positional, heads of
+    A head that attends by position alone has 1, a head that attends by content alone about 0 (with $N$ texts
+    $-1/(N-1)$ on average, as a text is never predicted from itself). Heads of a high share are positional, heads of
     a low share contextual; there is no natural threshold.
 
     The sums need one pass, so memory does not depend on the number of batches. Padding may be on either side: tokens
     are moved to the left before the model runs. Rows are renormalised without padding and special tokens.
 
-    Sentences of different lengths have different numbers of keys at the same pair of positions, so even a purely
+    Texts of different lengths have different numbers of keys at the same pair of positions, so even a purely
     positional head has a share slightly below 1 on them. Texts of one length avoid that.
 
     Where ``torch.distributed`` is initialised, every process is given the same batches, measures a part of them, and
@@ -100,6 +95,7 @@ def position_share(
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
             sink, which would count as position.
+        layers: Layers to return, by their index in the model; by default all that have attention.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -108,7 +104,7 @@ def position_share(
     Raises:
         TypeError: Something that is not a transformers model, or batches that are not mappings of token ids.
         ValueError: A model that cannot be probed, text longer than its positions, special tokens that nothing
-            identifies, padding without a mask, or fewer than two sentences.
+            identifies, padding without a mask, unknown layers, or fewer than two texts.
         RuntimeError: Another process failed.
 
     Examples:
@@ -123,6 +119,7 @@ def position_share(
     sums = text_sums(
         model,
         batches,
+        layers,
         tokenizer=tokenizer,
         length=length,
         special_tokens=special_tokens,
@@ -130,15 +127,12 @@ def position_share(
         progress=progress,
     )
     if not bool((sums.counts >= 2).any()):
-        raise ValueError("no pair of positions is in two sentences; pass more text")
+        raise ValueError("no pair of positions is in two texts; pass more text")
     return PositionShare(
         share=sums.share(),
         layers=sums.layers,
         prediction=sums.total / sums.counts[:, None],
         counts=sums.counts,
-        sentences=sums.texts,
-        model=model_name(model),
-        special_tokens=special_tokens,
-        encoding=attached_encoding(find_base(model)),
+        source=provenance(model, sums.counts > 0, special_tokens=special_tokens, texts=sums.texts),
         other_layers=sums.other_layers,
     )

@@ -11,14 +11,14 @@ from pelocality.models._inputs import runs_of_tokens
 from pelocality.models._observe import Observed
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._text import included_pairs, text_sums
-from pelocality.models.result import MeanAttention, provenance
+from pelocality.models.result import AveragedAttention, over_texts, provenance
 
 _FEWEST = 3  # tokens of a text that has a symmetry
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TextAverage(MeanAttention):
-    """Attention averaged over texts; see `MeanAttention` for what it holds.
+class TextAverage(AveragedAttention):
+    """Attention averaged over texts; see `AveragedAttention` for what it holds.
 
     Attributes:
         share: The share of each head's attention that position explains, as in `PositionShare`, (layer, head).
@@ -32,8 +32,7 @@ class TextAverage(MeanAttention):
         return {"position_share": self.share}
 
     def _samples(self) -> str:
-        special = "special tokens counted" if self.source.special_tokens else "special tokens left out"
-        return f"mean over {self.source.texts} texts, {special}"
+        return f"mean over {over_texts(self.source)}"
 
 
 def text_average(
@@ -81,8 +80,8 @@ def text_average(
 
     Raises:
         TypeError: As for `position_share`.
-        ValueError: As for `position_share`, for unknown layers, special tokens between the words of a text, or texts
-            that are all shorter than three tokens.
+        ValueError: As for `position_share`, for special tokens between the words of a text, or texts that are all
+            shorter than three tokens.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel

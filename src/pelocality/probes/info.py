@@ -13,9 +13,13 @@ import datasets
 class ProbeInfo:
     """How a probe was built: the builder, its settings, and the number of items read, kept and left out.
 
-    ``items`` counts the sentences or pairs that were read, ``rows`` the rows of the probe. ``dropped`` counts the items
-    without a row, by reason; ``skipped`` counts candidates within items (constituents, predicates) that could not be
-    used, by reason.
+    Attributes:
+        builder: Name of the builder.
+        settings: Its arguments.
+        items: Number of sentences or pairs that were read.
+        rows: Number of rows of the probe.
+        dropped: Number of items without a row, by reason.
+        skipped: Number of candidates within items (constituents, predicates) that could not be used, by reason.
     """
 
     builder: str

@@ -27,7 +27,7 @@ def dependency_accuracy(
     subtypes: bool = True,
     batch_size: int = 16,
     confidence: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = 9999,
     seed: int = 0,
     progress: bool = True,
 ) -> DependencyAccuracy:
@@ -86,13 +86,13 @@ def dependency_accuracy(
     count("resamples", resamples)
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
-    chosen, left_out = _with_dependencies(sentences)
+    chosen, dropped = _with_dependencies(sentences)
     mine = part_of_process([s.words for s in chosen])
     with failing_together():
         found, layers_here = most_attended(without_ddp(model), tokenizer, mine, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
-    left_out += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
+    dropped += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
     rows, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
         if words is not None and sentence.dependencies is not None:
@@ -102,14 +102,14 @@ def dependency_accuracy(
             rows += [(number, sentence.uid, word, head - 1, relation, half) for word, (head, relation) in words_here]
             kept.append(words)
     if not kept:
-        raise ValueError(f"no sentence could be used: {dict(left_out)}")
+        raise ValueError(f"no sentence could be used: {dict(dropped)}")
     return DependencyAccuracy(
         words=pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"]),
         attended=np.concatenate(kept),
         layers=layers,
         model=name_with_encoding(model),
         sentences=len(kept),
-        left_out=dict(left_out),
+        dropped=dict(dropped),
         confidence=confidence,
         resamples=resamples,
         seed=seed,
@@ -118,17 +118,17 @@ def dependency_accuracy(
 
 def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], Counter[str]]:
     """Return the sentences that have words and dependencies, and count the others."""
-    chosen, left_out = [], Counter[str]()
+    chosen, dropped = [], Counter[str]()
     for item in checked(sentences):
         if item.dependencies is None:
-            left_out["no dependencies"] += 1
+            dropped["no dependencies"] += 1
         elif len(item.words) < 2:
-            left_out["fewer than two words"] += 1
+            dropped["fewer than two words"] += 1
         else:
             chosen.append(item)
     if not chosen:
-        raise ValueError(f"sentences must have dependencies between words, none has: {dict(left_out)}; see read_conllu")
-    return chosen, left_out
+        raise ValueError(f"sentences must have dependencies between words, none has: {dict(dropped)}; see read_conllu")
+    return chosen, dropped
 
 
 def half_of(words: Sequence[str], seed: int) -> int:

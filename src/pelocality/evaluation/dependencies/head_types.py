@@ -99,7 +99,7 @@ def compare_head_types(
         raise ValueError(f"share must be of the same model, {accuracy.attended.shape[1:]}, got {score.shape}")
     positional, contextual = _types(score.ravel(), heads)
     rows = []
-    for relation, direction, items in accuracy.frequent(minimum):
+    for relation, direction, items in accuracy._frequent(minimum):
         if relation == ALL:
             continue
         scored = items.half == SCORED
@@ -109,10 +109,10 @@ def compare_head_types(
         for name, members in (("positional", positional), ("contextual", contextual)):
             head = items.best_head(members)
             hits.append(items.hits[scored, head])
-            layer, number = accuracy.place_of(head)
-            row |= accuracy.proportion(hits[-1]).columns(name) | {f"{name}_layer": layer, f"{name}_head": number}
+            layer, number = accuracy._place_of(head)
+            row |= accuracy._proportion(hits[-1]).columns(name) | {f"{name}_layer": layer, f"{name}_head": number}
         first, second = hits
-        row |= accuracy.bootstrap(first.astype(float) - second, items.sentence[scored]).columns("difference")
+        row |= accuracy._bootstrap(first.astype(float) - second, items.sentence[scored]).columns("difference")
         changes = by_sentence(first.astype(int) - second, items.sentence[scored])
         row |= {"p": float(sign_flip(changes[:, None], two_sided=True)[0])}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}

@@ -79,7 +79,7 @@ class DependencyAccuracy(DisplayMixin):
         layers: The layers of the model that the layer axis stands for; those without attention are not among them.
         model: Name of the model, and what was attached to it.
         sentences: Number of sentences used.
-        left_out: Number of sentences left out, by reason.
+        dropped: Number of sentences that could not be used, by reason.
         confidence: Coverage of the intervals.
         resamples: Bootstrap resamples behind the intervals of differences.
         seed: Seed of the split and the bootstrap.
@@ -90,7 +90,7 @@ class DependencyAccuracy(DisplayMixin):
     layers: tuple[int, ...]
     model: str
     sentences: int
-    left_out: Mapping[str, int]
+    dropped: Mapping[str, int]
     confidence: float
     resamples: int
     seed: int
@@ -114,22 +114,11 @@ class DependencyAccuracy(DisplayMixin):
         Raises:
             ValueError: A relation that does not occur, or an unknown direction.
         """
-        accuracy: NDArray[np.float64] = self.items(relation, direction).hits.mean(0)
+        accuracy: NDArray[np.float64] = self._items(relation, direction).hits.mean(0)
         return accuracy.reshape(self.attended.shape[1:])
 
-    def items(self, relation: str, direction: Direction) -> Items:
-        """Return the items of one relation in one direction, and which heads are correct on them.
-
-        Args:
-            relation: A relation, or ``"all"``.
-            direction: ``"dependent to head"`` or ``"head to dependent"``.
-
-        Returns:
-            The items.
-
-        Raises:
-            ValueError: A relation that does not occur, or an unknown direction.
-        """
+    def _items(self, relation: str, direction: Direction) -> Items:
+        """Return the items of one relation in one direction, and which heads are correct on them."""
         check_choice("direction", direction, DIRECTIONS)
         check_choice("relation", relation, (*self.relations, ALL))
         head = self.words["head"].to_numpy()
@@ -174,17 +163,17 @@ class DependencyAccuracy(DisplayMixin):
         """
         adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
         rows = []
-        for relation, direction, items in self.frequent(minimum):
+        for relation, direction, items in self._frequent(minimum):
             head, offset, scored = items.best_head(), items.best_offset(), items.half == SCORED
-            layer, number = self.place_of(head)
+            layer, number = self._place_of(head)
             hits, baseline = items.hits[scored, head], items.offset_hits(offset)[scored]
             rows.append(
                 {"relation": relation, "direction": direction, "n": len(hits), "distance": items.distance}
                 | {"layer": layer, "head": number}
-                | self.proportion(hits).columns("accuracy", ends="")
+                | self._proportion(hits).columns("accuracy", ends="")
                 | {"offset": offset}
-                | self.proportion(baseline).columns("baseline")
-                | self.bootstrap(hits.astype(float) - baseline, items.sentence[scored]).columns("difference")
+                | self._proportion(baseline).columns("baseline")
+                | self._bootstrap(hits.astype(float) - baseline, items.sentence[scored]).columns("difference")
                 | {"q": float(adjusted.loc[relation, direction, layer, number])}
             )
         return pd.DataFrame(rows)
@@ -204,9 +193,9 @@ class DependencyAccuracy(DisplayMixin):
         Raises:
             ValueError: No relation has enough items.
         """
-        layers, heads = zip(*map(self.place_of, range(self.attended[0].size)), strict=True)
+        layers, heads = zip(*map(self._place_of, range(self.attended[0].size)), strict=True)
         frames = []
-        for relation, direction, items in self.frequent(minimum):
+        for relation, direction, items in self._frequent(minimum):
             correct, n = items.hits.sum(0), len(items.hits)
             scored = items.half == SCORED
             baseline = items.offset_hits(items.best_offset())[scored, None]
@@ -219,74 +208,42 @@ class DependencyAccuracy(DisplayMixin):
         frame = pd.concat(frames, ignore_index=True)
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
 
-    def place_of(self, index: int) -> tuple[int, int]:
-        """Return where a head is.
-
-        Args:
-            index: Its index over all heads.
-
-        Returns:
-            The layer of the model, and the head within it.
-        """
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """Return the layer of the model and the head within it, of an index over all heads."""
         row, head = divmod(index, self.attended.shape[2])
         return self.layers[row], head
 
-    def frequent(self, minimum: int) -> list[tuple[str, Direction, Items]]:
-        """Return the relations and directions with enough items in each half.
-
-        Args:
-            minimum: The least number of items in each half.
-
-        Returns:
-            Relation, direction and items; ``"all"`` first, then by frequency.
-
-        Raises:
-            ValueError: There are none.
-        """
+    def _frequent(self, minimum: int) -> list[tuple[str, Direction, Items]]:
+        """Return the relations, ``"all"`` first, then by frequency, and directions with enough items in each half."""
         count("minimum", minimum, least=0)
         found = []
         for relation, direction in itertools.product((ALL, *self.relations), DIRECTIONS):
-            items = self.items(relation, direction)
+            items = self._items(relation, direction)
             if np.bincount(items.half, minlength=2).min() >= max(minimum, 1):
                 found.append((relation, direction, items))
         if not found:
             raise ValueError(f"no relation has {minimum} items in each half; read more sentences, or lower minimum")
         return found
 
-    def proportion(self, hits: NDArray[np.bool_]) -> Estimate:
-        """Return the share of hits with Wilson's interval.
-
-        Args:
-            hits: (m,), whether each item is a hit.
-
-        Returns:
-            The share in [0, 1] with its interval.
-        """
+    def _proportion(self, hits: NDArray[np.bool_]) -> Estimate:
+        """Return the share of hits, (m,), with Wilson's interval."""
         return proportion(int(hits.sum()), len(hits), self.confidence)
 
-    def bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
-        """Return a mean over items with its interval over sentences.
-
-        Args:
-            values: (m,) numbers in [-1, 1].
-            sentences: (m,), number of the sentence of each.
-
-        Returns:
-            The mean with its interval.
-        """
+    def _bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
+        """Return the mean of values in [-1, 1], (m,), with its interval over the sentences of the items, (m,)."""
         return mean_over_groups(values, sentences, self.confidence, self.resamples, self.seed)
 
     def _headline(self) -> str:
         layers, heads = self.attended.shape[1:]
-        left_out = "".join(f", {count} left out ({reason})" for reason, count in self.left_out.items())
-        size = f"{layers} layers x {heads} heads, {self.sentences} sentences{left_out}"
+        dropped = "".join(f", {count} dropped ({reason})" for reason, count in self.dropped.items())
+        size = f"{layers} layers x {heads} heads, {self.sentences} sentences{dropped}"
         return f"{self.model}: {size}; the most accurate heads:"
 
     def _table(self) -> pd.DataFrame:
         rows = []
         for relation, direction in itertools.product((ALL, *self.relations[:9]), DIRECTIONS):
             accuracy = self.accuracy(relation, direction)
-            layer, head = self.place_of(int(accuracy.argmax()))
+            layer, head = self._place_of(int(accuracy.argmax()))
             row = {"relation": relation, "direction": direction, "layer": layer, "head": head}
             rows.append(row | {"accuracy": accuracy.max()})
         return pd.DataFrame(rows)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pelocality.encodings._scores import HIDDEN
+from pelocality._checks import HIDDEN
 from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing import declared
 from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary

@@ -26,7 +26,7 @@ _WORDS = 64  # other tokens in the run with the model's own content
 
 
 def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = None) -> Audit | AuditComparison:
-    r"""Return which positions a model really runs: declared by its configuration against measured, a layer a row.
+    r"""Return which positions a model really runs: declared by its configuration against measured, one row per layer.
 
     A model whose RoPE scaling was dropped, or whose window is off by one, runs without an error. The declared side
     comes from ``model.config`` by the published formulas (RoPE, its linear, dynamic, YaRN, Llama 3 and LongRoPE
@@ -94,7 +94,7 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     with inference(model) if own else eager_attention(model):
         reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
-        raise ValueError(f"{described(base)} cannot be audited: it took no softmax over its tokens")
+        raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
     through_padding = agreement.counted_through_padding(reading)
     by_itself = declarations(config).counts_tokens or inner.can_generate()
     at_input = agreement.compare_inputs(config, reading)
@@ -176,7 +176,7 @@ def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
 
 
 def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:
-    """Return where the positions of two models part."""
+    """Return where the positions of two models differ."""
     shapes = [[(layer.number, layer.constant.logits.shape) for layer in each[1].layers] for each in (a, b)]
     if shapes[0] != shapes[1]:
         one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
@@ -186,7 +186,7 @@ def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditCompari
     pairs = list(zip(a[1].layers, b[1].layers, strict=True))
     return AuditComparison(
         audits=(a[0], b[0]),
-        distance=tuple(_parting(one.constant, two.constant) for one, two in pairs),
+        distance=tuple(_differs_from(one.constant, two.constant) for one, two in pairs),
         change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
         layers=tuple(layer.number for layer in a[1].layers),
         input_differs=len(rows) == 1 or (len(rows) == 2 and not _same(*rows)),
@@ -203,7 +203,7 @@ def _change(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double().to(a.device)).abs().sum(-1).mean() / 2)
 
 
-def _parting(one: Call, two: Call) -> int | None:
+def _differs_from(one: Call, two: Call) -> int | None:
     """Return the smallest distance at which logits of the same content differ, None if they do not."""
     a, b = agreement.bias_of(one), agreement.bias_of(two)
     allowed = 1e-3 * a.nan_to_num().abs().max().clamp(min=1)

@@ -36,7 +36,7 @@ class LayerAudit:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Audit(DisplayMixin):
-    """The positions that a model runs, a layer a row: declared by the configuration against measured.
+    """The positions that a model runs, one row per layer: declared by the configuration against measured.
 
     Attributes:
         layers: A `LayerAudit` for each layer of the model, those without attention included.
@@ -94,7 +94,7 @@ class Audit(DisplayMixin):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AuditComparison(DisplayMixin):
-    """Two models side by side: where their positions part, and by how much attention changes.
+    """Two models side by side: where their positions differ, and by how much attention changes.
 
     Attributes:
         audits: The `Audit` of each.
@@ -118,18 +118,19 @@ class AuditComparison(DisplayMixin):
         frame = pd.DataFrame({"layer": self.layers})
         for letter, positions in zip("ab", both, strict=True):
             frame[f"positions_{letter}"] = frame["layer"].map(positions)
-        frame["parts_from_distance"] = pd.array(self.distance, dtype="Int64")
+        frame["differs_from_distance"] = pd.array(self.distance, dtype="Int64")
         frame["attention_change"] = self.change
         return frame
 
     def _headline(self) -> str:
         names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
-        parting = [(layer, far) for layer, far in zip(self.layers, self.distance, strict=True) if far is not None]
+        different = [(layer, far) for layer, far in zip(self.layers, self.distance, strict=True) if far is not None]
         if self.input_differs:
-            return f"{names}: they part at the input"
-        if not parting:
+            return f"{names}: they differ at the input"
+        if not different:
             return f"{names}: the same positions in every layer"
-        return f"{names}: they part at layer {parting[0][0]}, from distance {parting[0][1]} on"
+        layer, far = different[0]
+        return f"{names}: they differ first in layer {layer}, at distances of {far} and more"
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame().rename(columns=lambda name: name.replace("_", " "))

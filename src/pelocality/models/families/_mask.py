@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings._scores import HIDDEN
+from pelocality._checks import HIDDEN
 from pelocality.models.families._calls import argument_names, by_name
 
 Bias = Callable[..., Tensor]

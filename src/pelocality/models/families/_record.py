@@ -91,6 +91,17 @@ class Architecture:
 
     A new family is one subclass in one of the files of this folder, an entry in that file's ``RECORDS`` and one tiny
     configuration in the contract test.
+
+    The methods share their arguments:
+
+    - ``model``: a transformers model, with or without a head; ``base``: the bare transformer in it;
+    - ``module``, ``attention``: one of its attention modules;
+    - ``length``: the number of positions n;
+    - ``args``, ``kwargs``: the arguments of a call of an attention module; ``call``: the same by name, to be changed;
+    - ``hidden``: hidden states, (batch, n, d); ``query``: queries, (batch, head, n, d_head); ``token_type_ids``:
+      (batch, n);
+    - ``bias``: the function that gives the bias of the attached encoding; ``output``: what a module of
+      ``position_tables`` returned.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -115,7 +126,10 @@ class Architecture:
     """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``: of an encoder-decoder the encoder, beside images the text's."""
+        """Return the bare transformer inside ``model``.
+
+        Of an encoder-decoder model it is the encoder, of a model of images and text the language model.
+        """
         base = pretrained(model).base_model
         if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
             base = base.decoder

@@ -27,7 +27,7 @@ from pelocality.probes.role_swap.candidates import Candidate, Source, find_candi
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
 from pelocality.probes.role_swap.exchange import exchange
 from pelocality.probes.role_swap.mood import is_negative, mood_of
-from pelocality.probes.role_swap.trust import distrust
+from pelocality.probes.role_swap.trust import reason_to_distrust
 
 LabelPolicy = str | Callable[[str], str | None]
 Parse = Callable[[Sequence[str]], Sequence[Sentence]]
@@ -83,9 +83,9 @@ def semantic_role_swap(
         nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
             ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
             them apart.
-        languages: ISO codes of the languages to swap by frames and dependencies. In most others order alone does not
-            tell the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped), and
-            nobody has read the swaps; ``languages=("de",)`` makes them all the same.
+        languages: ISO codes of the languages to swap by frames and dependencies. In most others word order does
+            not mark the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped),
+            and no reader has checked the swaps; ``languages=("de",)`` makes them anyway.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
             hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
@@ -136,22 +136,22 @@ def semantic_role_swap(
     return build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoleSwap:
-    """A swap of roles with its settings."""
+    """A swap of roles with the settings of `semantic_role_swap`."""
 
-    roles: tuple[str, str] = ("ARG0", "ARG1")
-    source: Source = "frames"
-    label_policy: LabelPolicy | None = None
-    parser: Parse | None = None
-    nonassertive_label: str | None = None
-    languages: tuple[str, ...] = LANGUAGES
-    side: str = "hypothesis"
-    spans: Spans = "one"
-    agreement: Agreement = "skip"
-    symmetric_verbs: frozenset[str] = SYMMETRIC_VERBS
-    labels: tuple[str, ...] | None = None
-    seed: int = 0
+    roles: tuple[str, str]
+    source: Source
+    label_policy: LabelPolicy | None
+    parser: Parse | None
+    nonassertive_label: str | None
+    languages: tuple[str, ...]
+    side: str
+    spans: Spans
+    agreement: Agreement
+    symmetric_verbs: frozenset[str]
+    labels: tuple[str, ...] | None
+    seed: int
 
     def __post_init__(self) -> None:
         if not callable(self.source):
@@ -216,8 +216,8 @@ class RoleSwap:
         """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
         if not callable(self.source) and sentence.language not in self.languages:
             language = sentence.language
-            why = "order alone may not tell its roles, and no swap was read"
-            yield None, Dropped(f"language {language!r}: {why}; languages=({language!r},) swaps all the same")
+            why = "word order may not mark its roles, and no reader has checked its swaps"
+            yield None, Dropped(f"language {language!r}: {why}; pass languages=({language!r},) to swap anyway")
             return
         second = None
         for candidate in find_candidates(sentence, self.roles, self.source):
@@ -228,7 +228,7 @@ class RoleSwap:
             if sentence.automatic and not isinstance(swapped, Skipped):
                 if second_parser is not None and second is None:
                     [second] = second_parser([sentence.text])
-                reason = distrust(sentence, candidate, second)
+                reason = reason_to_distrust(sentence, candidate, second)
                 swapped = Skipped(reason) if reason else swapped
             yield candidate, swapped
 

@@ -1,4 +1,4 @@
-"""Reasons to leave two arguments where they are: in any language, in English, and where parsers often fail.
+"""Reasons not to exchange two arguments: in any language, and in English.
 
 Each function returns the reason, or None if nothing speaks against the exchange.
 """
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from pelocality.corpora import Dependencies, Sentence, is_punctuation
 from pelocality.probes.role_swap import english
-from pelocality.probes.role_swap.agreement import head_in_tree, head_of
 from pelocality.probes.role_swap.candidates import Candidate
 from pelocality.probes.role_swap.clauses import Slot
 from pelocality.probes.role_swap.mood import is_negative, mood_of
+from pelocality.probes.role_swap.noun_phrases import head_in_tree, head_of
 from pelocality.probes.role_swap.remainder import CLAUSE_TAGS, check_remainder, is_certain
 
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap import english
-from pelocality.probes.role_swap.agreement import has_determiner_mismatch
 from pelocality.probes.role_swap.candidates import Candidate, find_candidates
 from pelocality.probes.role_swap.clauses import Slot
+from pelocality.probes.role_swap.noun_phrases import has_determiner_mismatch
 from pelocality.probes.role_swap.remainder import is_certain
 
 _UPOS_KINDS = {
@@ -42,7 +42,7 @@ _TAG_KINDS = {
 _BARE = ("NN", "NNS", "JJ")
 
 
-def distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) -> str | None:
+def reason_to_distrust(sentence: Sentence, candidate: Candidate, second: Sentence | None) -> str | None:
     """Return the reason not to trust a clause of an automatic tree; ``second`` is another parser's sentence."""
     verb, first, last = candidate.clause.verb, *sorted(candidate.arguments, key=lambda slot: slot.start)
     kinds = _kinds(sentence)
