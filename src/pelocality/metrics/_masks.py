@@ -33,8 +33,8 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 
     Raises:
         TypeError: It is not a mask, or without_first is not an integer.
-        ValueError: Other values, the shape does not fit, a sequence has no token or a gap between its tokens, or
-            without_first is negative or leaves no token.
+        ValueError: Other values, floats that are all 0, the shape does not fit, a sequence has no token or a gap
+            between its tokens, or without_first is negative or leaves no token.
     """
     flags = torch.ones(n, dtype=torch.bool) if mask is None else token_flags(mask)
     leading = tuple(flags.shape[:-1])
@@ -61,6 +61,9 @@ def token_flags(mask: Mask) -> Tensor:
         one, zero, hidden = given == 1, given == 0, given <= HIDDEN_FROM
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error
+    if given.is_floating_point() and given.numel() and bool(zero.all()):
+        readings = "no token counts if it is of 0 and 1, every token if it is additive"
+        raise ValueError(f"mask is 0 everywhere, which is ambiguous: {readings}; without padding, leave it out")
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):
