@@ -193,6 +193,50 @@ def test_an_encoding_survives_copying_pickling_and_its_state_dict(make, causal):
     assert twin.configuration() == described
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (ALiBi(2, slopes=0.5), ALiBi(2, slopes=[0.1, 0.2])),
+        (ALiBi(2, slopes=[0.5, 0.5]), ALiBi(2, slopes=[0.1, 0.2])),
+        (AttenuatedEncoding(2, decay=0.5), AttenuatedEncoding(2, decay=[0.1, 0.2], symmetry=[1.0, 2.0], scale=[3, 4])),
+    ],
+)
+def test_one_number_for_all_heads_and_one_for_each_load_into_one_another(one, other):
+    for saved, here in ((one, copy.deepcopy(other)), (other, copy.deepcopy(one))):
+        state = {name: tensor.clone() for name, tensor in saved.state_dict().items()}
+        here.load_state_dict(state)
+        assert torch.equal(here(6), saved(6))
+        assert here.configuration() == saved.configuration()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in here.state_dict().items())
+    with pytest.raises(RuntimeError, match="size mismatch for fixed_slopes"):
+        ALiBi(2).load_state_dict(ALiBi(3).state_dict())
+
+
+class Table(RelativeEncoding):
+    """A custom encoding whose arguments are tensors."""
+
+    def __init__(self, numbers, order=(0,), causal=False):
+        super().__init__(len(numbers), causal)
+        self.register_buffer("numbers", torch.as_tensor(numbers, dtype=torch.float32))
+        self.register_buffer("order", torch.as_tensor(order))
+
+    def at(self, distance):
+        return self.numbers[:, self.order][:, distance.long().abs().clamp(max=len(self.order) - 1)]
+
+
+@pytest.mark.parametrize("numbers", [[[0.1, 0.2, 0.3], [4.0, 5.0, 6.0]], [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]])
+def test_tensor_arguments_of_a_custom_encoding_keep_their_axes_and_their_kind(numbers):
+    encoding = Table(torch.tensor(numbers), order=torch.tensor([2, 1]))
+    described = json.loads(json.dumps(encoding.configuration()))
+    assert described == {"type": "Table", "numbers": numbers, "order": [2, 1], "causal": False}
+    assert all(isinstance(index, int) for index in described["order"])
+    twin = Encoding.from_configuration(described)
+    twin.load_state_dict(encoding.state_dict())
+    assert torch.equal(twin(4), encoding(4))
+    with pytest.raises(TypeError, match="complex64 has no JSON value"):
+        Table(numbers, order=torch.tensor([1j])).configuration()
+
+
 @pytest.mark.parametrize("make", [FIXED[1], FIXED[4], LEARNED[0], LEARNED[3], LEARNED[4]])
 def test_an_encoding_compiles_whole_for_every_length_at_once(make):
     encoding = make(False)

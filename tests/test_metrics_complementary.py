@@ -123,7 +123,7 @@ def test_adjusted_locality_is_one_for_the_identity_and_nan_for_a_single_token():
 def test_causality_is_detected_per_matrix_or_given():
     both = torch.stack([uniform(16), uniform(16, causal=True)])
     torch.testing.assert_close(metrics.adjusted_locality(both), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12)
-    assert metrics.adjusted_locality(both, causal=True)[0] < 0
+    assert metrics.adjusted_locality(both[1], causal=True).abs() < 1e-6
     torch.testing.assert_close(metrics.entropy(both), torch.ones(2, dtype=torch.float64))
     assert metrics.entropy(both, causal=False)[1] < 1
 
@@ -246,6 +246,16 @@ def test_causal_and_visible_together_raise_an_error():
     for metric in (metrics.adjusted_locality, metrics.entropy):
         with pytest.raises(ValueError, match="give one of them"):
             metric(uniform(8), causal=False, visible=torch.ones(8, 8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["adjusted_locality", "entropy"])
+def test_attention_to_the_future_is_refused_as_causal(name):
+    metric = getattr(metrics, name)
+    for future in (uniform(8), torch.stack([uniform(8, causal=True), torch.eye(8).roll(1, -1)])):
+        with pytest.raises(ValueError, match=r"causal=True hides keys with attention: .* leave causal out"):
+            metric(future, causal=True)
+    past = torch.ones(8, 8, dtype=torch.bool).tril()
+    assert torch.equal(metric(uniform(8, causal=True), causal=True), metric(uniform(8, causal=True), visible=past))
 
 
 def test_a_previous_token_head_is_distinguished_from_a_symmetric_one():

@@ -83,6 +83,35 @@ def test_the_state_dict_of_the_same_encoding_with_other_numbers_is_loaded(saved,
         torch.testing.assert_close(new.double()(7), old.double()(7), rtol=1e-6, atol=0)
 
 
+EQUAL = {
+    "decay": lambda: AttenuatedEncoding(2, decay=[0.2, 0.2]),
+    "slopes": lambda: ALiBi(2, slopes=[0.5, 0.5]),
+    "symmetry of targets": lambda: AttenuatedEncoding.from_targets(locality=[0.5, 0.6], length=16),
+    "one target": lambda: AttenuatedEncoding.from_targets(locality=0.5, direction_balance=0.2, heads=2, length=16),
+}
+
+
+@pytest.mark.parametrize("make", EQUAL.values(), ids=EQUAL)
+def test_an_encoding_whose_heads_have_equal_numbers_is_saved_and_loaded(make, tmp_path):
+    model, ids = tiny("bert"), tokens(2, N)
+    attach(model, make())
+    model.load_state_dict(model.state_dict())
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
+
+
+@pytest.mark.parametrize("slopes", [(1.0, [1.0, 2.0]), ([1.0, 2.0], 1.0), ([1.0, 1.0], [1.0, 2.0])])
+def test_one_slope_for_all_heads_and_one_for_each_load_into_one_another(slopes):
+    one, two, ids = tiny("bert"), tiny("bert", seed=1), tokens(2, N)
+    for model, numbers in zip((one, two), slopes, strict=True):
+        attach(model, ALiBi(2, slopes=numbers))
+    two.load_state_dict(one.state_dict())
+    assert_same_outputs(hidden(two, ids), hidden(one, ids))
+    assert attached(two).encodings[0].configuration() == attached(one).encodings[0].configuration()
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_weights_without_the_encoding_are_refused(layers, strict):
@@ -291,10 +320,11 @@ def make_trainer(folder, encoding, **settings):
     return hf.Trainer(model, hf.TrainingArguments(folder, **options, **quiet), train_dataset=ROWS, eval_dataset=ROWS)
 
 
-def test_a_resumed_training_ends_with_the_weights_of_the_uninterrupted_one(tmp_path):
-    whole = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
+@pytest.mark.parametrize("encoding", [AttenuatedEncoding(learnable=True), ALiBi(2, slopes=[0.5, 0.5])])
+def test_a_resumed_training_ends_with_the_weights_of_the_uninterrupted_one(encoding, tmp_path):
+    whole = make_trainer(tmp_path, encoding)
     whole.train()
-    resumed = make_trainer(tmp_path, AttenuatedEncoding(learnable=True))
+    resumed = make_trainer(tmp_path, encoding)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=1e-6)
     assert same_weights(load(tmp_path / "checkpoint-4").state_dict(), whole.model.state_dict())

@@ -20,10 +20,11 @@ from transformers import (
 )
 from transformers.integrations import integration_utils
 
-from pelocality.encodings import KERPLE, AttenuatedEncoding, DistanceTable, T5Buckets
+from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, T5Buckets
 from pelocality.metrics import locality, measure
-from pelocality.models import positional_attention
+from pelocality.models import attach, positional_attention
 from pelocality.models.callback import METRICS, LocalityCallback, encoding_parameters, trajectory
+from tests.test_encodings_cache import Pair
 
 ROWS = [
     {"input_ids": ids, "labels": ids} for ids in torch.randint(5, 99, (32, 16), generator=torch.manual_seed(0)).tolist()
@@ -109,6 +110,18 @@ def test_closed_form_logits_and_encodings_can_be_measured(tmp_path):
     trainer.train()
     wanted = measure(AttenuatedEncoding(decay=0.5).weights(20)).locality.item()
     assert callback.table["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
+
+
+def test_an_encoding_that_contains_others_is_one_layer(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    whole = Pair(ALiBi(2), Pair(ALiBi(2), KERPLE(2)))
+    attach(trainer.model, whole)
+    callback = add_callback(trainer, source="encodings", length=20)
+    trainer.train()
+    first = callback.table[callback.table["step"] == 0]
+    assert first["layer"].tolist() == [0, 1]
+    wanted = measure(whole.weights(20)).locality.mean().item()
+    assert first["locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
 
 
 @pytest.mark.parametrize("source", ["attention", "logits"])

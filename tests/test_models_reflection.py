@@ -136,6 +136,19 @@ def test_padding_does_not_change_the_gap(name, side):
         torch.testing.assert_close(among, alone, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "bloom"])
+def test_padding_of_a_decoder_does_not_change_the_gap(name, side):
+    model, ids, padding = set_implementation(tiny(name), "sdpa" if name != "bloom" else "eager"), tokens(1, 9), 3
+    alone = reflection_gap(model, ids)
+    padded = nn.functional.pad(ids, (4, 0) if side == "left" else (0, 4), value=padding)
+    with attach(model, NoEncoding(causal=True)):
+        disabled = reflection_gap(model, ids)
+        torch.testing.assert_close(reflection_gap(model, padded, padded != padding), disabled, rtol=1e-6, atol=1e-12)
+    if side == "right" or name in ("llama", "qwen2"):  # others count absolute positions from the first id
+        torch.testing.assert_close(reflection_gap(model, padded, padded != padding), alone, rtol=1e-6, atol=1e-12)
+
+
 def test_palindromes_and_single_tokens_have_no_gap():
     palindrome = torch.tensor([[7, 9, 11, 9, 7]])
     with attach(model_of("bert"), AttenuatedEncoding(symmetry=1.0)):

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,7 +17,7 @@ from transformers import (
     Trainer,
 )
 
-from pelocality.encodings import AttenuatedEncoding, DistanceTable, NoEncoding
+from pelocality.encodings import AttenuatedEncoding, DistanceTable, NoEncoding, RelativeEncoding
 from pelocality.models import attach, attached, distillation_loss, positional_attention, relocate
 
 WORDS = ["the", "a", "old", "wet", "man", "dog", "mill", "saw", "found", "took", "by", "near", "it", "and", "red"]
@@ -94,6 +95,69 @@ def test_a_relocated_model_comes_near_the_untouched_one_which_does_not_change(na
     with torch.no_grad():
         outputs = [found.model(each).logits[0, :4] for each in (ids, changed)]
     assert torch.allclose(*outputs, atol=1e-5) == (name == "gpt2")  # a causal model stays causal
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("frozen", ["all", "some"])
+def test_frozen_weights_are_trained_and_frozen_again(name, frozen):
+    make, tokenizer = FAMILIES[name]
+    model = make()
+    table = own_table(model)
+    free = relocate(model, table, tokenizer, TEXTS, **OPTIONS)
+    for parameter in list(model.parameters())[:: 1 if frozen == "all" else 3]:
+        parameter.requires_grad_(False)
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    with torch.no_grad():
+        found = relocate(model, table, tokenizer, TEXTS, **OPTIONS)
+    torch.testing.assert_close(found.curve.to_numpy(), free.curve.to_numpy(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.model.state_dict(), free.model.state_dict(), rtol=1e-3, atol=1e-4)
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    attached(found.model).remove()
+    assert [parameter.requires_grad for parameter in found.model.parameters()] == flags
+
+
+def test_the_frozen_tables_of_kept_positions_stay():
+    make, tokenizer = FAMILIES["bert"]
+    model = make().requires_grad_(False)
+    found = relocate(model, NoEncoding(2), tokenizer, TEXTS, position_embeddings="keep", **OPTIONS | {"tokens": 200})
+    before, after = model.state_dict(), found.model.state_dict()
+    assert torch.equal(*(each["bert.embeddings.position_embeddings.weight"] for each in (before, after)))
+    assert not torch.equal(*(each["bert.embeddings.word_embeddings.weight"] for each in (before, after)))
+
+
+def test_the_copy_has_the_mode_of_every_module():
+    make, tokenizer = FAMILIES["bert"]
+    model = make().train()
+    model.bert.embeddings.eval()
+    found = relocate(model, NoEncoding(2), tokenizer, TEXTS, **OPTIONS | {"tokens": 200})
+    modes = {name: module.training for name, module in found.model.named_modules()}
+    assert {name: module.training for name, module in model.named_modules()}.items() <= modes.items()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_loss_of_half_precision_states_is_computed_in_float32(dtype):
+    make, tokenizer = FAMILIES["bert"]
+    model = make().to(dtype)
+    assert distillation_loss(model, model, tokenizer, TEXTS, length=12) == pytest.approx((0, 0), abs=1e-6)
+
+
+class Slope(RelativeEncoding):
+    """An encoding with a scalar parameter."""
+
+    def __init__(self, slope=1.0, causal=False):
+        super().__init__(1, causal)
+        self.slope = torch.nn.Parameter(torch.tensor(float(slope)))
+
+    def at(self, distance):
+        return -self.slope * distance.abs()[None]
+
+
+@pytest.mark.parametrize("with_folder", [True, False])
+def test_an_encoding_may_have_a_scalar_parameter(with_folder, tmp_path):
+    make, tokenizer = FAMILIES["bert"]
+    options = OPTIONS | {"tokens": 200, "folder": tmp_path if with_folder else None}
+    found = relocate(make(), Slope(), tokenizer, TEXTS, **options)
+    assert attached(found.model).encodings[0].slope.item() != 1
 
 
 def test_the_curve_holds_the_losses_of_the_held_out_texts():
@@ -191,6 +255,30 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         relocate(model, NoEncoding(2), tokenizer, TEXTS[:-1], folder=tmp_path, **OPTIONS)
     with pytest.raises(ValueError, match="other start"):
         relocate(model, AttenuatedEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+    for text in ("", "{", "[]", "3"):
+        (tmp_path / "relocation.json").write_text(text)
+        with pytest.raises(ValueError, match=r"damaged relocation\.json|other tokens.*choose another"):
+            relocate(model, NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+
+
+def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def interrupted(self, target):
+        raise KeyboardInterrupt
+
+    make, tokenizer = FAMILIES["bert"]
+    options = OPTIONS | {"tokens": 200, "folder": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            relocate(make(), NoEncoding(2), tokenizer, TEXTS, **options)
+    assert not (tmp_path / "relocation.json").exists()
+    relocate(make(), NoEncoding(2), tokenizer, TEXTS, **options)
+
+
+def test_the_loss_of_empty_texts_is_refused():
+    make, tokenizer = FAMILIES["bert"]
+    with pytest.raises(ValueError, match="texts must hold some text"):
+        distillation_loss(make(), make(), tokenizer, ["", " "], length=12)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +287,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         ({"texts": "a text"}, TypeError, "texts must be strings"),
         ({"texts": [1, 2]}, TypeError, "texts must be strings"),
         ({"texts": []}, ValueError, "texts must hold some text"),
+        ({"texts": [""]}, ValueError, "texts must hold some text"),
         ({"texts": TEXTS[:3]}, ValueError, "held_out=16; give more texts"),
         ({"tokenizer": None}, TypeError, "tokenizer"),
         ({"encoding": 3}, TypeError, "encoding must be"),

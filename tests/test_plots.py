@@ -128,7 +128,7 @@ def test_layers_have_the_models_own_numbers(draw):
     fig.canvas.draw()
     axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
     assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
-    with pytest.raises(ValueError, match="layers must number the 3 layers of values, got 2"):
+    with pytest.raises(ValueError, match=r"layers must number the 3 layers of values.*, got 2: \[1, 3\]"):
         draw(torch.rand(3, 4), layers=(1, 3))
 
 
@@ -241,6 +241,9 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.head_grid(torch.rand(4)), "layer, head"),
         (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "layer"),
         (lambda: plots.comparison({}), "empty"),
+        (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"metric='entropy' .*\['a'\] is numbers"),
+        (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),
+        (lambda: plots.head_grid(torch.rand(2, 3), limits=(1, 0)), r"limits must be the smallest .* got \(1, 0\)"),
         (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
         (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
         (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
@@ -269,3 +272,28 @@ def test_results_are_drawn_by_the_metric_that_says_most_of_them_and_with_their_l
     assert ax.get_ylabel() == "entropy of mean"
     both = positional_attention(tiny("bert"), length=8, words=4)
     assert plots.head_grid(both)[0].axes[-1].get_ylabel() == "locality"
+
+
+def test_results_of_models_that_differ_in_depth_are_drawn_at_their_own_layers():
+    deep = positional_attention(tiny("bert"), length=8, words=4)
+    some = positional_attention(tiny("roberta"), length=8, words=4, layers=[2, 0])
+    for results in ({"deep": deep, "some": some}, {"some": some, "deep": deep}):
+        fig, ax = plots.comparison(results)
+        fig.canvas.draw()
+        assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "1", "2"]
+        for line in ax.lines:
+            result = results[line.get_label()]
+            assert line.get_xdata().round().tolist() == list(result.layers)
+            np.testing.assert_allclose(line.get_ydata(), result.per_sample["locality"].mean((0, -1)))
+
+
+def test_all_results_are_drawn_by_one_metric():
+    one, other = (positional_attention(tiny(name), length=8, words=4) for name in ("bert", "gpt2"))
+    for results in ({"bert": one, "gpt2": other}, {"gpt2": other, "bert": one}):
+        with pytest.raises(ValueError, match=r"different metrics: .*locality of .*; choose one for all, "):
+            plots.comparison(results)
+        _, ax = plots.comparison(results, metric="adjusted_locality")  # a number per sample of causal models alone
+        assert ax.get_ylabel() == "adjusted locality of mean"
+        for line in ax.lines:
+            wanted = results[line.get_label()].to_frame("layer", metrics=["adjusted_locality"])
+            np.testing.assert_allclose(line.get_ydata(), wanted["adjusted_locality_of_mean"], rtol=1e-6)

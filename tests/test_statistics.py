@@ -1,8 +1,11 @@
 """Intervals and tests against scipy and against slow references."""
 
 import itertools
+from collections import Counter
+from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats
@@ -143,6 +146,63 @@ def test_the_sign_flip_test_stays_in_its_range_for_large_sums():
     sums = rng.integers(0, 15, (3000, 2)) * [1, -1]
     assert (sign_flip(sums) == [0.5 ** np.count_nonzero(sums[:, 0]), 1]).all() or sign_flip(sums)[0] < 1e-15
     assert sign_flip(sums)[1] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(10, 90), (100, 900), (4000, 6000), (2, 1000), (0, 60), (0, 1000)])
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_smallest_p_values_of_the_sign_flip_test_are_exact(lost, gained, size):
+    sums = np.array([-size] * lost + [size] * gained)[:, None]
+    wanted = stats.binom.sf(gained - 1, lost + gained, 0.5)
+    assert wanted < 1e-15
+    assert sign_flip(sums)[0] == pytest.approx(wanted, rel=1e-9, abs=0)
+    assert sign_flip(sums, two_sided=True)[0] == pytest.approx(2 * wanted, rel=1e-9, abs=0)
+    assert sign_flip(-sums)[0] == 1
+    assert sign_flip(np.repeat(sums, 100, 0))[0] > 0  # below every number of float64
+
+
+def test_the_sign_flip_test_of_sums_of_several_sizes_is_exact_at_the_far_end():
+    sums = np.random.default_rng(0).integers(-1, 9, 120)
+    chances = {0: Fraction(1)}
+    for each in abs(sums).tolist():
+        moved = Counter()
+        for total, chance in chances.items():
+            moved[total + each] += chance / 2
+            moved[total - each] += chance / 2
+        chances = moved
+    wanted = float(sum(chance for total, chance in chances.items() if total >= sums.sum()))
+    assert wanted < 1e-15
+    assert sign_flip(sums[:, None])[0] == pytest.approx(wanted, rel=1e-9, abs=0)
+
+
+def test_groups_are_told_apart_by_their_names():
+    values = [1, 1, 0, 0, -1, -1]
+    expected = mean_over_groups(values, ["a", "a", "b", "b", "c", "c"])
+    for names in ([1, 1, "1", "1", 2, 2], [("a", 1), ("a", 1), ("a", 2), ("a", 2), ("b", 1), ("b", 1)],
+                  [None, None, "b", "b", 3.5, 3.5], np.repeat([0, 1, 2], 2), pd.Series(list("xxyyzz"))):  # fmt: skip
+        assert mean_over_groups(values, names) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: sign_flip([[0.5]] * 5), ValueError, r"whole numbers, got 0\.5"),
+        (lambda: sign_flip([[np.nan]] * 5), ValueError, "whole numbers, got nan"),
+        (lambda: sign_flip([["a"]]), TypeError, "whole numbers, got an array of <U1"),
+        (lambda: sign_flip([1, 1, 1]), ValueError, r"\(groups, tests\), got shape \(3,\); of one test, add"),
+        (lambda: mcnemar(-3, 3), ValueError, "lost must be at least 0, got -3"),
+        (lambda: mcnemar(3, 0.5), TypeError, "gained must be an integer"),
+        (lambda: mean_over_groups([1, 0, 1], ["a"]), ValueError, r"one group for each value, got 1 for values \(3,\)"),
+        (lambda: mean_over_groups([[1, 0]], ["a", "b"]), ValueError, r"got 2 for values \(1, 2\)"),
+        (lambda: mean_over_groups([1, 0], [["a"], ["b"]]), TypeError, "groups must be names that can be keys"),
+    ],
+)
+def test_input_that_would_be_misread_is_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_whole_numbers_may_be_floats():
+    assert sign_flip([[1.0], [3.0]]) == sign_flip([[1], [3]])
 
 
 def test_few_groups_get_the_t_interval_of_the_jackknife():

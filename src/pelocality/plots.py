@@ -103,7 +103,8 @@ def head_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
-        ValueError: Not two axes, nothing to draw, or another number of layers.
+        ValueError: Not two axes, nothing to draw, another number of layers, a metric of numbers that are no result, or
+            limits in the wrong order.
 
     Examples:
         >>> import torch
@@ -111,16 +112,14 @@ def head_grid(
         >>> ax.get_ylabel()
         'layer'
     """
-    if hasattr(values, "per_sample"):
-        values, layers, label = _of_result(values, metric, layers, label)
-    grid = _array(values)
-    if grid.ndim != 2 or not grid.size:
-        raise ValueError(f"head_grid draws (layer, head), got shape {grid.shape}")
+    column, [(grid, layers)] = _by_layer({"values": values}, metric, layers, (2,))
+    if limits is not None and not limits[0] <= limits[1]:
+        raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
     depth, heads = grid.shape
     fig, ax = _figure(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
     finite = grid[np.isfinite(grid)]
     low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
-    _image(ax, np.clip(grid, low, high), label, vmin=low, vmax=high, aspect="auto")
+    _image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
     width, height = _inches(ax)
     numbers = {place: _short(float(grid[place])) for place in np.ndindex(depth, heads)}
     longest = max(1, *map(len, numbers.values()))
@@ -129,8 +128,8 @@ def head_grid(
         colour = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
         ax.text(head, layer, text, ha="center", va="center", color=colour, fontsize=size)
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*_ticks(heads, width, None))
-    ax.set_yticks(*_ticks(depth, height, layers))
+    ax.set_xticks(*_ticks(range(heads), width))
+    ax.set_yticks(*_ticks(layers, height))
     return fig, ax
 
 
@@ -192,8 +191,9 @@ def comparison(
 
     Args:
         values: By name, each (layer, head) or (layer,), or a result as for `head_grid`.
-        metric: Which number of results: a name in their ``to_frame``. None: as for `head_grid`.
-        layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
+        metric: Which number of results: a name in their ``to_frame``. None: as for `head_grid`, if that is the same for
+            all of them; of bidirectional and causal models, name one.
+        layers: The numbers of the layers of every line in its model; None: those of each result, otherwise from 0.
         ax: Where to draw; a new figure if None.
         label: Label of the vertical axis; the name of the results' metric if empty.
         title: Title of the axes.
@@ -203,7 +203,8 @@ def comparison(
 
     Raises:
         ImportError: Matplotlib is missing.
-        ValueError: Neither one nor two axes, nothing to draw, or another number of layers.
+        ValueError: Neither one nor two axes, nothing to draw, another number of layers, a metric of numbers that are no
+            result, or results that would be drawn by different metrics.
 
     Examples:
         >>> import torch
@@ -213,24 +214,21 @@ def comparison(
     """
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
+    given = {f"values[{name!r}]": each for name, each in values.items()}
+    column, lines = _by_layer(given, metric, layers, (1, 2))
+    numbers = sorted({number for _, own in lines for number in own})
     new = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
-    spread, depth = 0.5 / len(values), 0
-    for index, ((name, given), style) in enumerate(zip(values.items(), _styles(), strict=False)):
-        if hasattr(given, "per_sample"):
-            given, layers, label = _of_result(given, metric, layers, label)
-        grid = _array(given)
-        if grid.ndim not in (1, 2) or not grid.size:
-            raise ValueError(f"values[{name!r}] must be (layer, head) or (layer,), got shape {grid.shape}")
-        depth = max(depth, len(grid))
-        place = np.arange(len(grid)) + spread * (index - (len(values) - 1) / 2)
+    spread = 0.5 / len(lines)
+    for index, (name, (grid, own), style) in enumerate(zip(values, lines, _styles(), strict=False)):
+        place = np.searchsorted(numbers, own) + spread * (index - (len(lines) - 1) / 2)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
         (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
-    ax.set(xlabel="layer", ylabel=label, xlim=(-0.6, depth - 0.4))
-    ax.set_xticks(*_ticks(depth, _inches(ax)[0], layers))
+    ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(numbers) - 0.4))
+    ax.set_xticks(*_ticks(numbers, _inches(ax)[0]))
     return _with_legend(fig, ax, new)
 
 
@@ -382,14 +380,37 @@ def _by_distance(
     return _with_legend(fig, ax, new)
 
 
-def _of_result(
-    result: Any, metric: str | None, layers: Sequence[int] | None, label: str
-) -> tuple[np.ndarray, Sequence[int], str]:
-    """Return a metric of a result, (layer, head), with its layers and its name unless others are given."""
-    frame = result.to_frame(metrics=None if metric is None else [metric])
-    name = frame.columns[2]  # after layer and head
-    grid = frame[name].to_numpy().reshape(result.attention.shape[:2])
-    return grid, layers or result.layers, label or name.replace("_", " ")
+def _by_layer(
+    values: Mapping[str, Any], metric: str | None, layers: Sequence[int] | None, axes: Sequence[int]
+) -> tuple[str, list[tuple[np.ndarray, Sequence[int]]]]:
+    """Return what results are drawn by, the same for all, in words; and each by layer with the layers' numbers."""
+    metrics = None if metric is None else [metric]
+    frames = {name: each.to_frame(metrics=metrics) for name, each in values.items() if hasattr(each, "per_sample")}
+    if metric is None:
+        columns = {frame.columns[2]: name for name, frame in frames.items()}  # after layer and head
+        if len(columns) > 1:
+            different = ", ".join(f"{column} of {name}" for column, name in columns.items())
+            raise ValueError(f"results would be drawn by different metrics: {different}; choose one for all, metric=")
+        column = next(iter(columns), "")
+    else:
+        if plain := [name for name in values if name not in frames]:
+            raise ValueError(f"metric={metric!r} is read from results, and {plain[0]} is numbers; leave metric out")
+        column = metric if all(metric in frame for frame in frames.values()) else f"{metric}_of_mean"
+    found = []
+    for name, each in values.items():
+        own = layers
+        if name in frames:
+            own = each.layers if layers is None else layers
+            each = frames[name][column].to_numpy().reshape(each.attention.shape[:2])
+        grid = _array(each)
+        if grid.ndim not in axes or not grid.size:
+            wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
+            raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
+        own = range(len(grid)) if own is None else own
+        if len(own) != len(grid):
+            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {len(own)}: {list(own)}")
+        found.append((grid, own))
+    return column.replace("_", " "), found
 
 
 def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
@@ -443,12 +464,9 @@ def _inches(ax: Axes) -> tuple[float, float]:
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
 
-def _ticks(size: int, inches: float, numbers: Sequence[int] | None) -> tuple[range, list[str]]:
+def _ticks(numbers: Sequence[int], inches: float) -> tuple[range, list[str]]:
     """Return which layers or heads are labelled, all or every k-th where there is not enough room, and the labels."""
-    numbers = range(size) if numbers is None else numbers
-    if len(numbers) != size:
-        raise ValueError(f"layers must number the {size} layers of values, got {len(numbers)}: {list(numbers)}")
-    ticks = range(0, size, math.ceil(0.22 * size / inches))
+    ticks = range(0, len(numbers), math.ceil(0.22 * len(numbers) / inches))
     return ticks, [str(numbers[place]) for place in ticks]
 
 

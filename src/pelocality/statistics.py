@@ -1,12 +1,14 @@
 """Estimates with intervals, and McNemar's test for paired predictions."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+from scipy.optimize import brentq
 
 from pelocality._checks import count
 
@@ -133,7 +135,7 @@ def mean_over_groups(
 
     Args:
         values: (rows,) numbers.
-        groups: (rows,) names of groups.
+        groups: (rows,) names of groups: anything that can be the key of a dictionary, 1 and "1" being two.
         confidence: Coverage, in (0, 1).
         resamples: Number of resamples.
         seed: Seeds the resamples.
@@ -144,8 +146,9 @@ def mean_over_groups(
         The mean of all rows and its interval; the interval is NaN for fewer than two groups.
 
     Raises:
-        TypeError: A confidence that is not a number.
-        ValueError: A confidence outside (0, 1), fewer than 1 resample, or values beyond ``least`` and ``most``.
+        TypeError: A confidence that is not a number, or names that cannot be keys, such as lists.
+        ValueError: A confidence outside (0, 1), fewer than 1 resample, values beyond ``least`` and ``most``, or not
+            one group for each value.
 
     Examples:
         >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
@@ -156,8 +159,10 @@ def mean_over_groups(
     rows = np.asarray(values, float)
     if (rows < least).any() or (rows > most).any():
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
+    index = _group_numbers(groups)
+    if rows.ndim != 1 or len(index) != len(rows):
+        raise ValueError(f"groups must name one group for each value, got {len(index)} for values {rows.shape}")
     mean = float(rows.mean()) if len(rows) else float("nan")
-    _, index = np.unique(np.asarray(groups), return_inverse=True)
     sizes = np.bincount(index).astype(float)
     if len(sizes) < 2:
         return Estimate(mean, float("nan"), float("nan"))
@@ -181,6 +186,19 @@ def mean_over_groups(
     )
     low, high = found.confidence_interval
     return Estimate(mean, float(low), float(high))
+
+
+def _group_numbers(groups: Sequence[Any] | NDArray[Any]) -> NDArray[np.intp]:
+    """Return the number of each row's group, in the order of their names where they have one."""
+    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    try:
+        unique = list(dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
+    with suppress(TypeError):  # of several types
+        unique = sorted(unique)
+    number = {name: index for index, name in enumerate(unique)}
+    return np.array([number[name] for name in names], dtype=np.intp)
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
@@ -245,10 +263,16 @@ def mcnemar(lost: int, gained: int) -> float:
     Returns:
         The p-value, in [0, 1]; 1 where no pair changed.
 
+    Raises:
+        TypeError: A number that is not an integer.
+        ValueError: A number below 0.
+
     Examples:
         >>> mcnemar(5, 0)
         0.0625
     """
+    count("lost", lost, least=0)
+    count("gained", gained, least=0)
     return float(stats.binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0
 
 
@@ -262,36 +286,60 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
 
     over all $2^G$ signs: a permutation test that exchanges whole groups, whose rows may depend on each other in any
     way. Where no sum is larger than 1 it is McNemar's test. The distribution is computed from its Fourier transform
-    $\prod_g \cos(t d_g)$.
+    $\prod_g \cos(t d_g)$, of signs tilted towards the sum, so that the smallest p-values are exact too.
 
     Args:
         differences: (groups, tests) whole numbers.
         two_sided: Test for a difference in either direction.
 
     Returns:
-        (tests,), in (0, 1].
+        (tests,), in (0, 1]; 2e-308, the smallest normal number of float64, where it is less.
+
+    Raises:
+        TypeError: Differences that are not numbers.
+        ValueError: Numbers that are not whole, or other axes.
 
     Examples:
         >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]]), mcnemar(5, 0)
         (array([0.03125]), array([0.5]), 0.0625)
     """
-    columns = np.asarray(differences, dtype=np.int64).T
-    return np.array([_sign_flip(column[column != 0], two_sided) for column in columns])
+    given = np.asarray(differences)
+    if given.dtype.kind not in "biuf":
+        raise TypeError(f"differences must be whole numbers, got an array of {given.dtype}")
+    if given.ndim != 2:
+        raise ValueError(f"differences must be (groups, tests), got shape {given.shape}; of one test, add [:, None]")
+    with np.errstate(invalid="ignore"):  # NaN and infinity
+        sums = given.astype(np.int64)
+    if (sums != given).any():
+        raise ValueError(f"differences must be whole numbers, got {given[sums != given][0]}")
+    p = np.array([_sign_flip(column[column != 0], two_sided) for column in sums.T], float)
+    above_zero: Floats = np.clip(p, np.finfo(float).tiny, 1)
+    return above_zero
 
 
 def _sign_flip(sums: NDArray[np.int64], two_sided: bool) -> float:
-    size, observed = int(abs(sums).sum()), int(sums.sum())
-    if size == 0 or (two_sided and observed == 0):
-        return 1.0
-    values, counts = np.unique(abs(sums), return_counts=True)
-    angles = 2 * np.pi * np.arange(size + 1) / (2 * size + 1)
-    transform = np.prod(np.cos(np.outer(values, angles)) ** counts[:, None], axis=0)
-    chances = np.fft.irfft(transform, 2 * size + 1)[: size + 1]  # of the sums 0 to size
+    observed = int(sums.sum())
     if two_sided:
-        p = 2 * chances[abs(observed) :].sum()
-    else:
-        p = chances[observed:].sum() if observed >= 0 else 1 - chances[1 - observed :].sum()
-    return float(np.clip(p, 0.5 ** len(sums), 1))  # rounding leaves 1e-17, and more than 1
+        return min(1.0, 2 * _tail(abs(sums), abs(observed))) if observed else 1.0
+    return _tail(abs(sums), observed) if observed > 0 else 1 - _tail(abs(sums), 1 - observed)
+
+
+def _tail(sums: NDArray[np.int64], least: int) -> float:
+    """Return the probability that the sum of positive numbers with random signs is at least this, which is above 0.
+
+    The signs are tilted, so that the sum has this mean: the far end of the Fourier transform itself is rounding noise.
+    """
+    size = int(sums.sum())
+    if least >= size:
+        return 0.5 ** len(sums) if least == size else 0.0
+    values, counts = np.unique(sums, return_counts=True)
+    tilt = float(brentq(lambda t: counts @ (values * np.tanh(t * values)) - least, 0, 20, xtol=1e-12))
+    angles = 2 * np.pi * np.outer(values, np.arange(size + 1)) / (2 * size + 1)
+    factors = np.cos(angles) - 1j * np.tanh(tilt * values)[:, None] * np.sin(angles)
+    chances = np.fft.irfft(np.prod(factors ** counts[:, None], axis=0), 2 * size + 1)[least : size + 1]
+    log_cosh = counts @ (np.logaddexp(tilt * values, -tilt * values) - np.log(2))
+    total = (chances * np.exp(-tilt * np.arange(size + 1 - least))).sum()
+    return float(total * np.exp(log_cosh - tilt * least))
 
 
 def check_confidence(confidence: float) -> None:

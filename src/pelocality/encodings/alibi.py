@@ -35,6 +35,8 @@ class ALiBi(RelativeEncoding):
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
 
+    _per_head = ("slopes",)
+
     def __init__(self, heads: int, slopes: PerHead | None = None, causal: bool = False) -> None:
         super().__init__(heads, causal)
         numbers = published_slopes(heads) if slopes is None else slopes

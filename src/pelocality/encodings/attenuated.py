@@ -67,6 +67,8 @@ class AttenuatedEncoding(RelativeEncoding):
                  [0.0777, 0.3482, 0.5741]]])
     """
 
+    _per_head = ("decay", "symmetry", "scale")
+
     def __init__(
         self,
         heads: int = 1,

@@ -34,6 +34,9 @@ class Encoding(nn.Module, ABC):
         estimators do; `configuration` reads them.
     """
 
+    # arguments that are one number or one per head; the fixed ones are buffers, fixed_ before their name
+    _per_head: tuple[str, ...] = ()
+
     def __init__(self, heads: int = 1, causal: bool = False) -> None:
         super().__init__()
         self.heads = count("heads", heads)
@@ -143,17 +146,23 @@ class Encoding(nn.Module, ABC):
 
         Returns:
             ``{"type": ..., argument: value, ...}``. Arguments that are learned have their current value, rounded to
-            its precision; the ``state_dict`` has them exactly. An argument that is an encoding is represented by its
-            own configuration.
+            its precision; the ``state_dict`` has them exactly. A tensor is a list, nested by its axes; per-head numbers
+            that are equal are one number. An argument that is an encoding is represented by its own configuration.
 
         Raises:
-            TypeError: An argument of the constructor is not stored as an attribute of the same name.
+            TypeError: An argument of the constructor is not stored as an attribute of the same name, or is a tensor
+                of complex numbers.
         """
         names = inspect.signature(type(self)).parameters
         missing = [name for name in names if not hasattr(self, name)]
         if missing:
             raise TypeError(f"{type(self).__name__} must store its argument '{missing[0]}' under that name")
-        return {"type": type(self).__name__, **{name: _to_json(getattr(self, name)) for name in names}}
+        arguments = {name: _to_json(getattr(self, name)) for name in names}
+        for name in self._per_head:
+            numbers = arguments.get(name)  # a subclass may lack it
+            if isinstance(numbers, list) and numbers.count(numbers[0]) == len(numbers):
+                arguments[name] = numbers[0]
+        return {"type": type(self).__name__, **arguments}
 
     @classmethod
     def from_configuration(cls, configuration: dict[str, Any]) -> Self:
@@ -262,6 +271,14 @@ class Encoding(nn.Module, ABC):
             raise ValueError(f"mask must be {wanted}, got shape {shape}")
         return mask if mask.dtype == torch.bool else mask != 0
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        for name in (f"fixed_{argument}" for argument in self._per_head):
+            # one number for all heads and one for each load into one another: the buffer takes the shape of the state
+            here, given = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)
+            if here is not None and given in ((1,), (self.heads,)) and here.shape != given:
+                self._buffers[name] = here.new_empty(given)
+        super()._load_from_state_dict(state_dict, prefix, *options)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -291,16 +308,20 @@ def check_encoding(encoding: Any, heads: int) -> None:
 
 
 def _to_json(value: Any) -> Any:
-    """Return an argument of an encoding as a JSON value; a tensor becomes a number or a list of numbers."""
+    """Return an argument of an encoding as a JSON value; a tensor becomes a number or nested lists of numbers."""
     if isinstance(value, Encoding):
         return value.configuration()
     if isinstance(value, (list, tuple)):
         return [_to_json(each) for each in value]
     if isinstance(value, Tensor):
-        flat = value.detach().to("cpu", torch.promote_types(value.dtype, torch.float32)).reshape(-1)
+        if value.is_complex():
+            raise TypeError(f"a tensor of {value.dtype} has no JSON value")
+        value = value.detach().cpu()
+        if not value.is_floating_point():
+            return value.tolist()
+        array = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
         # through str: the float32 number 0.1 becomes 0.1, which rounds to the same float32 number
-        numbers = [float(str(number)) for number in flat.numpy()]
-        return numbers[0] if len(set(numbers)) == 1 else numbers
+        return np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape).tolist()
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -39,6 +39,8 @@ class KERPLE(RelativeEncoding):
         tensor([[-1.0000, -0.5000, -0.0000, -0.5000, -1.0000]])
     """
 
+    _per_head = ("strength", "curvature")
+
     def __init__(
         self,
         heads: int,

@@ -31,8 +31,8 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 
     Raises:
         TypeError: It is not a mask, or without_first is not an integer.
-        ValueError: Other values, the shape does not fit, a sequence has no token or a gap between its tokens, or
-            without_first is negative or leaves no token.
+        ValueError: Other values, floats that are all 0, the shape does not fit, a sequence has no token or a gap
+            between its tokens, or without_first is negative or leaves no token.
     """
     flags = torch.ones(n, dtype=torch.bool) if mask is None else token_flags(mask)
     leading = tuple(flags.shape[:-1])
@@ -59,6 +59,9 @@ def token_flags(mask: Mask) -> Tensor:
         one, zero, hidden = given == 1, given == 0, given <= HIDDEN
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error
+    if given.is_floating_point() and given.numel() and bool(zero.all()):
+        readings = "no token counts if it is of 0 and 1, every token if it is additive"
+        raise ValueError(f"mask is 0 everywhere, which is ambiguous: {readings}; without padding, leave it out")
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):
@@ -90,12 +93,17 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
     return visible.to(matrices.device).expand(shape)
 
 
-def check_hidden_keys(weights: Tensor, seen: Tensor) -> None:
-    """Raise ValueError if a query has weight on a key that it does not see; both (batch, n, n)."""
+def check_hidden_keys(
+    weights: Tensor,
+    seen: Tensor,
+    argument: str = "visible",
+    advice: str = "it is True where query i (row) sees key j",
+) -> None:
+    """Raise ValueError if a query has weight on a key that it does not see, by this argument; both (batch, n, n)."""
     hidden = weights.detach().masked_fill(seen, 0).sum(-1)
     if hidden.numel() and hidden.max().item() > ROW_SUM_TOLERANCE[weights.dtype]:
         share = f"some query has {hidden.max().item():.3g} of its weight on them"
-        raise ValueError(f"visible hides keys with attention: {share}; it is True where query i (row) sees key j")
+        raise ValueError(f"{argument} hides keys with attention: {share}; {advice}")
 
 
 def is_causal(flat: Tensor) -> Tensor:
@@ -119,6 +127,9 @@ def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Te
         check_hidden_keys(flat, seen)
         return seen.sum(-1, dtype=torch.float64)
     n = flat.shape[-1]
+    if causal:
+        past = torch.ones(n, n, dtype=torch.bool, device=flat.device).tril()
+        check_hidden_keys(flat, past, "causal=True", "leave causal out")
     past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
     position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
     return torch.where(past_only[:, None], position, float(n))

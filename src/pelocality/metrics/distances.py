@@ -43,7 +43,8 @@ def adjusted_locality(
 
     Raises:
         TypeError: As for `locality`, or visible is not boolean.
-        ValueError: As for `locality`, or visible does not fit, hides keys with weight, or comes with causal.
+        ValueError: As for `locality`, visible does not fit or comes with causal, or it or ``causal=True`` hides keys
+            with weight.
 
     Note:
         Visible keys are not inferred from single zeros in the attention: pass ``visible`` to distinguish a head that

@@ -39,7 +39,8 @@ class LocalityCallback(TrainerCallback):
         every: Steps between measurements; the first is before the first step, the last after the last.
         source: The matrices to measure. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
             position-only term where it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
-            ``"encodings"``: the encodings of this library in the model, in the order of its modules.
+            ``"encodings"``: the encodings of this library in the model, in the order of its modules; one that contains
+            others is measured as a whole.
         length: Positions n.
         words: Words to average over, or how many to draw, as for `positional_attention`; not used for encodings and
             exact closed forms.
@@ -149,6 +150,8 @@ class LocalityCallback(TrainerCallback):
         """Return the number of each measured layer, its matrices (head, n, n) and their adjusted locality (head,)."""
         if self.source == "encodings":
             encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+            parts = {part for encoding in encodings for part in encoding.modules() if part is not encoding}
+            encodings = [encoding for encoding in encodings if encoding not in parts]
             if not encodings:
                 raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
             matrices = [encoding.weights(self.length).detach() for encoding in encodings]

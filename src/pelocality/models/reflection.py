@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
+from pelocality.models._restore import inference
 from pelocality.models._run import check_length, find_base, run
-from pelocality.models.eager import eager_attention
 
 
 def reflection_gap(
@@ -74,12 +74,12 @@ def reflection_gap(
     if not len(ids):  # most models cannot run an empty batch
         return torch.zeros(0, dtype=torch.float64, device=ids.device)
     order = _reversed_among_tokens(mask)
-    with eager_attention(model):
+    with inference(model):  # as the model runs: no weights are read, and eager attention to padding alone may be NaN
         forward = _hidden_states(base, ids, mask)
         backward = _hidden_states(base, ids.gather(1, order), mask)
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
-        torch.linalg.vector_norm((states * mask[..., None]).double(), dim=(1, 2))
+        torch.linalg.vector_norm(torch.where(tokens[..., None], states, 0).double(), dim=(1, 2))
         for states in (forward - backward, forward, backward)
     )
     total = one + other

@@ -4,7 +4,8 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +21,11 @@ from transformers import PrinterCallback, Trainer, TrainerState, TrainingArgumen
 
 from pelocality._checks import check_tokenizer, count
 from pelocality.encodings import Encoding
-from pelocality.models._restore import inference
+from pelocality.models._restore import inference, restoring
 from pelocality.models._run import check_length, device_of, find_base
 from pelocality.models._words import special_tokens_around
 from pelocality.models.attachment import Positions, attach
+from pelocality.models.families import record_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def distillation_loss(
         batch_size: Pieces at a time.
 
     Returns:
-        Both losses, between 0 and 2.
+        Both losses, between 0 and 2, computed in float32 or wider.
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer or texts.
@@ -108,7 +110,8 @@ def relocate(
         loss = mean_t (1 - cos(h_t, r_t)) + 1 - cos(mean_t h_t, mean_t r_t)
 
     with h the last hidden states of the copy, r those of the untouched model. All weights are trained, by AdamW in
-    transformers' Trainer, with a warm-up and a linear decay, without dropout. The model itself is not changed.
+    transformers' Trainer, with a warm-up and a linear decay, without dropout; also those that the model has frozen, but
+    for its tables of positions, which may be fixed ones. The model itself is not changed.
 
     Args:
         model: A model that `attach` takes, with or without a head; the head is copied and not trained.
@@ -129,7 +132,8 @@ def relocate(
         progress: Show the Trainer's progress bar.
 
     Returns:
-        The trained copy, on the device and in the mode of the model, and the held-out loss as it fell.
+        The trained copy, on the device and in the modes of the model, frozen where it is, and the held-out loss as it
+        fell.
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer, an encoding or texts.
@@ -168,14 +172,18 @@ def relocate(
     if len(rows) <= held_out:
         raise ValueError(f"texts hold {len(rows)} pieces of {length} tokens, and held_out={held_out}; give more texts")
     trained = copy.deepcopy(model)
-    attach(trained, encoding, position_embeddings=position_embeddings)
     student = find_base(trained)
+    frozen = _frozen(student)
+    attach(trained, encoding, position_embeddings=position_embeddings)
+    modes = [(module, module.training) for module in trained.modules()]
     per_step = batch_size * sum(map(len, rows[:-held_out])) / (len(rows) - held_out)
     steps = math.ceil(tokens / per_step)
-    settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
-    settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
+    checkpoint = None
+    if folder is not None:
+        settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
+        settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
+        checkpoint = _claim(Path(folder), settings)
     with TemporaryDirectory() as temporary:
-        checkpoint = None if folder is None else _claim(Path(folder), settings)
         arguments = TrainingArguments(
             output_dir=temporary if folder is None else str(folder),
             max_steps=steps,
@@ -211,8 +219,11 @@ def relocate(
             load_model(student, checkpoint / "model.safetensors")
             trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    trained.to(device_of(teacher)).train(model.training)
+            with torch.enable_grad(), _trainable(frozen):
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trained.to(device_of(teacher))
+    for module, training in modes:
+        module.training = training
     return Relocation(trained, _curve(trainer.state.log_history, per_step))
 
 
@@ -242,6 +253,30 @@ class _Distillation(Trainer):
         return losses.sum(-1).mean(), losses, losses  # as labels too, without which the Trainer computes no metrics
 
 
+def _frozen(base: nn.Module) -> list[nn.Parameter]:
+    """Return the frozen weights of a model without those of its positions, of which the frozen ones may be fixed."""
+    record = record_of(base)
+    of_positions = {weight for table in record.position_tables(base) for weight in table.parameters()}
+    for attention in record.attention_modules(base):
+        of_positions |= {attention.get_parameter(name) for name in record.position_weights}
+    weights = set(base.parameters()) - of_positions
+    return [weight for weight in weights if weight.is_floating_point() and not weight.requires_grad]
+
+
+@contextmanager
+def _trainable(weights: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let frozen weights be trained, and freeze them again on leaving."""
+
+    def freeze() -> None:
+        for weight in weights:
+            weight.requires_grad_(False)
+
+    with restoring(freeze):
+        for weight in weights:
+            weight.requires_grad_(True)
+        yield
+
+
 def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Return 1 - cosine of the tokens, averaged, and of their means, for each piece: (batch, 2)."""
     with inference(teacher):
@@ -249,6 +284,7 @@ def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tens
         wanted = teacher(**there).last_hidden_state
     here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
     found = student(**here).last_hidden_state
+    found = found.to(torch.promote_types(found.dtype, torch.float32))  # in half precision a cosine is 0.001 off
     wanted, counts = wanted.to(found), here["attention_mask"][..., None].to(found)
     of_tokens = (1 - cosine_similarity(found, wanted, dim=-1)) * counts[..., 0]
     of_means = cosine_similarity((found * counts).sum(1), (wanted * counts).sum(1), dim=-1)
@@ -263,9 +299,9 @@ def _pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[list[int]
     given = [texts] if isinstance(texts, str) else list(texts)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
         raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
-    if room < 1 or not given:
+    ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"] if given else []
+    if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
-    ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"]
     return [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
 
 
@@ -284,7 +320,8 @@ def _digest(content: Any) -> str:
     if isinstance(content, nn.Module):
         digest = hashlib.sha256()
         for name, tensor in sorted(content.state_dict().items()):
-            digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # a scalar has no bytes to view
+            digest.update(name.encode() + numbers.numpy().tobytes())
         return digest.hexdigest()[:16]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
@@ -294,8 +331,13 @@ def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     record = folder / "relocation.json"
     if not record.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(settings, indent=1))
-    found = json.loads(record.read_text())
+        written = record.with_suffix(".writing")
+        written.write_text(json.dumps(settings, indent=1))
+        written.replace(record)  # whole or not at all
+    try:
+        found = dict(json.loads(record.read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"folder has a damaged {record.name} ({error}); remove {folder} or choose another") from error
     differing = [name for name in settings if found.get(name) != settings[name]]
     if differing:
         raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
