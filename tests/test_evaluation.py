@@ -441,6 +441,11 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
         evaluate(model, tokenizer, shuffled(), max_length=0)
+    for seed in ("0", 0.5, None):
+        with pytest.raises(TypeError, match=f"seed must be an integer, got {seed!r}"):
+            evaluate(model, tokenizer, shuffled(), seed=seed)
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        evaluate(model, tokenizer, shuffled(), seed=-1)
     with pytest.raises(TypeError, match="confidence must be a number"):
         evaluate(model, tokenizer, shuffled(), confidence="95")
     with pytest.raises(ValueError, match="a column 'group', a name that the result uses; rename"):

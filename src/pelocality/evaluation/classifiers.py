@@ -99,6 +99,7 @@ def evaluate(
     """
     check_confidence(confidence)
     count("resamples", resamples)
+    seed = count("seed", seed, 0)
     count("batch_size", batch_size)
     texts = _text_columns(probe)
     frame = _examples(probe, texts, groups)
