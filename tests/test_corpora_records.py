@@ -217,6 +217,9 @@ def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
     [
         ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*must have 3 cells, got 4.*quoted"),
         ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*must have 3 cells, got 2"),
+        ('premise,hypothesis,label\na,b,n\n"c,d,n\ne,f,n\ng,h,n\n', r"a\.csv:3: .*, got unexpected end.*closed"),
+        ('premise,hypothesis,label\na,b,n\n"c"d,e,n\n', r"a\.csv:3: .*expected after .*doubled within quotes"),
+        ('"premise,hypothesis,label\na,b,n\n', r"a\.csv:1: .*unexpected end of data"),
         ("premise,premise,label\n", r"a\.csv:1: must begin with a header that names each column once"),
         ("", r"a\.csv:1: must begin with a header"),
     ],
@@ -225,6 +228,13 @@ def test_a_row_with_too_many_or_too_few_cells_is_an_error(tmp_path, text, says):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=says):
         list(read_pairs(tmp_path / "a.csv"))
+
+
+def test_quoted_cells_hold_commas_line_breaks_and_doubled_quotes(tmp_path):
+    text = 'premise,hypothesis,label\r\n"a ""b"", c","d\r\ne",n\r\n\r\nf g"h,"i",n'
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    pairs = [(pair.premise.text, pair.hypothesis.text) for pair in read_pairs(tmp_path / "a.csv")]
+    assert pairs == [('a "b", c', "d\r\ne"), ('f g"h', "i")]
 
 
 def test_integer_labels_without_names_are_refused():
