@@ -18,6 +18,7 @@ from pelocality.corpora import (
     plain_sentence,
 )
 from pelocality.probes import probe_info, semantic_role_swap
+from pelocality.probes.role_swap.mood import is_negative, mood_of
 from tests.test_probes_role_swap import sentence
 
 NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
@@ -290,6 +291,22 @@ def test_the_label_of_negations_and_questions_must_be_given_apart(tree, negated,
         assert (count, "nonassertive_label" in reason) == (1, True)
     [row] = semantic_role_swap([pair], nonassertive_label="neutral", **settings)
     assert row["label"] == ("contradiction" if plain else "neutral")
+
+
+@pytest.mark.parametrize("word", ["didn't", "couldn’t", "ain't", "Won't", "isnʼt", "couldnt", "don't", "not", "DON'T"])
+def test_a_negation_written_as_one_word_is_one(word):
+    assert is_negative(Sentence(("The", "dog", word, "chase", "him", "."), language="en"))
+
+
+def test_words_that_only_look_like_negations_are_none():
+    for word in ("want", "n'ts", "ant", "t", "bent", "hunt"):
+        assert not is_negative(Sentence(("The", "dog", word, "him", "."), language="en"))
+
+
+@pytest.mark.parametrize("end", ["?", "??", "?!", "!?", "???", ".?", "?”", "?)", "him?", "？！", "⁉", "؟"])
+def test_a_sentence_that_ends_in_any_run_of_marks_with_a_question_mark_is_a_question(end):
+    assert mood_of(Sentence(("Did", "a", "dog", "bite", end), language="en")) == "interrogative"
+    assert mood_of(Sentence(("a", "dog", "bit", "a?b", "!!"), language="en")) == "declarative"
 
 
 def test_other_languages_are_refused_by_name_until_they_are_asked_for():
