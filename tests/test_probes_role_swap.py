@@ -93,6 +93,14 @@ def test_skipping_leaves_out_exactly_the_swaps_that_need_reinflection(parts):
     assert bool(probe_info(skipping).skipped) == changes
 
 
+def test_the_two_objects_of_a_passive_are_not_exchanged():
+    tree = "(S (NP (DT The) (NNS winners)) (VP (VBD were) (VP (VBN awarded) (NP (NNS prizes)))) (. .))"
+    frame = Frame("award.01", (3, 4), (Argument("ARG2", 0, 2), Argument("ARG1", 4, 5)), "made up")
+    item = sentence(tree, frames=(frame,))
+    probe = semantic_role_swap([item], ("ARG1", "ARG2"), label_policy="contradiction")
+    assert probe_info(probe).skipped == {"both orders of a passive with an object mean the same": 1}
+
+
 def test_a_passive_keeps_its_by():
     passive = "(S (NP (DT The) (NN thief)) (VP (VBD was) (VP (VBN seen) (PP (IN by) (NP (DT a) (NN nun))))) (. .))"
     assert swapped(passive) == ["A nun was seen by the thief."]
