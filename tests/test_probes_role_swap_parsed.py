@@ -320,6 +320,17 @@ def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     assert semantic_role_swap([item], source="dependencies", languages=("fi",))["hypothesis"] == ["koira näki kissa"]
 
 
+def test_languages_are_reduced_to_codes_as_those_of_sentences_are():
+    item = dataclasses.replace(automatic(CHASE), language="eng")
+    for languages in (("eng",), ["en-US", "fr"], {"EN"}):
+        assert len(semantic_role_swap([item], source="constituents", languages=languages)) == 1
+    with pytest.raises(ValueError, match=r"language must be an ISO code such as 'en', .* got 'English'"):
+        semantic_role_swap([item], source="constituents", languages=("English",))
+    for wrong in (None, "en", 3, [None]):
+        with pytest.raises(TypeError, match="languages must be a collection of"):
+            semantic_role_swap([item], source="constituents", languages=wrong)
+
+
 def test_in_other_languages_the_form_marked_as_finite_agrees_and_light_verbs_are_skipped():
     singular, plural = {"Number": "Sing"}, {"Number": "Plur"}
     parts = {"heads": (3, 3, 0, 3), "relations": ("nsubj", "aux", "root", "obj"), "language": "xx"}

@@ -11,6 +11,7 @@ import datasets
 
 from pelocality._checks import check_choice, count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence, SpacyParser, StanzaParser, plain_sentence
+from pelocality.corpora.sentence import language_code
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     Spans,
@@ -83,9 +84,10 @@ def semantic_role_swap(
         nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
             ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
             them apart.
-        languages: ISO codes of the languages to swap by frames and dependencies. In most others order alone does not
-            tell the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped), and
-            nobody has read the swaps; ``languages=("de",)`` makes them all the same.
+        languages: ISO codes of the languages to swap by frames and dependencies, reduced as those of sentences are
+            (``eng`` to ``en``). In most others order alone does not tell the roles (German, Turkish, Finnish, Czech,
+            Hindi, Arabic: with equal cases nothing is swapped), and nobody has read the swaps; ``languages=("de",)``
+            makes them all the same.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
             hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
@@ -122,7 +124,7 @@ def semantic_role_swap(
         label_policy=label_policy,
         parser=_parser_named(parser) if isinstance(parser, str) else parser,
         nonassertive_label=nonassertive_label,
-        languages=check_names("languages", languages) or (),
+        languages=_codes(languages),
         side=side,
         spans=spans,
         agreement=agreement,
@@ -267,6 +269,14 @@ class RoleSwap:
         )
         about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
         return {**row, **about, "size": size, "category": candidate.clause.voice, "seed": self.seed}
+
+
+def _codes(languages: Collection[str]) -> tuple[str, ...]:
+    """Return the codes of languages as `Sentence` has them: ``en`` for ``eng`` and ``en-US``."""
+    names = check_names("languages", languages)
+    if names is None:
+        raise TypeError("languages must be a collection of ISO codes, such as ('en', 'fr'), got None")
+    return tuple(sorted({language_code(name) for name in names}))
 
 
 def _parser_named(name: str) -> Parse:
