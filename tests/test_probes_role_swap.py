@@ -391,6 +391,15 @@ def test_the_callers_spans_are_used_and_checked():
     assert row["provenance"].endswith("roles: spans")
     with pytest.raises(ValueError, match=r"within the 5 words .* patient = \[3, 9\)"):
         semantic_role_swap([item], ("agent", "patient"), lambda _: [{"agent": (0, 2), "patient": (3, 9)}])
+    both = {"agent": (0, 2), "patient": (3, 5)}
+    with pytest.raises(ValueError, match=r"within the 5 words .* V = \[9, 10\)"):
+        semantic_role_swap([item], ("agent", "patient"), lambda _: [both | {"V": (9, 10)}])
+    for wrong in (2, (2,), ("2", "3"), None):
+        with pytest.raises(TypeError, match=r"spans \(start, end\) over words, returned V = "):
+            semantic_role_swap([item], ("agent", "patient"), lambda _, wrong=wrong: [both | {"V": wrong}])
+    for wrong, says in ((both, "put it in a list"), (None, "returned None"), ([(0, 2)], r"returned \(0, 2\) in it")):
+        with pytest.raises(TypeError, match=r"must return a list of \{role: \(start, end\)\} mappings.*" + says):
+            semantic_role_swap([item], ("agent", "patient"), lambda _, wrong=wrong: wrong)
 
 
 def test_every_predicate_may_have_its_row():
@@ -420,6 +429,21 @@ def test_every_predicate_may_have_its_row():
 def test_invalid_arguments_are_refused(arguments, says):
     with pytest.raises(ValueError, match=says):
         semantic_role_swap([nli()], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"roles": None}, "roles must be two different roles, .* got None"),
+        ({"roles": (0, 1)}, "roles must be two different roles"),
+        ({"parser": 3}, "parser must be 'spacy', 'stanza' or a function from texts, got 3"),
+        ({"nonassertive_label": 3}, "nonassertive_label must be a label's name or None, got 3"),
+        ({"labels": 3}, "labels must be a collection of names"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused(arguments, says):
+    with pytest.raises(TypeError, match=says):
+        semantic_role_swap([nli()], label_policy="neutral", **arguments)
 
 
 def test_missing_layers_are_counted():

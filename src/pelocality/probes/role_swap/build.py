@@ -89,7 +89,8 @@ def semantic_role_swap(
             Hindi, Arabic: with equal cases nothing is swapped), and nobody has read the swaps; ``languages=("de",)``
             makes them all the same.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
-            hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
+            hypothesis its swap, original hypothesis the sentence. Its original label is ``"entailment"`` where
+            ``label_policy`` gives the swap a label; without, both are None.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
@@ -162,8 +163,15 @@ class RoleSwap:
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
         object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
+        wanted = f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}"
+        if not isinstance(self.roles, Sequence) or not all(isinstance(role, str) for role in self.roles):
+            raise TypeError(wanted)
         if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
-            raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
+            raise ValueError(wanted)
+        if self.parser is not None and not callable(self.parser):
+            raise TypeError(f"parser must be 'spacy', 'stanza' or a function from texts, got {self.parser!r}")
+        if not isinstance(self.nonassertive_label, str | None):
+            raise TypeError(f"nonassertive_label must be a label's name or None, got {self.nonassertive_label!r}")
         if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
             raise ValueError(
                 f"the rule over {self.source} knows ARG0 and ARG1 only, got {self.roles!r}; use source='frames'"
