@@ -23,6 +23,7 @@ from pelocality.corpora import (
     join,
     parse_bracketed,
     phrases,
+    plain_sentence,
     read_frames,
     spaces_by_rule,
     unescape,
@@ -339,6 +340,27 @@ def test_language_tags_are_reduced_to_the_language_code(tag, code):
 def test_invalid_language_tags_are_refused(tag, error):
     with pytest.raises(error, match="language must be an ISO code"):
         Sentence(("a",), language=tag)
+
+
+def test_words_names_and_labels_that_are_no_texts_are_refused():
+    plain = plain_sentence("a cat")
+    for make, says in (
+        (lambda: Sentence(("a", 3)), "words must be text, got 3"),
+        (lambda: Sentence(("a", None)), "words must be text, got None"),
+        (lambda: Sentence(("a",), uid=3), "uid must be text, got 3"),
+        (lambda: Pair(plain, plain, uid=3), "uid must be text, got 3"),
+        (lambda: Pair(plain, plain, 1), "label must be a label's name or None, got 1"),
+        (lambda: plain_sentence(None), "text must be a string, got None"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            make()
+
+
+@pytest.mark.parametrize("spaces", [("X", ""), (" x ", ""), (None, ""), (1, 0)])
+def test_spaces_that_are_not_white_space_are_refused(spaces):
+    with pytest.raises(ValueError, match=r"spaces must be the white space after each word, got .* in '7'"):
+        Sentence(("a", "cat"), spaces, uid="7")
+    assert Sentence(("a", "cat"), ("\u3000\n", "")).text == "a\u3000\ncat"
 
 
 def test_a_pair_of_strings_is_refused_with_a_hint():
