@@ -210,6 +210,12 @@ def test_bracketed_trees_lose_traces_and_function_tags_and_keep_unary_chains():
     assert found.tree.leaves() == ["She", "tried", "*-1", "to", "go"]
 
 
+@pytest.mark.parametrize("bracketed", ["(S (dog) (VP (VBZ naps)))", "(S (NP (DT a)) (VP ( naps )))", "(dog)"])
+def test_a_node_without_a_word_or_nodes_is_an_error(bracketed):
+    with pytest.raises(ValueError, match=r"each node of a tree must hold a word or nodes, '\((dog|naps)\)' is empty"):
+        parse_bracketed(bracketed, "x")
+
+
 @pytest.mark.parametrize("broken", ["(S (NP (DT a))", "S (NP)", ""])
 def test_broken_brackets_are_an_error(broken):
     with pytest.raises(ValueError, match=r"\w"):
