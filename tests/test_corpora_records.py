@@ -76,7 +76,8 @@ def test_a_file_with_a_byte_order_mark_or_compressed_is_read_like_any_other(tmp_
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8-sig")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress("\ufeffpremise,hypothesis,label\na,b,é\n".encode()))
-    for name in ("a.jsonl", "a.jsonl.gz", "a.csv.gz"):
+    (tmp_path / "b.CSV.GZ").write_bytes((tmp_path / "a.csv.gz").read_bytes())
+    for name in ("a.jsonl", "a.jsonl.gz", "a.csv.gz", "b.CSV.GZ"):
         assert [pair.label for pair in read_pairs(tmp_path / name)] == ["é"]
     (tmp_path / "a.mrg").write_text(TREES, encoding="utf-8-sig")
     assert [sentence.text for sentence in read_trees(tmp_path / "a.mrg")] == ["A cat naps."]

@@ -18,7 +18,7 @@ Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line of a UTF-8 file, with or without a byte order mark, compressed if ``.gz``."""
     number = 0
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
