@@ -136,7 +136,7 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
         (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got 7"),
         (["1 Go _ VERB _ _ _ root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got None"),
         (["1 Go _"], "word 1 must have the 10 columns"),
-        (["# text = Go"], "words must be numbered"),
+        (["# text = Go"], "must have words below its comments"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
         (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"got \[0, 4\)"),
         (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
@@ -267,6 +267,21 @@ def test_a_deep_tree_is_read(tmp_path):
     assert sentence.constituents.spans[0].labels == ("S",) * 3000
     row = snli_row(sentence2="Rain", sentence2_parse=deep)
     assert [pair.hypothesis.text for pair in read_snli(write(tmp_path / "a.jsonl", row))] == ["Rain"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (["1 a _ X _ _ 0 root _ _ more"], "must have the 10 columns of CoNLL-U, got 11"),
+        (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _"], "multiword_tokens must not overlap"),
+        (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _"], r"must not overlap, got \(0, 2, 'ab'\) and \(1, 3"),
+    ],
+)
+def test_rows_of_a_treebank_that_would_be_read_in_part_are_an_error(tmp_path, rows, says):
+    words = [f"{i} {form} _ X _ _ {i - 1} root _ _" for i, form in enumerate("abc", 1)] if "ab" in rows[0] else []
+    text = conllu("1 Go _ VERB _ _ 0 root _ _") + conllu(*rows, *words)
+    with pytest.raises(ValueError, match=r"en_x\.conllu:3: .*" + says):
+        list(read_conllu(write(tmp_path / "en_x.conllu", text)))
 
 
 def test_a_treebank_sentence_whose_text_is_not_that_of_its_words_is_dropped_and_counted(tmp_path):

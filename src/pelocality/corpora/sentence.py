@@ -210,6 +210,7 @@ class Sentence:
         for space in self.spaces:
             if not isinstance(space, str) or space.strip():
                 raise ValueError(f"spaces must be the white space after each word, got {space!r} in {self.uid!r}")
+        check_apart(self.multiword_tokens)
         spans = [(start, end) for start, end, _ in self.multiword_tokens]
         spans += [(c.start, c.end) for c in (self.constituents.spans if self.constituents else ())]
         for frame in self.frames or ():
@@ -335,6 +336,13 @@ class Sentence:
                 gaps.append(self.spaces[last - 1])
             start = last
         return join(pieces, gaps)
+
+
+def check_apart(multiword_tokens: Sequence[tuple[int, int, str]]) -> None:
+    """Raise a ValueError where two multiword tokens share a word."""
+    for one, other in itertools.pairwise(sorted(multiword_tokens)):
+        if other[0] < one[1]:
+            raise ValueError(f"multiword_tokens must not overlap, got {one} and {other}, words counted from 0")
 
 
 def surface_forms(

@@ -19,6 +19,7 @@ from pelocality.corpora.sentence import (
     Dropped,
     Frame,
     Sentence,
+    check_apart,
     language_code,
     surface_forms,
 )
@@ -144,6 +145,12 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     import conllu
     from conllu.exceptions import ParseException
 
+    rows = [row for row in block.split("\n") if row and not row.startswith("#")]
+    if not rows:
+        raise ValueError(f"a CoNLL-U sentence must have words below its comments, got {brief(block)}")
+    for row in rows:
+        if row.count("\t") > 9:  # conllu ignores what follows the tenth column
+            raise ValueError(f"a row must have the 10 columns of CoNLL-U, got {row.count(chr(9)) + 1}: {brief(row)}")
     try:
         tokens = conllu.parse(block)[0]
     except (ParseException, IndexError) as error:
@@ -162,8 +169,10 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         tuple(dict(word["feats"] or {}) for word in words),
     )
     forms = tuple(word["form"] for word in words)
-    ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
-    multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
+    several = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
+    ranges = {token["id"][0] - 1: token for token in several}
+    multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in several)
+    check_apart(multiword_tokens)
     tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
     text = tokens.metadata.get("text")
     found = align([form for _, _, form in tokens_in_text], text or "")
