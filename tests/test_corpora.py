@@ -110,7 +110,8 @@ def test_conllu_reads_multiword_tokens_empty_nodes_spacing_and_features(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "language"), [("en-ud-dev.conllu", "en"), ("EN_x-ud-dev.conllu", "en"), ("eng_x.conllu", "en"),
-                           ("de_pud.conllu.gz", "de"), ("dev.conllu", ""), ("my-dev.conllu", "")],
+                           ("de_pud.conllu.gz", "de"), ("dev.conllu", ""), ("my-dev.conllu", ""),
+                           ("gum_test.conllu", ""), ("dev_x.conllu", ""), ("my_x.conllu", ""), ("lzh_x.conllu", "lzh")],
 )  # fmt: skip
 def test_the_language_of_a_treebank_is_in_its_name_or_a_warning_is_logged(tmp_path, name, language, caplog):
     content = conllu("1 Go _ VERB _ _ 0 root _ _").encode()

@@ -76,7 +76,8 @@ def test_a_file_with_a_byte_order_mark_or_compressed_is_read_like_any_other(tmp_
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8-sig")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress("\ufeffpremise,hypothesis,label\na,b,é\n".encode()))
-    for name in ("a.jsonl", "a.jsonl.gz", "a.csv.gz"):
+    (tmp_path / "b.CSV.GZ").write_bytes((tmp_path / "a.csv.gz").read_bytes())
+    for name in ("a.jsonl", "a.jsonl.gz", "a.csv.gz", "b.CSV.GZ"):
         assert [pair.label for pair in read_pairs(tmp_path / name)] == ["é"]
     (tmp_path / "a.mrg").write_text(TREES, encoding="utf-8-sig")
     assert [sentence.text for sentence in read_trees(tmp_path / "a.mrg")] == ["A cat naps."]
@@ -135,7 +136,7 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
         (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got 7"),
         (["1 Go _ VERB _ _ _ root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got None"),
         (["1 Go _"], "word 1 must have the 10 columns"),
-        (["# text = Go"], "words must be numbered"),
+        (["# text = Go"], "must have words below its comments"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
         (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"got \[0, 4\)"),
         (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
@@ -217,6 +218,9 @@ def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
     [
         ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*must have 3 cells, got 4.*quoted"),
         ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*must have 3 cells, got 2"),
+        ('premise,hypothesis,label\na,b,n\n"c,d,n\ne,f,n\ng,h,n\n', r"a\.csv:3: .*, got unexpected end.*closed"),
+        ('premise,hypothesis,label\na,b,n\n"c"d,e,n\n', r"a\.csv:3: .*expected after .*doubled within quotes"),
+        ('"premise,hypothesis,label\na,b,n\n', r"a\.csv:1: .*unexpected end of data"),
         ("premise,premise,label\n", r"a\.csv:1: must begin with a header that names each column once"),
         ("", r"a\.csv:1: must begin with a header"),
     ],
@@ -225,6 +229,13 @@ def test_a_row_with_too_many_or_too_few_cells_is_an_error(tmp_path, text, says):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=says):
         list(read_pairs(tmp_path / "a.csv"))
+
+
+def test_quoted_cells_hold_commas_line_breaks_and_doubled_quotes(tmp_path):
+    text = 'premise,hypothesis,label\r\n"a ""b"", c","d\r\ne",n\r\n\r\nf g"h,"i",n'
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    pairs = [(pair.premise.text, pair.hypothesis.text) for pair in read_pairs(tmp_path / "a.csv")]
+    assert pairs == [('a "b", c', "d\r\ne"), ('f g"h', "i")]
 
 
 def test_integer_labels_without_names_are_refused():
@@ -256,6 +267,21 @@ def test_a_deep_tree_is_read(tmp_path):
     assert sentence.constituents.spans[0].labels == ("S",) * 3000
     row = snli_row(sentence2="Rain", sentence2_parse=deep)
     assert [pair.hypothesis.text for pair in read_snli(write(tmp_path / "a.jsonl", row))] == ["Rain"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (["1 a _ X _ _ 0 root _ _ more"], "must have the 10 columns of CoNLL-U, got 11"),
+        (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _"], "multiword_tokens must not overlap"),
+        (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _"], r"must not overlap, got \(0, 2, 'ab'\) and \(1, 3"),
+    ],
+)
+def test_rows_of_a_treebank_that_would_be_read_in_part_are_an_error(tmp_path, rows, says):
+    words = [f"{i} {form} _ X _ _ {i - 1} root _ _" for i, form in enumerate("abc", 1)] if "ab" in rows[0] else []
+    text = conllu("1 Go _ VERB _ _ 0 root _ _") + conllu(*rows, *words)
+    with pytest.raises(ValueError, match=r"en_x\.conllu:3: .*" + says):
+        list(read_conllu(write(tmp_path / "en_x.conllu", text)))
 
 
 def test_a_treebank_sentence_whose_text_is_not_that_of_its_words_is_dropped_and_counted(tmp_path):

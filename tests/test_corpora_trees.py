@@ -23,6 +23,7 @@ from pelocality.corpora import (
     join,
     parse_bracketed,
     phrases,
+    plain_sentence,
     read_frames,
     spaces_by_rule,
     unescape,
@@ -209,6 +210,12 @@ def test_bracketed_trees_lose_traces_and_function_tags_and_keep_unary_chains():
     assert found.tree.leaves() == ["She", "tried", "*-1", "to", "go"]
 
 
+@pytest.mark.parametrize("bracketed", ["(S (dog) (VP (VBZ naps)))", "(S (NP (DT a)) (VP ( naps )))", "(dog)"])
+def test_a_node_without_a_word_or_nodes_is_an_error(bracketed):
+    with pytest.raises(ValueError, match=r"each node of a tree must hold a word or nodes, '\((dog|naps)\)' is empty"):
+        parse_bracketed(bracketed, "x")
+
+
 @pytest.mark.parametrize("broken", ["(S (NP (DT a))", "S (NP)", ""])
 def test_broken_brackets_are_an_error(broken):
     with pytest.raises(ValueError, match=r"\w"):
@@ -339,6 +346,27 @@ def test_language_tags_are_reduced_to_the_language_code(tag, code):
 def test_invalid_language_tags_are_refused(tag, error):
     with pytest.raises(error, match="language must be an ISO code"):
         Sentence(("a",), language=tag)
+
+
+def test_words_names_and_labels_that_are_no_texts_are_refused():
+    plain = plain_sentence("a cat")
+    for make, says in (
+        (lambda: Sentence(("a", 3)), "words must be text, got 3"),
+        (lambda: Sentence(("a", None)), "words must be text, got None"),
+        (lambda: Sentence(("a",), uid=3), "uid must be text, got 3"),
+        (lambda: Pair(plain, plain, uid=3), "uid must be text, got 3"),
+        (lambda: Pair(plain, plain, 1), "label must be a label's name or None, got 1"),
+        (lambda: plain_sentence(None), "text must be a string, got None"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            make()
+
+
+@pytest.mark.parametrize("spaces", [("X", ""), (" x ", ""), (None, ""), (1, 0)])
+def test_spaces_that_are_not_white_space_are_refused(spaces):
+    with pytest.raises(ValueError, match=r"spaces must be the white space after each word, got .* in '7'"):
+        Sentence(("a", "cat"), spaces, uid="7")
+    assert Sentence(("a", "cat"), ("\u3000\n", "")).text == "a\u3000\ncat"
 
 
 def test_a_pair_of_strings_is_refused_with_a_hint():

@@ -18,7 +18,7 @@ from pelocality.evaluation._labels import is_correct
 from pelocality.models import attach
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
 from tests.data import corpora
-from tests.families import offloaded, same, state
+from tests.families import offloaded, same, state, tiny
 from tests.test_models_words import byte_level, wordpiece
 
 THREE = ("entailment", "neutral", "contradiction")
@@ -88,6 +88,27 @@ def test_predictions_equal_those_of_the_model_called_on_one_text_at_a_time():
         assert example["agrees"] == (example["prediction"] == example["original_prediction"])
     assert found.examples["uid"].tolist() == probe["uid"]
     assert found.examples["prediction"].nunique() > 1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "gpt2", "xlnet"])
+def test_predictions_are_those_of_one_text_at_a_time_whatever_the_padding_side(family, side):
+    base, tokenizer = tiny(family), wordpiece()
+    tokenizer.padding_side = side
+    config = base.config
+    config.update({"pad_token_id": 1 if family == "roberta" else 0, "id2label": dict(enumerate(THREE))})
+    model = hf.AutoModelForSequenceClassification.from_config(config).double().eval()
+    getattr(model, model.base_model_prefix).load_state_dict(base.state_dict(), strict=False)  # without a pooler
+    for name in ("classifier", "score", "logits_proj"):
+        for parameter in getattr(model, name, torch.nn.Module()).parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    texts = ["a cat", "dog", "cats a river 42 dog dogsing", "river dogsing a cats", "a a dog", "42 cats"]
+    probe = datasets.Dataset.from_dict({"original_sentence": texts, "sentence": texts[::-1]})
+    found = evaluate(model, tokenizer, probe).examples
+    alone = [float(model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1).max().detach()) for text in texts]
+    assert len(set(alone)) == len(texts)
+    assert found["original_probability"].tolist() == pytest.approx(alone, abs=1e-9)
+    assert found["probability"].tolist() == pytest.approx(alone[::-1], abs=1e-9)
 
 
 def test_the_batch_size_changes_no_prediction_and_the_model_stays_unchanged():
@@ -368,16 +389,16 @@ def test_the_advice_for_numeric_labels_works():
     assert evaluate_as_entailment(probe).perturbed.value == 0.5
 
 
-def test_both_remedies_for_a_tokenizer_without_padding_work():
-    model, tokenizer, probe = classifier(), wordpiece(), shuffled(3)
-    padding, tokenizer.pad_token = tokenizer.pad_token, None
-    with pytest.raises(
-        ValueError, match=r"set tokenizer\.pad_token and model\.config\.pad_token_id, or .*batch_size=1"
-    ):
+def test_both_remedies_for_a_model_without_a_padding_token_work():
+    tokenizer, probe = wordpiece(), shuffled(3)
+    tokenizer.pad_token = None  # nothing is padded
+    config = tiny("gpt2").config
+    config.id2label = dict(enumerate(THREE))
+    model = hf.GPT2ForSequenceClassification(config).eval()
+    with pytest.raises(ValueError, match=r"config\.pad_token_id is None, .*; set it, or batch_size=1"):
         evaluate(model, tokenizer, probe)
     one_by_one = evaluate(model, tokenizer, probe, batch_size=1).examples
-    tokenizer.pad_token = padding
-    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.pad_token_id = 0
     together = evaluate(model, tokenizer, probe).examples
     assert together["probability"].tolist() == pytest.approx(one_by_one["probability"].tolist())
 
@@ -420,6 +441,11 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
         evaluate(model, tokenizer, shuffled(), max_length=0)
+    for seed in ("0", 0.5, None):
+        with pytest.raises(TypeError, match=f"seed must be an integer, got {seed!r}"):
+            evaluate(model, tokenizer, shuffled(), seed=seed)
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        evaluate(model, tokenizer, shuffled(), seed=-1)
     with pytest.raises(TypeError, match="confidence must be a number"):
         evaluate(model, tokenizer, shuffled(), confidence="95")
     with pytest.raises(ValueError, match="a column 'group', a name that the result uses; rename"):
@@ -432,8 +458,9 @@ def test_invalid_arguments_are_refused():
     torch.nn.init.constant_(broken.classifier.weight, torch.nan)
     with pytest.raises(ValueError, match="returned NaN logits"):
         evaluate(broken, tokenizer, shuffled())
-    with pytest.raises(ValueError, match="no padding token"):
-        evaluate(model, byte_level(), shuffled())
+    empty = datasets.Dataset.from_dict({"original_sentence": ["a cat"], "sentence": [""]})
+    with pytest.raises(ValueError, match=r"the texts of the probe must have tokens, '' has none; remove such rows"):
+        evaluate(model, byte_level(), empty)
     with pytest.raises(TypeError, match="tokenizer must be the model's tokenizer, got NoneType"):
         evaluate(model, None, shuffled())
 

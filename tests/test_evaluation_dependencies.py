@@ -304,6 +304,8 @@ def test_a_model_whose_positions_are_replaced_leaves_no_sentence_out():
     ({"sentences": []}, ValueError, "sentences must have dependencies"),
     ({"sentences": None}, TypeError, "sentences must be a corpus or a list, .*got NoneType"),
     ({"subtypes": "no"}, TypeError, "subtypes must be True or False, got 'no'"),
+    ({"seed": None}, TypeError, "seed must be an integer, got None"),
+    ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
     ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
     ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),

@@ -1,5 +1,6 @@
 """Scores of language models against a loop over tokens, and minimal pairs with known results."""
 
+import copy
 import functools
 
 import datasets
@@ -8,7 +9,7 @@ import torch
 import transformers as hf
 
 from pelocality.corpora import read_pairs
-from pelocality.encodings import AttenuatedEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.evaluation import (
     _predict as predict,
     evaluate_minimal_pairs,
@@ -155,7 +156,8 @@ def test_the_score_is_determined_by_the_head_or_given():
     pairs = pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
     assert evaluate_minimal_pairs(masked_model(), tokenizer, pairs).score == "pseudo_log_likelihood"
     assert evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs).score == "log_likelihood"
-    chosen = evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, pairs, score=pseudo_log_likelihood)
+    both_ways = hf.BertLMHeadModel(masked_model().config).double()
+    chosen = evaluate_minimal_pairs(both_ways, tokenizer, pairs, score=pseudo_log_likelihood)
     assert chosen.score == "pseudo_log_likelihood"
     with pytest.raises(ValueError, match="fits no score; pass score="):
         evaluate_minimal_pairs(classifier(), tokenizer, pairs)
@@ -178,6 +180,31 @@ def test_the_batch_size_of_minimal_pairs_is_that_of_the_score_unless_a_partial_s
     assert own.ties == 2
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate_minimal_pairs(model, tokenizer, pairs, batch_size=0)
+
+
+def test_scores_refuse_models_that_see_too_much_or_too_little():
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    pairs, texts = pairs_of(["a cat"], ["cat a"]), ["a", "a cat"]
+    config = masked_model().config
+    xlnet = hf.XLNetLMHeadModel(hf.XLNetConfig(vocab_size=15, d_model=16, n_layer=1, n_head=2, d_inner=16))
+    for parameter in xlnet.parameters():
+        torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(0))
+    for model in (hf.BertLMHeadModel(config), xlnet, hf.BertForMaskedLM(config), copy.deepcopy(xlnet).bfloat16()):
+        with pytest.raises(ValueError, match=r"attend to the left only, .*; use pseudo_log_likelihood, or set"):
+            log_likelihood(model, tokenizer, texts)
+    for model in (hf.BertLMHeadModel(config), xlnet):
+        with pytest.raises(ValueError, match="attend to the left only"):
+            evaluate_minimal_pairs(model, tokenizer, pairs)
+    decoder = hf.BertLMHeadModel(hf.BertConfig(**{**config.to_dict(), "is_decoder": True}))
+    for model in (causal_model(tokenizer), decoder):
+        with pytest.raises(ValueError, match=r"see both sides of a token, but .* is causal; use log_likelihood"):
+            pseudo_log_likelihood(model, tokenizer, texts)
+        for dtype in (torch.float32, torch.bfloat16):
+            assert (log_likelihood(model.to(dtype), tokenizer, texts) < 0).all()
+    masked = masked_model()
+    with attach(masked, ALiBi(heads=2, causal=True)):  # predicts the masked token, not the next one
+        assert (pseudo_log_likelihood(masked, tokenizer, texts) < 0).all()
 
 
 def test_invalid_arguments_of_the_scores_are_refused():

@@ -94,6 +94,14 @@ def test_skipping_leaves_out_exactly_the_swaps_that_need_reinflection(parts):
     assert bool(probe_info(skipping).skipped) == changes
 
 
+def test_the_two_objects_of_a_passive_are_not_exchanged():
+    tree = "(S (NP (DT The) (NNS winners)) (VP (VBD were) (VP (VBN awarded) (NP (NNS prizes)))) (. .))"
+    frame = Frame("award.01", (3, 4), (Argument("ARG2", 0, 2), Argument("ARG1", 4, 5)), "made up")
+    item = sentence(tree, frames=(frame,))
+    probe = semantic_role_swap([item], ("ARG1", "ARG2"), label_policy="contradiction")
+    assert probe_info(probe).skipped == {"both orders of a passive with an object mean the same": 1}
+
+
 def test_a_passive_keeps_its_by():
     passive = "(S (NP (DT The) (NN thief)) (VP (VBD was) (VP (VBN seen) (PP (IN by) (NP (DT a) (NN nun))))) (. .))"
     assert swapped(passive) == ["A nun was seen by the thief."]
@@ -384,6 +392,15 @@ def test_the_callers_spans_are_used_and_checked():
     assert row["provenance"].endswith("roles: spans")
     with pytest.raises(ValueError, match=r"within the 5 words .* patient = \[3, 9\)"):
         semantic_role_swap([item], ("agent", "patient"), lambda _: [{"agent": (0, 2), "patient": (3, 9)}])
+    both = {"agent": (0, 2), "patient": (3, 5)}
+    with pytest.raises(ValueError, match=r"within the 5 words .* V = \[9, 10\)"):
+        semantic_role_swap([item], ("agent", "patient"), lambda _: [both | {"V": (9, 10)}])
+    for wrong in (2, (2,), ("2", "3"), None):
+        with pytest.raises(TypeError, match=r"spans \(start, end\) over words, returned V = "):
+            semantic_role_swap([item], ("agent", "patient"), lambda _, wrong=wrong: [both | {"V": wrong}])
+    for wrong, says in ((both, "put it in a list"), (None, "returned None"), ([(0, 2)], r"returned \(0, 2\) in it")):
+        with pytest.raises(TypeError, match=r"must return a list of \{role: \(start, end\)\} mappings.*" + says):
+            semantic_role_swap([item], ("agent", "patient"), lambda _, wrong=wrong: wrong)
 
 
 def test_every_predicate_may_have_its_row():
@@ -413,6 +430,21 @@ def test_every_predicate_may_have_its_row():
 def test_invalid_arguments_are_refused(arguments, says):
     with pytest.raises(ValueError, match=says):
         semantic_role_swap([nli()], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"roles": None}, "roles must be two different roles, .* got None"),
+        ({"roles": (0, 1)}, "roles must be two different roles"),
+        ({"parser": 3}, "parser must be 'spacy', 'stanza' or a function from texts, got 3"),
+        ({"nonassertive_label": 3}, "nonassertive_label must be a label's name or None, got 3"),
+        ({"labels": 3}, "labels must be a collection of names"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused(arguments, says):
+    with pytest.raises(TypeError, match=says):
+        semantic_role_swap([nli()], label_policy="neutral", **arguments)
 
 
 def test_missing_layers_are_counted():

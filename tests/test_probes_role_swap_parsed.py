@@ -18,6 +18,7 @@ from pelocality.corpora import (
     plain_sentence,
 )
 from pelocality.probes import probe_info, semantic_role_swap
+from pelocality.probes.role_swap.mood import is_negative, mood_of
 from tests.test_probes_role_swap import sentence
 
 NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
@@ -292,6 +293,22 @@ def test_the_label_of_negations_and_questions_must_be_given_apart(tree, negated,
     assert row["label"] == ("contradiction" if plain else "neutral")
 
 
+@pytest.mark.parametrize("word", ["didn't", "couldn’t", "ain't", "Won't", "isnʼt", "couldnt", "don't", "not", "DON'T"])
+def test_a_negation_written_as_one_word_is_one(word):
+    assert is_negative(Sentence(("The", "dog", word, "chase", "him", "."), language="en"))
+
+
+def test_words_that_only_look_like_negations_are_none():
+    for word in ("want", "n'ts", "ant", "t", "bent", "hunt"):
+        assert not is_negative(Sentence(("The", "dog", word, "him", "."), language="en"))
+
+
+@pytest.mark.parametrize("end", ["?", "??", "?!", "!?", "???", ".?", "?”", "?)", "him?", "？！", "⁉", "؟"])
+def test_a_sentence_that_ends_in_any_run_of_marks_with_a_question_mark_is_a_question(end):
+    assert mood_of(Sentence(("Did", "a", "dog", "bite", end), language="en")) == "interrogative"
+    assert mood_of(Sentence(("a", "dog", "bit", "a?b", "!!"), language="en")) == "declarative"
+
+
 def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     parts = {"heads": (2, 0, 2), "relations": ("nsubj", "root", "obj"), "upos": ("NOUN", "VERB", "NOUN")}
     item = chain("kissa", "näki", "koira", language="fi", automatic=False, **parts)
@@ -301,6 +318,17 @@ def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     assert reason.startswith("language 'fi': word order may not mark its roles")
     assert "languages=('fi',)" in reason
     assert semantic_role_swap([item], source="dependencies", languages=("fi",))["hypothesis"] == ["koira näki kissa"]
+
+
+def test_languages_are_reduced_to_codes_as_those_of_sentences_are():
+    item = dataclasses.replace(automatic(CHASE), language="eng")
+    for languages in (("eng",), ["en-US", "fr"], {"EN"}):
+        assert len(semantic_role_swap([item], source="constituents", languages=languages)) == 1
+    with pytest.raises(ValueError, match=r"language must be an ISO code such as 'en', .* got 'English'"):
+        semantic_role_swap([item], source="constituents", languages=("English",))
+    for wrong in (None, "en", 3, [None]):
+        with pytest.raises(TypeError, match="languages must be a collection of"):
+            semantic_role_swap([item], source="constituents", languages=wrong)
 
 
 def test_in_other_languages_the_form_marked_as_finite_agrees_and_light_verbs_are_skipped():

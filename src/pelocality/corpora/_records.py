@@ -18,7 +18,7 @@ Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line of a UTF-8 file, with or without a byte order mark, compressed if ``.gz``."""
     number = 0
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -39,18 +39,22 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
     """Yield the rows of a table with a header, each with the number of its last line."""
     lines = (line for _, line in text_lines(path))
     # tab-separated files of this field (GLUE) do not quote: a lone " is a character like any other
-    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
+    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines, strict=True)
+    complete = 0  # lines of the rows read
     try:
         header = next(reader, [])
         if not header or len(set(header)) != len(header):
             raise ValueError(f"{path}:1: must begin with a header that names each column once, got {header}")
+        complete = reader.line_num
         for row in filter(None, reader):
             if len(row) != len(header):
                 given = f"{len(row)}: {brief(row)}; a text with a comma must be quoted in a .csv"
                 raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
-            yield reader.line_num, dict(zip(header, row, strict=True))
+            complete = reader.line_num
+            yield complete, dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise ValueError(f"{path}:{reader.line_num}: not a row of cells: {error}") from error
+        advice = "a quotation mark must be closed, and doubled within quotes"
+        raise ValueError(f"{path}:{complete + 1}: a row of cells must begin here, got {error}; {advice}") from error
 
 
 def json_object(line: str) -> Mapping[str, Any]:

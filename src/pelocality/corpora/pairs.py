@@ -234,12 +234,18 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
     Returns:
         The sentence, whose ``text`` is the one given.
 
+    Raises:
+        TypeError: It is not a text.
+        ValueError: ``language`` is not an ISO code.
+
     Examples:
         >>> plain_sentence("Well-known dogs don't bark.").words
         ('Well-known', 'dogs', "don't", 'bark', '.')
         >>> plain_sentence("他来了。").words
         ('他来了', '。')
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a string, got {brief(text)}")
     pattern_text = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
     found = align([text[match.start() : match.end()] for match in _WORD.finditer(pattern_text)], text)
     words, spaces = found or ((), ())

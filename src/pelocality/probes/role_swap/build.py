@@ -11,6 +11,7 @@ import datasets
 
 from pelocality._checks import check_choice, count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence, SpacyParser, StanzaParser, plain_sentence
+from pelocality.corpora.sentence import language_code
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
     Spans,
@@ -83,11 +84,13 @@ def semantic_role_swap(
         nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
             ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
             them apart.
-        languages: ISO codes of the languages to swap by frames and dependencies. In most others word order does
-            not mark the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with equal cases nothing is swapped),
-            and no reader has checked the swaps; ``languages=("de",)`` makes them anyway.
+        languages: ISO codes of the languages to swap by frames and dependencies, reduced as those of sentences are
+            (``eng`` to ``en``). In most others word order does not mark the roles (German, Turkish, Finnish, Czech,
+            Hindi, Arabic: with equal cases nothing is swapped), and no reader has checked the swaps;
+            ``languages=("de",)`` makes them anyway.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
-            hypothesis its swap, original hypothesis the sentence, original label ``"entailment"``.
+            hypothesis its swap, original hypothesis the sentence. Its original label is ``"entailment"`` where
+            ``label_policy`` gives the swap a label; without, both are None.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
@@ -122,7 +125,7 @@ def semantic_role_swap(
         label_policy=label_policy,
         parser=_parser_named(parser) if isinstance(parser, str) else parser,
         nonassertive_label=nonassertive_label,
-        languages=check_names("languages", languages) or (),
+        languages=_codes(languages),
         side=side,
         spans=spans,
         agreement=agreement,
@@ -160,8 +163,15 @@ class RoleSwap:
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
         object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
+        wanted = f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}"
+        if not isinstance(self.roles, Sequence) or not all(isinstance(role, str) for role in self.roles):
+            raise TypeError(wanted)
         if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
-            raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
+            raise ValueError(wanted)
+        if self.parser is not None and not callable(self.parser):
+            raise TypeError(f"parser must be 'spacy', 'stanza' or a function from texts, got {self.parser!r}")
+        if not isinstance(self.nonassertive_label, str | None):
+            raise TypeError(f"nonassertive_label must be a label's name or None, got {self.nonassertive_label!r}")
         if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
             raise ValueError(
                 f"the rule over {self.source} knows ARG0 and ARG1 only, got {self.roles!r}; use source='frames'"
@@ -267,6 +277,14 @@ class RoleSwap:
         )
         about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
         return {**row, **about, "size": size, "category": candidate.clause.voice, "seed": self.seed}
+
+
+def _codes(languages: Collection[str]) -> tuple[str, ...]:
+    """Return the codes of languages as `Sentence` has them: ``en`` for ``eng`` and ``en-US``."""
+    names = check_names("languages", languages)
+    if names is None:
+        raise TypeError("languages must be a collection of ISO codes, such as ('en', 'fr'), got None")
+    return tuple(sorted({language_code(name) for name in names}))
 
 
 def _parser_named(name: str) -> Parse:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from reprlib import repr as brief
+from typing import Any, Literal
 
 from pelocality.corpora import Dropped, Frame, Sentence
 from pelocality.probes._build import Skipped
@@ -42,7 +44,7 @@ def find_candidates(
 ) -> Iterator[Candidate | Skipped | Dropped]:
     """Yield the candidates of a sentence, and the reasons for the verbs and frames that have none."""
     if callable(source):
-        yield from (_from_spans(sentence, roles, spans) for spans in source(sentence))
+        yield from (_from_spans(sentence, roles, spans) for spans in _returned(source(sentence)))
     elif getattr(sentence, source) is None:
         yield Dropped(f"no {source}")
     else:
@@ -54,12 +56,27 @@ def find_candidates(
             yield from (_by_rule(sentence, clause) for clause in clauses)
 
 
+def _returned(found: Any) -> Iterable[RoleSpans]:
+    """Return what a function of the caller's returned, which must be mappings."""
+    wanted = "source must return a list of {role: (start, end)} mappings, one for each predicate"
+    if isinstance(found, Mapping) or not isinstance(found, Iterable):
+        advice = "; put it in a list" if isinstance(found, Mapping) else ""
+        raise TypeError(f"{wanted}, returned {brief(found)}{advice}")
+    for spans in found:
+        if not isinstance(spans, Mapping):
+            raise TypeError(f"{wanted}, returned {brief(spans)} in it")
+        yield spans
+
+
 def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) -> Candidate | Skipped:
     """Return the candidate that a function of the caller's has found."""
     if not set(roles) <= set(spans):
         return Skipped("a role has no argument")
-    for role in roles:
-        start, end = spans[role]
+    for role in (*roles, *({"V"} & set(spans))):
+        span: Any = spans[role]
+        if not isinstance(span, Sequence) or [isinstance(k, numbers.Integral) for k in span] != [True, True]:
+            raise TypeError(f"source must return spans (start, end) over words, returned {role} = {span!r}")
+        start, end = span
         if not 0 <= start < end <= len(sentence.words):
             raise ValueError(
                 f"source must return spans within the {len(sentence.words)} words of {sentence.uid!r}, "

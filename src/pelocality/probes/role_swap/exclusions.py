@@ -158,6 +158,9 @@ def _check_english(sentence: Sentence, candidate: Candidate, symmetric: frozense
         is_adverbial = phrase_tags is not None and (phrase_tags[0] == "CD" or not is_certain(phrase, phrase_tags))
         if is_oblique and (candidate.clause.voice == "active" or is_adverbial):
             return "an argument is not subject or object"  # "works as a coach", "eliminated by force", "cut by 3 tons"
+    functions = {argument.function for argument in candidate.arguments}
+    if candidate.clause.voice == "passive" and functions == {"subject", "object"}:
+        return "both orders of a passive with an object mean the same"  # "prizes were awarded the winners"
     reason = check_remainder(candidate, lower, tags) if tags is not None else None
     if reason is None and tags is not None and _has_ellipsis(candidate, lower, tags):
         return "an auxiliary stands for the verb phrase"

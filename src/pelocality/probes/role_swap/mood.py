@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pelocality.corpora import Sentence
@@ -9,16 +10,17 @@ from pelocality.probes.role_swap.english import words
 
 _NEGATIVE_WORDS = words(
     "not n't n’t never no nobody nothing none nowhere neither nor without hardly scarcely barely rarely seldom cannot "
-    "nt cant wont dont didnt doesnt isnt"
+    "nt cant wont dont didnt doesnt isnt aint arent couldnt hadnt hasnt havent shouldnt wasnt werent wouldnt"
 )
-_QUESTION_MARKS = ("?", "？", "؟")
+_NEGATIVE_ENDING = re.compile(r".*n['’ʼ‘`´]t", re.IGNORECASE)  # "didn't" as one word
+_QUESTION = re.compile(r"[?？؟⁇⁈⁉‽]\W*$")  # "?!", ".?", and of a text split at spaces "him?"
 _CONDITIONALS = words("if unless whether")
 
 
 def is_negative(sentence: Sentence) -> bool:
     """Return whether a sentence has a negative word, in English by the word, elsewhere by feature or relation."""
     if sentence.language == "en":
-        return not _NEGATIVE_WORDS.isdisjoint(word.lower() for word in sentence.words)
+        return any(word.lower() in _NEGATIVE_WORDS or _NEGATIVE_ENDING.fullmatch(word) for word in sentence.words)
     layer = sentence.dependencies
     if layer is None:
         return False
@@ -27,8 +29,8 @@ def is_negative(sentence: Sentence) -> bool:
 
 
 def mood_of(sentence: Sentence) -> Literal["declarative", "interrogative", "conditional"]:
-    """Return the mood of a sentence: interrogative with a question mark, conditional with *if* in English."""
-    if any(word in _QUESTION_MARKS for word in sentence.words):
+    """Return the mood of a sentence: interrogative if a word ends in a question mark, conditional with English *if*."""
+    if any(map(_QUESTION.search, sentence.words)):
         return "interrogative"
     conditional = sentence.language == "en" and not _CONDITIONALS.isdisjoint(word.lower() for word in sentence.words)
     return "conditional" if conditional else "declarative"
