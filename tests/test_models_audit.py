@@ -203,7 +203,7 @@ def test_keys_that_are_turned_otherwise_than_queries_are_found(monkeypatch):
     )
     # in the other direction: what a wrong sign does
     found = audit(llama()).mismatches
-    assert found == ("layers 0-3: queries and keys are turned by different angles",)
+    assert found == ("layers 0-3: queries and keys are rotated by different angles",)
 
 
 def without_rope(attention):

@@ -32,31 +32,31 @@ def number(value: float) -> str:
 
 def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
     """Return the rotation of a layer's queries and keys."""
-    turn, rotary, words = layer.queries, wanted if isinstance(wanted, Rotary) else None, ""
+    rotation, rotary, words = layer.queries, wanted if isinstance(wanted, Rotary) else None, ""
     if rotary is not None:
-        head = turn.head if isinstance(turn, Rotation) else rotary.dims
+        head = rotation.head if isinstance(rotation, Rotation) else rotary.dims
         words = _rotary_text(rotary, rotary.attention_factor, rotary.dims, head)
-    if turn == "unseen":
+    if rotation == "unseen":
         return words, "queries not seen", []
-    if not isinstance(turn, Rotation):
+    if not isinstance(rotation, Rotation):
         missing = [] if rotary is None else [f"declared rotary base {number(rotary.base)}, measured no rotation"]
-        return words, "" if turn is None else f"queries {turn} by position", missing
-    turns = [each for each in (turn, layer.far) if isinstance(each, Rotation) and each.dims == turn.dims]
+        return words, "" if rotation is None else f"queries {rotation} by position", missing
+    rotations = [each for each in (rotation, layer.far) if isinstance(each, Rotation) and each.dims == rotation.dims]
     departure = math.inf
-    if rotary is not None and rotary.dims == turn.dims:
-        departure = _departure(turns, rotary)
-        found = rotary if departure == math.inf else _recognised(turns, rotary)
+    if rotary is not None and rotary.dims == rotation.dims:
+        departure = _departure(rotations, rotary)
+        found = rotary if departure == math.inf else _recognised(rotations, rotary)
     else:
-        found = _recognised(turns, Rotary(DEFAULT_BASE, turn.dims, "default", {}, 0))
-    text = _rotary_text(found, turn.factor, turn.dims, turn.head)
+        found = _recognised(rotations, Rotary(DEFAULT_BASE, rotation.dims, "default", {}, 0))
+    text = _rotary_text(found, rotation.factor, rotation.dims, rotation.head)
     differences = [f"declared no rotation, measured {text}"] if wanted is None else []
     if rotary is not None:
-        differences += _angle_differences(rotary, turn, found)
+        differences += _angle_differences(rotary, rotation, found)
         if not differences and departure < math.inf:
             differences.append(f"declared {words}, measured other angles from position {departure:.0f} on")
-        differences += _factor_difference(rotary.attention_factor, turn)
-    if isinstance(layer.keys, Rotation) and not turn.like(layer.keys):
-        differences.append("queries and keys are turned by different angles")
+        differences += _factor_difference(rotary.attention_factor, rotation)
+    if isinstance(layer.keys, Rotation) and not rotation.like(layer.keys):
+        differences.append("queries and keys are rotated by different angles")
     return words, text, differences
 
 
@@ -80,42 +80,42 @@ def _scaling_text(rotary: Rotary) -> str:
     return rotary.scaling if factor is None else f"{rotary.scaling} (factor {number(factor)})"
 
 
-def _departure(turns: Sequence[Rotation], rotary: Rotary) -> float:
+def _departure(rotations: Sequence[Rotation], rotary: Rotary) -> float:
     """Return the first position with other angles than those of rotary embeddings, infinity for none."""
-    for turn in turns:
-        wanted = turn.positions[:, None] * rotary.frequencies(turn.length)
-        off = (wrapped(turn.angles - wanted).abs() > turn.tolerance + 1e-6 * wanted).any(1)
+    for rotation in rotations:
+        wanted = rotation.positions[:, None] * rotary.frequencies(rotation.length)
+        off = (wrapped(rotation.angles - wanted).abs() > rotation.tolerance + 1e-6 * wanted).any(1)
         if bool(off.any()):
-            return float(turn.positions[off][0])
+            return float(rotation.positions[off][0])
     return math.inf
 
 
-def _recognised(turns: Sequence[Rotation], like: Rotary) -> Rotary | None:
+def _recognised(rotations: Sequence[Rotation], like: Rotary) -> Rotary | None:
     """Return the rotary embeddings that have the measured angles, or at least those of consecutive positions."""
-    near = turns[0]
+    near = rotations[0]
     bases = [like.base, DEFAULT_BASE, *([] if near.base is None else [float(f"{near.base:.3g}"), near.base])]
     scalings = [(like.scaling, like.options), ("default", like.options)]
     if 0 < near.frequencies[0] < 1:
         scalings.append(("linear", {"factor": float(1 / near.frequencies[0])}))
     candidates = [replace(like, base=base, scaling=name, options=given) for base in bases for name, given in scalings]
-    departures = [(_departure(turns, each), each) for each in candidates]
+    departures = [(_departure(rotations, each), each) for each in candidates]
     fitting = (each for least in (math.inf, len(near.angles)) for departure, each in departures if departure >= least)
     return next(fitting, None)
 
 
-def _factor_difference(wanted: float, turn: Rotation) -> list[str]:
+def _factor_difference(wanted: float, rotation: Rotation) -> list[str]:
     """Return whether the factor on the rotated dimensions differs."""
-    allowed = max(1e-3, 10 * turn.tolerance - 1e-2) * wanted
-    if turn.factor is None or abs(turn.factor - wanted) <= allowed:
+    allowed = max(1e-3, 10 * rotation.tolerance - 1e-2) * wanted
+    if rotation.factor is None or abs(rotation.factor - wanted) <= allowed:
         return []
-    return [f"declared attention factor {number(wanted)}, measured {number(turn.factor)}"]
+    return [f"declared attention factor {number(wanted)}, measured {number(rotation.factor)}"]
 
 
-def _angle_differences(wanted: Rotary, turn: Rotation, found: Rotary | None) -> list[str]:
+def _angle_differences(wanted: Rotary, rotation: Rotation, found: Rotary | None) -> list[str]:
     """Return in what the declared rotary embeddings differ from those that were recognised."""
     differences = []
-    if wanted.dims != turn.dims:
-        differences.append(f"declared {wanted.dims} rotated dimensions of {turn.head}, measured {turn.dims}")
+    if wanted.dims != rotation.dims:
+        differences.append(f"declared {wanted.dims} rotated dimensions of {rotation.head}, measured {rotation.dims}")
     for name, text in (("base", lambda rotary: number(rotary.base)), ("scaling", _scaling_text)):
         if found is not None and text(found) != text(wanted):
             differences.append(f"declared rotary {name} {text(wanted)}, measured {text(found)}")

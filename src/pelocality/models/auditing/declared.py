@@ -59,8 +59,8 @@ class Rotary:
             name = "long_factor" if length > self.trained else "short_factor"
             return plain / torch.tensor(options[name], dtype=torch.float64)
         if scaling == "proportional":  # Gemma 4: frequencies of the whole head, zero for the slowest
-            turned = int(options.get("partial_rotary_factor", 1.0) * dims // 2)
-            plain[turned:] = 0
+            rotated = int(options.get("partial_rotary_factor", 1.0) * dims // 2)
+            plain[rotated:] = 0
             return plain / float(options.get("factor", 1.0))
         return plain
 

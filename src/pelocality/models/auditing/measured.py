@@ -230,10 +230,10 @@ class Layer:
         number: Its number in the model, counted from 0.
         constant: Its attention with constant content.
         text: Its attention with the model's own content.
-        queries: How its queries are turned: a `Rotation`, None for not at all, "scaled" or "change" for another change
+        queries: How its queries are rotated: a `Rotation`, None for not at all, "scaled" or "change" for another change
             by position, "unseen" where no product of queries and keys was found.
         keys: Likewise.
-        far: How its queries are turned at positions far apart; None where the model takes none.
+        far: How its queries are rotated at positions far apart; None where the model takes none.
     """
 
     number: int
@@ -282,7 +282,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     constant = _run(base, length, True, input_ids=ids)
     rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
     with hooked(rotary, after=_identity, last=True):
-        unturned = _run(base, length, True, input_ids=ids).calls
+        unrotated = _run(base, length, True, input_ids=ids).calls
     ids = ids[:, :SHORT]
     n = ids.shape[1]
     near = torch.arange(n)
@@ -294,7 +294,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     own = _run(base, text.shape[1], False, input_ids=text).calls
     numbers, _, others = layer_numbers(base, [call.block for call in constant.calls])
     layers = []
-    for place, (call, other) in enumerate(zip(constant.calls, unturned, strict=True)):
+    for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
         query, key = _still(call.query, other.query), _still(call.key, other.key)
         layer = Layer(
             number=numbers[place],
@@ -330,9 +330,9 @@ def _moves(states: Tensor | None) -> bool:
     return bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
 
 
-def _still(states: Tensor | None, unturned: Tensor | None) -> Tensor | None:
+def _still(states: Tensor | None, unrotated: Tensor | None) -> Tensor | None:
     """Return states without rotation; None where nothing was taken away, as from a module not known to rotate."""
-    return None if states is None or unturned is None or torch.equal(states, unturned) else unturned
+    return None if states is None or unrotated is None or torch.equal(states, unrotated) else unrotated
 
 
 def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str | None:

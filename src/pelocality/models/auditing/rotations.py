@@ -10,13 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """How queries (or keys) are turned in one run.
+    """How queries (or keys) are rotated in one run.
 
     Attributes:
         angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
         positions: (n,), of these angles.
         length: The number of positions of the whole run.
-        sign: 1 or -1, the direction in which they were turned before ``angles`` were given the sign of the first pair.
+        sign: 1 or -1, the direction in which they were rotated before ``angles`` were given the sign of the first pair.
         factor: The factor on the rotated dimensions; None where there is nothing to compare with.
         head: D_head.
         tolerance: How far an angle may be off, by the precision of the states.
@@ -52,7 +52,7 @@ class Rotation:
         return float((frequencies[0] / frequencies[1]) ** len(frequencies))
 
     def like(self, other: Self) -> bool:
-        """Return whether queries and keys are turned alike."""
+        """Return whether queries and keys are rotated alike."""
         if self.angles.shape != other.angles.shape or self.sign != other.sign:
             return False
         return bool(wrapped(self.angles - other.angles).abs().max() < self.tolerance)
@@ -66,7 +66,7 @@ def wrapped(angles: Tensor) -> Tensor:
 def rotation_of(
     states: Tensor | None, still: Tensor | None, positions: Tensor, length: int, hints: Sequence[int]
 ) -> Rotation | str | None:
-    """Return how ``states`` (head, n, d) are turned against ``still``, or against the first position if None.
+    """Return how ``states`` (head, n, d) are rotated against ``still``, or against the first position if None.
 
     Args:
         states: Queries or keys, None where they were not seen.
@@ -97,20 +97,20 @@ def rotation_of(
         if start <= first and last < start + dims
         for layout in ("half", "interleaved")
     ]
-    least, turn = 0.03, None
+    least, rotation = 0.03, None
     for part, layout in planes:
         misfit, found = _fit(states[..., part], still[..., part], layout)
         if misfit < least:
-            least, turn = misfit, found
+            least, rotation = misfit, found
         if misfit < max(1e-4, 2 * eps):  # wider ones, whose further pairs stand still, fit as well but for rounding
             break
-    if turn is None:
+    if rotation is None:
         return "change"
-    angles = turn.angle() - turn[:1].angle()
+    angles = rotation.angle() - rotation[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
     sign = 1 if float(torch.sin(angles[1:2, 0]).sum()) >= 0 else -1
-    factor = float(turn[0].abs().mean()) if compared else None
+    factor = float(rotation[0].abs().mean()) if compared else None
     return Rotation(sign * angles, positions, length, sign, factor, head, tolerance)
 
 
@@ -122,8 +122,8 @@ def _fit(states: Tensor, still: Tensor, layout: str) -> tuple[float, Tensor]:
             return torch.complex(*x.chunk(2, -1))
         return torch.complex(x[..., ::2], x[..., 1::2])
 
-    turned, unturned = pairs(states), pairs(still)
-    turn = (turned * unturned.conj()).sum(0) / unturned.abs().square().sum(0).clamp(min=1e-30)
-    misfit = (turned - turn * unturned).abs().max() / unturned.abs().max()
-    factor = turn.abs().mean(-1, keepdim=True)  # may differ between positions, not between pairs
-    return float(torch.maximum(misfit, (turn.abs() / factor - 1).abs().max())), turn
+    rotated, unrotated = pairs(states), pairs(still)
+    rotation = (rotated * unrotated.conj()).sum(0) / unrotated.abs().square().sum(0).clamp(min=1e-30)
+    misfit = (rotated - rotation * unrotated).abs().max() / unrotated.abs().max()
+    factor = rotation.abs().mean(-1, keepdim=True)  # may differ between positions, not between pairs
+    return float(torch.maximum(misfit, (rotation.abs() / factor - 1).abs().max())), rotation
