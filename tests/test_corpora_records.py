@@ -200,6 +200,10 @@ def test_a_label_without_a_name_is_an_error_with_the_row(wrong):
         labels([wrong], label_names=NAMES)
 
 
+def test_texts_that_are_digits_are_names_where_no_names_are_given():
+    assert labels(["1", "0"]) == (["1", "0"], 0)
+
+
 def test_labels_of_a_table_are_numbers_too(tmp_path):
     (tmp_path / "a.csv").write_text("premise,hypothesis,label\na,b,0\nc,d,-1\n")
     corpus = read_pairs(tmp_path / "a.csv", label_names=NAMES)

@@ -415,7 +415,7 @@ def test_missing_texts_and_groups_are_refused():
         texts = probe.remove_columns("premise").add_column("premise", [value] * 2)
         with pytest.raises(TypeError, match=f"texts of the probe must be strings, got {value}; remove such rows"):
             evaluate_as_entailment(texts)
-    for values in (["a", None], [["a"], ["b"]]):
+    for values in (["a", None], [["a"], ["b"]], [1.0, float("nan")]):
         with pytest.raises(ValueError, match="groups must be a column with one value in each row; 'who'"):
             evaluate_as_entailment(probe.add_column("who", values), groups="who")
     with pytest.raises(ValueError, match=r"by must name columns among .*, got \[\['label'\]\]"):

@@ -252,6 +252,11 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
         probe_info(read)
     with pytest.raises(ValueError, match=r"the columns builder, spans and side; got .*a"):
         minimal_pairs(datasets.Dataset.from_dict({"a": [1]}))
+    for name in ("size", "original_premise", "hypothesis"):
+        with pytest.raises(ValueError, match=f"must have all columns of its builder but the labels; no {name}"):
+            minimal_pairs(random_shuffling(PAIRS).remove_columns(name))
+    unlabelled = random_shuffling(PAIRS).remove_columns(["label", "original_label"])
+    assert len(minimal_pairs(unlabelled)) == len(unlabelled)
 
 
 # every builder, over pairs and over sentences; a new one must be entered here

@@ -160,7 +160,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     joined = ("\0".join((*sides, label or "")) for sides, label in pairs)
     frame["original"] = [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in joined]
     values = list(frame["original"] if groups is None else probe.with_format(None)[groups])
-    if any(value is None or not isinstance(value, Hashable) for value in values):
+    if any(value is None or value != value or not isinstance(value, Hashable) for value in values):  # NaN != NaN
         raise ValueError(f"groups must be a column with one value in each row; {groups!r} has empty rows, or lists")
     frame["group"] = values
     return frame

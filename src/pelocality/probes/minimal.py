@@ -8,6 +8,7 @@ import datasets
 from tqdm import tqdm
 
 from pelocality.probes._build import write_dataset
+from pelocality.probes._rows import SENTENCE
 from pelocality.probes.info import ProbeInfo, probe_info, record_info
 
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
@@ -30,7 +31,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
         ``provenance`` of the probe. The two sentences always differ. Its files are temporary.
 
     Raises:
-        ValueError: The dataset was not made by a builder.
+        ValueError: The dataset was not made by a builder, or has lost a column.
 
     Examples:
         >>> from pelocality.corpora import Sentence
@@ -42,6 +43,11 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     if not isinstance(probe, datasets.Dataset) or not {"builder", "spans", "side"} <= set(probe.column_names):
         given = getattr(probe, "column_names", type(probe).__name__)
         raise ValueError(f"probe must have the columns builder, spans and side; got {given}")
+    sides = (SENTENCE,) if SENTENCE in probe.column_names else ("premise", "hypothesis")
+    needed = [*sides, *(f"original_{side}" for side in sides), *_COPIED]
+    missing = [name for name in needed if name not in probe.column_names]
+    if missing:
+        raise ValueError(f"probe must have all columns of its builder but the labels; no {', '.join(missing)}")
     rows = tqdm(probe.with_format(None), "minimal_pairs", delay=3, disable=not progress)
     texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
     columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})
