@@ -324,3 +324,25 @@ def test_extreme_learned_numbers_survive_a_round_trip(make, number, double):
     if not double:
         assert torch.equal(twin(4), encoding(4))
     assert not encoding(4).isnan().any()
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("number", [-200.0, -87.5, 88.8, 200.0])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KERPLE(2),
+        lambda: KERPLE(2, kernel="power"),
+        lambda: AttenuatedEncoding(2, learnable=True, form="logits"),
+        lambda: AttenuatedEncoding(2, learnable=True),
+    ],
+)
+def test_extreme_learned_numbers_have_finite_biases_and_gradients(make, number, double):
+    encoding = make().double() if double else make()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.fill_(number)
+    bias = encoding(4)
+    assert bias.isfinite().all()
+    (bias.softmax(-1) * torch.arange(16.0).reshape(4, 4)).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in encoding.parameters())

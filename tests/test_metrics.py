@@ -449,3 +449,9 @@ def test_negative_zeros_are_accepted(backend):
 def test_a_negative_rtol_raises_an_error(function, rtol, backend):
     with pytest.raises(ValueError, match="rtol must be at least 0"):
         function(torch.eye(5), rtol=rtol)
+
+
+def test_complex_attention_is_refused_with_what_makes_it_real():
+    for attention in (torch.eye(3, dtype=torch.complex64), torch.eye(3, dtype=torch.complex64).numpy()):
+        with pytest.raises(TypeError, match=r"got .*complex64; use abs\(attention\) or attention\.real"):
+            locality(attention)

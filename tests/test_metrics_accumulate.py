@@ -120,6 +120,22 @@ def test_invalid_updates_raise_an_error():
         MeanAttention(length=4).update(random_attention(8, 8))
     with pytest.raises(ValueError, match="softmax"):
         MeanOver(metrics.locality).update(torch.rand(8, 8))
+    for mean in (MeanOver(metrics.locality), MeanAttention(8)):
+        with pytest.raises(ValueError, match=r"each layer must have a batch axis, .* use torch\.stack\(layers\)"):
+            mean.update((random_attention(8, 8), random_attention(8, 8)))
+
+
+def test_a_mask_that_differs_between_heads_is_refused_where_they_are_kept_apart():
+    attention = random_attention(2, 2, 8, 8)
+    mask = torch.tensor([[1] * 8, [1] * 4 + [0] * 4]).expand(2, 2, 8)
+    with pytest.raises(ValueError, match=r"mask must be the same for all of shape=\(2,\).*\(batch, n\)"):
+        MeanAttention(8, shape=(2,)).update(attention, mask=mask)
+    together = MeanAttention(8)
+    together.update(attention, mask=mask)
+    assert together.count.tolist() == [4] * 4 + [2] * 4
+    apart = MeanAttention(8, shape=(2,))
+    apart.update(attention, mask=mask.transpose(0, 1))  # it differs between sequences
+    assert apart.count.tolist() == [2] * 4 + [1] * 4
 
 
 def _measure_part(rank, path, results):

@@ -56,6 +56,8 @@ def check_tensor(name: str, given: Any) -> None:
 
 
 def positive(logarithm: Tensor) -> Tensor:
-    """Return exp of a learned logarithm, clamped to positive finite float32 numbers."""
-    bounds = torch.finfo(torch.float32)
-    return logarithm.exp().clamp(bounds.tiny, bounds.max)
+    """Return exp of a learned logarithm, clamped to positive finite float32 numbers.
+
+    The logarithm is clamped, not its exp: the gradient of an infinite exp would be NaN.
+    """
+    return logarithm.clamp(-87.33, 88.72).exp()  # to within a percent of the smallest and the largest normal number

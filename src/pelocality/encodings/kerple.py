@@ -76,8 +76,10 @@ class KERPLE(RelativeEncoding):
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         away = distance.abs()
         r_1, r_2 = (r.view(-1, *(1,) * distance.ndim) for r in (self.strength, self.curvature))
+        # clamped to finite numbers: the gradient of infinity would be NaN
+        most = torch.finfo(self.working_dtype).max
         if self.kernel == "log":
-            return -r_1 * torch.log1p(r_2 * away)
-        # 0 ** r_2 is 0, but its gradient for r_2 is NaN
-        power = torch.where(away == 0, 1, away) ** r_2
-        return -r_1 * torch.where(away == 0, 0, power)
+            growth = torch.log1p((r_2 * away).clamp(max=most))
+        else:  # 0 ** r_2 is 0, but its gradient for r_2 is NaN
+            growth = torch.where(away == 0, 0, torch.where(away == 0, 1, away) ** r_2)
+        return (-r_1 * growth).clamp(min=-most)

@@ -116,8 +116,10 @@ def float_tensor(name: str, given: Any) -> Tensor:
         return given
     if not isinstance(given, Tensor | np.ndarray):
         raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}")
-    convert = ".float()" if isinstance(given, Tensor) else ".astype('float64')"
-    raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {name}{convert}")
+    convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
+    if "complex" in str(given.dtype):  # of which a conversion would drop the imaginary part
+        convert = f"abs({name}) or {name}.real"
+    raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {convert}")
 
 
 def transformed(*tensors: Tensor) -> bool:

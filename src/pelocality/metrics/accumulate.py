@@ -4,6 +4,7 @@ States are sums and counts, so batches may be uneven. Under ``torch.distributed`
 torchmetrics synchronises them on ``compute()``.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class MeanOver(Metric):
 
         Raises:
             TypeError: As for the metric.
-            ValueError: As for the metric, or the axes do not end with ``shape``.
+            ValueError: As for the metric, the axes do not end with ``shape``, or layers without a batch axis.
         """
         values = _batch_first(attention, self.metric(attention, mask=mask)).detach()
         values = _flatten_to(self.shape, values)
@@ -123,13 +124,16 @@ class MeanAttention(Metric):
 
         Raises:
             TypeError: As for `metrics.locality`.
-            ValueError: As for `metrics.locality`, the axes do not end with ``shape``, or a sequence is longer than
-                ``length``.
+            ValueError: As for `MeanOver.update`, a mask that differs between layers or heads that are kept apart, or a
+                sequence longer than ``length``.
         """
         matrices = map_matrices(attention, crop, mask=mask, layout="matrix")
-        matrices = _flatten_to(self.shape, _batch_first(attention, matrices).detach(), trailing=2)
-        # padding is the same for every layer and head
-        present = ~matrices.diagonal(dim1=-2, dim2=-1).isnan()[(slice(None),) + (0,) * len(self.shape)]
+        matrices = _flatten_to(self.shape, _batch_first(attention, matrices, trailing=2).detach(), trailing=2)
+        tokens = ~matrices.diagonal(dim1=-2, dim2=-1).isnan()
+        tokens = tokens.reshape(len(tokens), math.prod(self.shape), tokens.shape[-1])
+        if bool((tokens != tokens[:, :1]).any()):
+            raise ValueError(f"mask must be the same for all of shape={self.shape}, one per sequence: (batch, n)")
+        present = tokens[:, 0]
         m = int(present.any(0).sum())
         if m > self.length:
             raise ValueError(f"a sequence of {m} tokens is longer than length={self.length}; increase length=")
@@ -146,9 +150,13 @@ class MeanAttention(Metric):
         return self.total[..., :m, :m] / self.count[:m, None]
 
 
-def _batch_first(attention: Attention, values: Tensor) -> Tensor:
-    """Return the values of a tuple of layers, (layer, batch, ...), as (batch, layer, ...)."""
-    return values.movedim(0, 1) if isinstance(unwrap(attention), list | tuple) else values
+def _batch_first(attention: Attention, values: Tensor, trailing: int = 0) -> Tensor:
+    """Return the values of a tuple of layers, (layer, batch, ..., *rest), as (batch, layer, ..., *rest)."""
+    if not isinstance(unwrap(attention), list | tuple):
+        return values
+    if values.ndim - trailing < 2:
+        raise ValueError("each layer must have a batch axis, (batch, head, n, n), got (n, n); use torch.stack(layers)")
+    return values.movedim(0, 1)
 
 
 def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Tensor:
