@@ -223,7 +223,7 @@ def test_a_text_in_place_of_words_is_refused():
 def test_an_empty_probe_warns_with_its_reasons(caplog):
     with caplog.at_level(logging.WARNING, logger="pelocality"):
         semantic_role_swap([plain_sentence("The dog chased the cat.", "en")] * 2)
-    assert "items=2, rows=0, dropped={'no frames': 2}" in caplog.text
+    assert "semantic_role_swap: 0 rows from 2 items; dropped: no frames (2)" in caplog.text
 
 
 CHASE = "(S (NP (DT The) (NN dog)) (VP (VBD chased) (NP (DT the) (NN cat))) (. .))"

@@ -29,6 +29,14 @@ class ProbeInfo:
     dropped: Mapping[str, int]
     skipped: Mapping[str, int]
 
+    def __str__(self) -> str:
+        left_out = [
+            f"; {what}: " + ", ".join(f"{reason} ({number})" for reason, number in counts.items())
+            for what, counts in (("dropped", self.dropped), ("candidates skipped", self.skipped))
+            if counts
+        ]
+        return f"{self.builder}: {self.rows} rows from {self.items} items" + "".join(left_out)
+
 
 def probe_info(probe: datasets.Dataset) -> ProbeInfo:
     """Return how a probe was built.
@@ -49,9 +57,12 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
     Examples:
         >>> from pelocality.corpora import Sentence
         >>> from pelocality.probes import random_shuffling
-        >>> probe_info(random_shuffling([Sentence(("up", "you", "go")), Sentence(("up",))]))
+        >>> info = probe_info(random_shuffling([Sentence(("up", "you", "go")), Sentence(("up",))]))
+        >>> info
         ProbeInfo(builder='random_shuffling', settings={'side': 'premise', 'labels': None, 'seed': 0}, items=2, rows=1,
                   dropped={'no order of the words changes the text': 1}, skipped={})
+        >>> print(info)
+        random_shuffling: 1 rows from 2 items; dropped: no order of the words changes the text (1)
     """
     try:
         records = [json.loads(line) for line in probe.info.description.splitlines() if line]
