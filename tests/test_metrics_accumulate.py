@@ -125,6 +125,16 @@ def test_invalid_updates_raise_an_error():
             mean.update((random_attention(8, 8), random_attention(8, 8)))
 
 
+def test_the_size_of_one_axis_is_a_shape():
+    attention = random_attention(2, 3, 8, 8)
+    one, several = MeanOver(metrics.locality, shape=3), MeanOver(metrics.locality, shape=(3,))
+    for mean in (one, several):
+        mean.update(attention)
+    assert one.compute().tolist() == several.compute().tolist()
+    with pytest.raises(TypeError, match=r"shape must be an integer, got 2\.5"):
+        MeanOver(metrics.locality, shape=(2.5,))
+
+
 def test_a_mask_that_differs_between_heads_is_refused_where_they_are_kept_apart():
     attention = random_attention(2, 2, 8, 8)
     mask = torch.tensor([[1] * 8, [1] * 4 + [0] * 4]).expand(2, 2, 8)

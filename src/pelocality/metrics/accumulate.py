@@ -25,7 +25,7 @@ class MeanOver(Metric):
 
     Args:
         metric: A function (..., n, n) -> (...) with ``mask=``, such as ``metrics.locality``.
-        shape: Trailing axes to keep apart, such as (layers, heads); all others are averaged over.
+        shape: Trailing axes to keep apart, such as (layers, heads), or the size of one; all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
 
     Note:
@@ -50,9 +50,9 @@ class MeanOver(Metric):
     total: Tensor
     count: Tensor
 
-    def __init__(self, metric: Callable[..., Tensor], shape: Sequence[int] = (), **kwargs: Any):
+    def __init__(self, metric: Callable[..., Tensor], shape: int | Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
-        self.metric, self.shape = metric, tuple(shape)
+        self.metric, self.shape = metric, _sizes(shape)
         # float64: a float32 sum over a corpus loses precision
         self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(self.shape, dtype=torch.int64), dist_reduce_fx="sum")
@@ -93,7 +93,7 @@ class MeanAttention(Metric):
 
     Args:
         length: Longest sequence n expected; the state is (*shape, n, n).
-        shape: Axes to keep apart, such as (layers, heads); all others are averaged over.
+        shape: Axes to keep apart, such as (layers, heads), or the size of one; all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
 
     Examples:
@@ -109,9 +109,9 @@ class MeanAttention(Metric):
     total: Tensor
     count: Tensor
 
-    def __init__(self, length: int, shape: Sequence[int] = (), **kwargs: Any):
+    def __init__(self, length: int, shape: int | Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
-        self.length, self.shape = count("length", length), tuple(shape)
+        self.length, self.shape = count("length", length), _sizes(shape)
         self.add_state("total", torch.zeros(*self.shape, length, length, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -148,6 +148,11 @@ class MeanAttention(Metric):
         """
         m = int((self.count > 0).sum())
         return self.total[..., :m, :m] / self.count[:m, None]
+
+
+def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the axes that are kept apart; a number is that of one axis."""
+    return tuple(count("shape", size) for size in (shape if isinstance(shape, Sequence) else [shape]))
 
 
 def _batch_first(attention: Attention, values: Tensor, trailing: int = 0) -> Tensor:
