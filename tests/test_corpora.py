@@ -343,9 +343,9 @@ def test_every_sentence_of_a_treebank_comes_back_as_written(path):
     assert {sentence.language for sentence in sentences} == {path.name[:2]}
 
 
-def test_the_sets_of_other_papers_are_made_from_own_spans():
+def test_data_sets_like_those_of_other_papers_are_made_from_spans():
     page = (Path(__file__).parents[1] / "docs" / "corpora.md").read_text(encoding="utf-8")
-    code = page.partition("from your own spans")[2].partition("```python\n")[2].partition("```")[0]
+    code = page.partition("## Data sets like those of other papers")[2].partition("```python\n")[2].partition("```")[0]
     made = {}
     exec(code, made)
     assert made["hans"]["hypothesis"] == ["The criminal arrested the cop.", "The judge was advised by the lawyer."]

@@ -144,9 +144,13 @@ def test_padding_of_a_decoder_does_not_change_the_gap(name, side):
     padded = nn.functional.pad(ids, (4, 0) if side == "left" else (0, 4), value=padding)
     with attach(model, NoEncoding(causal=True)):
         disabled = reflection_gap(model, ids)
-        torch.testing.assert_close(reflection_gap(model, padded, padded != padding), disabled, rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            reflection_gap(model, padded, attention_mask=padded != padding), disabled, rtol=1e-6, atol=1e-12
+        )
     if side == "right" or name in ("llama", "qwen2"):  # others count absolute positions from the first id
-        torch.testing.assert_close(reflection_gap(model, padded, padded != padding), alone, rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            reflection_gap(model, padded, attention_mask=padded != padding), alone, rtol=1e-6, atol=1e-12
+        )
 
 
 def test_palindromes_and_single_tokens_have_no_gap():
