@@ -224,7 +224,8 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
 
     A word is letters and digits with their marks (vowel signs, accents). Scripts without spaces between words
     (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are not segmented: there, everything between two spaces or
-    punctuation marks is one word. Give ``read_pairs`` a parser that segments them.
+    punctuation marks is one word. The period of an abbreviation is a word of its own (``Mrs`` and ``.``), which a
+    shuffle may separate from it. Give ``read_pairs`` a parser that segments both.
 
     Args:
         text: The text.
