@@ -4,8 +4,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,7 @@ from transformers import PrinterCallback, Trainer, TrainerState, TrainingArgumen
 
 from pelocality._checks import check_tokenizer, count
 from pelocality.encodings import Encoding
-from pelocality.models._restore import inference, restoring
+from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
 from pelocality.models._words import special_tokens_around
 from pelocality.models.attachment import Positions, attach
@@ -219,8 +218,12 @@ def relocate(
             load_model(student, checkpoint / "model.safetensors")
             trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         else:
-            with torch.enable_grad(), _trainable(frozen):
+            for weight in frozen:
+                weight.requires_grad_(True)
+            with torch.enable_grad():
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            for weight in frozen:
+                weight.requires_grad_(False)
     trained.to(device_of(teacher))
     for module, training in modes:
         module.training = training
@@ -261,20 +264,6 @@ def _frozen(base: nn.Module) -> list[nn.Parameter]:
         of_positions |= {attention.get_parameter(name) for name in record.position_weights}
     weights = set(base.parameters()) - of_positions
     return [weight for weight in weights if weight.is_floating_point() and not weight.requires_grad]
-
-
-@contextmanager
-def _trainable(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let frozen weights be trained, and freeze them again on leaving."""
-
-    def freeze() -> None:
-        for weight in weights:
-            weight.requires_grad_(False)
-
-    with restoring(freeze):
-        for weight in weights:
-            weight.requires_grad_(True)
-        yield
 
 
 def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
