@@ -216,19 +216,19 @@ def comparison(
         raise ValueError("values is empty; give at least one (layer, head) by name")
     given = {f"values[{name!r}]": each for name, each in values.items()}
     column, lines = _by_layer(given, metric, layers, (1, 2))
-    numbers = sorted({number for _, own in lines for number in own})
+    every_layer = sorted({layer for _, its_layers in lines for layer in its_layers})
     new = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
     spread = 0.5 / len(lines)
-    for index, (name, (grid, own), style) in enumerate(zip(values, lines, _styles(), strict=False)):
-        place = np.searchsorted(numbers, own) + spread * (index - (len(lines) - 1) / 2)
+    for index, (name, (grid, its_layers), style) in enumerate(zip(values, lines, _styles(), strict=False)):
+        place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
         (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
-    ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(numbers) - 0.4))
-    ax.set_xticks(*_ticks(numbers, _inches(ax)[0]))
+    ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(every_layer) - 0.4))
+    ax.set_xticks(*_ticks(every_layer, _inches(ax)[0]))
     return _with_legend(fig, ax, new)
 
 
@@ -398,18 +398,20 @@ def _by_layer(
         column = metric if all(metric in frame for frame in frames.values()) else f"{metric}_of_mean"
     found = []
     for name, each in values.items():
-        own = layers
+        its_layers = layers
         if name in frames:
-            own = each.layers if layers is None else layers
+            its_layers = each.layers if layers is None else layers
             each = frames[name][column].to_numpy().reshape(each.attention.shape[:2])
         grid = _array(each)
         if grid.ndim not in axes or not grid.size:
             wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
             raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
-        own = range(len(grid)) if own is None else own
-        if len(own) != len(grid):
-            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {len(own)}: {list(own)}")
-        found.append((grid, own))
+        numbers = range(len(grid)) if its_layers is None else its_layers
+        if len(numbers) != len(grid):
+            raise ValueError(
+                f"layers must number the {len(grid)} layers of {name}, got {len(numbers)}: {list(numbers)}"
+            )
+        found.append((grid, numbers))
     return column.replace("_", " "), found
 
 
