@@ -1,12 +1,21 @@
 """Which layers attention maps belong to and which keys their masks leave visible, in models that have no record."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as hf
 
 from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
-from pelocality.models import PositionalAttention, _observe as masks, attach, position_share, positional_attention
+from pelocality.models import (
+    PositionalAttention,
+    _observe as masks,
+    attach,
+    position_share,
+    positional_attention,
+    text_average,
+)
 from pelocality.models._observe import observe
 from pelocality.models._run import find_base
 from pelocality.models.eager import eager_attention
@@ -230,6 +239,25 @@ def test_attention_that_layers_share_has_the_numbers_of_those_layers():
         pad_token_id=0,
     )
     assert positional_attention(hf.ZambaModel(config).eval(), length=N, words=4).layers == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "gemma2", "jamba", "learned sinks"])
+def test_layers_are_told_on_the_beginning_of_a_long_input(name, monkeypatch):
+    """Here the beginning is shorter than a window and than any text."""
+    models = {"jamba": jamba, "gemma2": partial(made, "gemma2"), "learned sinks": partial(with_sinks, "gpt_oss")}
+    model = models.get(name, partial(tiny, name))()
+    first, last = (1, 3) if name == "jamba" else (0, 1)
+    mask = (torch.arange(N) < torch.tensor([[4], [N], [6]])).long()
+    text = [{"input_ids": tokens(3, N, seed), "attention_mask": mask} for seed in range(2)]
+
+    def measured():
+        words = positional_attention(model, length=N, words=4, layers=[last, first])
+        mean = text_average(model, text, special_tokens=True, layers=[last, first])
+        return words.attention, words.per_sample, mean.attention, mean.per_sample, mean.share
+
+    whole = measured()
+    monkeypatch.setattr(masks, "_BEGINNING", 3)
+    torch.testing.assert_close(measured(), whole, rtol=0, atol=0, equal_nan=True)
 
 
 def test_selecting_a_layer_without_attention_raises():

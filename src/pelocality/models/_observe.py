@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,31 +18,31 @@ from pelocality.models.eager import configurations, eager_attention
 from pelocality.models.families import longest_input, record_of
 
 _TOKENS = 7
+_BEGINNING = 512  # tokens on which layers are told: with the attention of all layers in memory
 _TOLERANCE = 5e-3  # a difference of outputs, relative to the largest, that rounding to 8 bits can make
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Attention of one forward pass.
+class AttentionLayers:
+    """The layers of a model that attend.
 
     Attributes:
-        maps: Attention (batch, head, n, n), for each layer with attention. Rows sum to 1, or to less in layers where a
-            learned sink takes the rest.
-        layers: The numbers of those layers in the model, counted from 0.
-        visible: The keys that each query may attend to, (batch, n, n) for each of ``maps``, on its device.
-        sinks: Whether the layer has a learned sink, for each of ``maps``.
+        layers: Their numbers in the model, counted from 0.
+        sinks: Whether each of them has a learned sink.
         depth: The number of layers of the model, those without attention included.
         others: What the layers without attention are, by number.
-        order: Which of the softmaxes gave each of ``maps``, None where none did.
+        heads: The number of heads of each layer.
+        dtype: That of the attention which the model returns.
+        order: Which of the softmaxes gave the attention of each layer, None where none did.
         softmaxes: How many there were.
     """
 
-    maps: tuple[Tensor, ...]
     layers: tuple[int, ...]
-    visible: tuple[Tensor, ...]
     sinks: tuple[bool, ...]
     depth: int
     others: dict[int, str]
+    heads: int
+    dtype: torch.dtype
     order: tuple[int | None, ...]
     softmaxes: int
 
@@ -50,6 +50,20 @@ class Observed:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
         missing = f"which have no attention in this model; those that have are {list(self.layers)}"
         return requested_layers(layers, self.layers, self.depth, missing)
+
+
+@dataclass(frozen=True)
+class Observed(AttentionLayers):
+    """Attention of one forward pass.
+
+    Attributes:
+        maps: Attention (batch, head, n, n) of each of ``layers``. Rows sum to 1, or to less in layers where a learned
+            sink takes the rest.
+        visible: The keys that each query may attend to, (batch, n, n) for each of ``maps``, on its device.
+    """
+
+    maps: tuple[Tensor, ...]
+    visible: tuple[Tensor, ...]
 
 
 @contextmanager
@@ -113,40 +127,67 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     for layer, weights, sink in zip(layers, maps, sinks, strict=True):
         _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
     visible = tuple(each.visible.reshape(weights.shape).any(1) for each, weights in zip(found, maps, strict=True))
-    return Observed(maps, layers, visible, sinks, depth, others, tuple(order), len(recorded))
+    return Observed(layers, sinks, depth, others, heads[0], maps[0].dtype, tuple(order), len(recorded), maps, visible)
+
+
+def attention_layers(base: Any, **inputs: Tensor) -> AttentionLayers:
+    """Return the layers of a base model that attend, told on the beginning of the longest text of a batch.
+
+    Raises:
+        ValueError: As `observe`.
+    """
+    longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
+    beginning = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
+    observed = observe(base, **beginning)
+    return AttentionLayers(**{field.name: getattr(observed, field.name) for field in fields(AttentionLayers)})
 
 
 def observe_by_layer(
-    base: Any, first: Observed, add: Callable[[int, Tensor, Tensor], None], dtype: torch.dtype, **inputs: Tensor
+    base: Any,
+    known: AttentionLayers,
+    layers: Sequence[int],
+    use: Callable[[int, Tensor, Tensor], None],
+    **inputs: Tensor,
 ) -> None:
-    """Run a base model again and hand on the attention of each layer as it is computed, so that one is in memory.
+    """Run a base model and hand on the attention of each layer as it is computed, so that one is in memory.
+
+    Where a layer is not told by its softmax, those of all layers are in memory.
 
     Args:
-        base: A model that was observed.
-        first: What was observed, of the same model and inputs of any size.
-        add: Takes the index of a layer in ``first.layers``, its attention (batch, head, n, n) and its visible keys
+        base: A model.
+        known: Its `attention_layers`.
+        layers: The numbers of the layers to hand on.
+        use: Takes the index of a layer in ``layers``, its attention (batch, head, n, n) and its visible keys
             (batch, n, n).
-        dtype: That of the attention which the model returns.
         inputs: As for `observe`.
 
     Raises:
-        ValueError: Rows that do not sum to 1, or another number of softmaxes than at first.
+        ValueError: As `observe`; or another number of softmaxes than before.
     """
+    if None in known.order:
+        observed = observe(base, **inputs)
+        for layer, weights, visible in zip(observed.layers, observed.maps, observed.visible, strict=True):
+            if layer in layers:
+                use(layers.index(layer), weights, visible)
+        return
     batch, n = inputs["input_ids"].shape
+    wanted = {known.order[known.layers.index(layer)]: layer for layer in layers}
     indices = itertools.count()
 
-    def use(softmax: _Softmax) -> None:
-        index = next(indices)
-        if index in first.order:
-            place = first.order.index(index)
-            weights = softmax.weights.reshape(batch, -1, n, n).to(dtype)
-            _check_rows(base, first.layers[place], weights, softmax.sink, inputs.get("attention_mask"))
-            add(place, weights, softmax.visible.reshape(weights.shape).any(1))
+    def use_softmax(softmax: _Softmax) -> None:
+        layer = wanted.get(next(indices))
+        if layer is not None:
+            weights = softmax.weights.reshape(batch, -1, n, n).to(known.dtype)
+            _check_rows(base, layer, weights, softmax.sink, inputs.get("attention_mask"))
+            use(layers.index(layer), weights, softmax.visible.reshape(weights.shape).any(1))
 
-    with _recording(base, use):
-        run(base, output_attentions=False, **inputs)
-    if next(indices) != first.softmaxes:
-        raise _unprobed(base, "its attention differs between output_attentions=True and False")
+    try:
+        with _recording(base, use_softmax):
+            run(base, output_attentions=False, **inputs)
+    except IndexError as error:  # other errors may be those of `use`
+        raise _failed(base, batch, n, error) from error
+    if next(indices) != known.softmaxes:
+        raise _unprobed(base, "its attention differs between inputs, or without output_attentions=True")
 
 
 def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
@@ -164,10 +205,7 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = f"it fails with {type(error).__name__}: {error}"
-        if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
-            reason = "it has no row for every position; ask for fewer tokens"
-        raise _unprobed(base, f"on {batch} x {n} tokens {reason}") from error
+        raise _failed(base, batch, n, error) from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         advice = "if its implementation was chosen when it was built, load it again with attn_implementation='eager'"
@@ -177,6 +215,14 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
             shapes = f"{tuple(weights.shape)} for {batch} x {n} tokens, wanted ({batch}, heads, {n}, {n})"
             raise _unprobed(base, f"layer {layer} returned weights of shape {shapes}")
     return tuple(maps)
+
+
+def _failed(base: Any, batch: int, n: int, error: Exception) -> ValueError:
+    """Return the error for a model that cannot run."""
+    reason = f"it fails with {type(error).__name__}: {error}"
+    if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+        reason = "it has no row for every position; ask for fewer tokens"
+    return _unprobed(base, f"on {batch} x {n} tokens {reason}")
 
 
 def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor | None) -> None:

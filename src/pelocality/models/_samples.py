@@ -44,15 +44,15 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def stacked(batches: dict[int, list[dict[str, Tensor]]]) -> dict[str, Tensor]:
+def stacked(batches: dict[int, dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Return the values of all samples of all processes by name, each (sample, layer, head).
 
     Args:
         batches: What this process measured, by the number of the batch and by layer, (batch, head) each.
     """
-    whole = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
-    names = next(iter(whole.values()), [{}])[0]
+    found = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
+    whole = [[layers[place] for place in sorted(layers)] for layers in found.values()]
     return {
-        name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in whole.values()])
-        for name in names
+        name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in whole])
+        for name in (whole[0][0] if whole else ())
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
 from pelocality.models._inputs import runs_of_tokens, token_batch
-from pelocality.models._observe import Observed, observable, observe
+from pelocality.models._observe import AttentionLayers, attention_layers, observable, observe_by_layer
 from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
 
@@ -25,7 +27,7 @@ def text_sums(
     model: nn.Module,
     batches: Iterable[Mapping[str, Any]],
     layers: Sequence[int] | None = None,
-    each: Callable[[int, Observed, int, Tensor, Tensor], None] | None = None,
+    each: Callable[[int, TextLayer], None] | None = None,
     *,
     tokenizer: Any,
     length: int,
@@ -35,14 +37,13 @@ def text_sums(
 ) -> TextSums:
     """Return the sums over the first ``length`` tokens of all texts, of the processes together.
 
-    Every process reads every batch, and observes the first text, which tells how the model attends.
+    Every process reads every batch, and runs the first one, which tells the layers that attend.
 
     Args:
         model: A transformers model, with or without a head.
         batches: Tokenised batches.
         layers: Layers to add, by their index in the model; None: all that have attention.
-        each: Called for each batch and layer with the number of the batch, what was observed of it, the index of the
-            layer in that, the included tokens (batch, m), and the attention (batch, head, m, m) renormalised over them.
+        each: Called with the number of a batch and what was added of it, for each layer.
         tokenizer: Identifies special tokens.
         length: The largest m.
         special_tokens: Whether special tokens are included.
@@ -60,6 +61,7 @@ def text_sums(
     if isinstance(batches, Mapping):
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     sums: TextSums | None = None
+    known: AttentionLayers | None = None
     texts = longest = 0
     rank, size = rank_and_size()
     with failing_together() as same, observable(model, base):
@@ -73,29 +75,55 @@ def text_sums(
             number = len(same)
             same.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
             included = (included & (included.cumsum(1) > without_first))[:, :length]
-            if number % size != rank:  # another process includes it
-                if number:
-                    continue
-                inputs, included = {name: tensor[:1] for name, tensor in inputs.items()}, included[:1] & False
-            observed = observe(base, **inputs)
-            if sums is None:
-                sums = TextSums(observed.requested(layers), observed.others, observed.maps[0].shape[1])
-            for place, layer in enumerate(sums.layers):
-                index = observed.layers.index(layer)
-                attention = sums.add(place, observed.maps[index], included_pairs(included, observed.visible[index]))
-                if each is not None:
-                    each(number, observed, index, included, attention)
-            texts += int(included.any(1).sum())
+            if known is None or sums is None:
+                known = attention_layers(base, **inputs)
+                sums = TextSums(known.requested(layers), known.others, known.heads)
+            if number % size == rank:  # others are measured by other processes
+                add = partial(_add, sums, any(known.sinks), included, each and partial(each, number))
+                observe_by_layer(base, known, sums.layers, add, **inputs)
+                texts += int(included.any(1).sum())
         if sums is None:
             raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
     sums.add_processes(texts)
     return sums
 
 
-def included_pairs(included: Tensor, visible: Tensor) -> Tensor:
-    """Return the pairs of included tokens (batch, m) whose key the query sees (batch, n, n): (batch, m, m)."""
+def _add(
+    sums: TextSums,
+    sinks: bool,
+    included: Tensor,
+    each: Callable[[TextLayer], None] | None,
+    place: int,
+    weights: Tensor,
+    visible: Tensor,
+) -> None:
+    """Add the attention (batch, head, n, n) of a layer between the included tokens (batch, m), m <= n."""
     m = included.shape[1]
-    return included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
+    pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
+    attention = sums.add(place, weights, pairs)
+    if each is not None:
+        each(TextLayer(place, weights, included, pairs, attention, sinks))
+
+
+@dataclass(frozen=True)
+class TextLayer:
+    """The attention of a batch of texts in one layer.
+
+    Attributes:
+        place: The index of the layer among the requested ones.
+        weights: What the model computed, (batch, head, n, n).
+        included: Which of the first m <= n tokens are included, (batch, m).
+        pairs: Which pairs of included tokens are visible, (batch, m, m).
+        attention: The weights of those pairs, rows renormalised; 0 elsewhere, (batch, head, m, m), float64, on the CPU.
+        sinks: Whether layers of the model have a learned sink.
+    """
+
+    place: int
+    weights: Tensor
+    included: Tensor
+    pairs: Tensor
+    attention: Tensor
+    sinks: bool
 
 
 class TextSums:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
-from pelocality.models._observe import Observed, observable, observe, observe_by_layer
+from pelocality.models._observe import attention_layers, observable, observe_by_layer
 from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import metrics_with_sink, sample_metrics
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
@@ -109,23 +108,19 @@ def positional_attention(
     positions = slice(len(before), len(before) + length)
     with failing_together() as same, observable(model, base):
         same += (ids, rows.shape, layers)
-        first = observe(base, input_ids=rows[:1])  # one word, which tells how the model attends
-        dtype, size = first.maps[0].dtype, batch_size or max(1, min(64, _BATCH_BYTES // first.maps[0].nbytes))
+        known = attention_layers(base, input_ids=rows)
+        requested = known.requested(layers)
+        of_one_word = known.heads * rows.shape[1] ** 2 * known.dtype.itemsize
+        size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
-        sums = _Sums(first, layers, positions, len(ids))
-        first = replace(first, maps=(), visible=())
+        sums = _Sums(requested, any(known.sinks), positions, len(ids))
         starts = part_of_process(range(0, len(ids), size))  # without one, the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             batch = rows[start : start + size]
-            if None not in first.order:
-                observe_by_layer(base, first, partial(sums.add, start), dtype, input_ids=batch)
-            else:  # all layers at a time, where a layer is not told by its softmax
-                observed = observe(base, input_ids=batch)
-                for place, (weights, visible) in enumerate(zip(observed.maps, observed.visible, strict=True)):
-                    sums.add(start, place, weights, visible)
+            observe_by_layer(base, known, requested, partial(sums.add, start), input_ids=batch)
         equal_states = _equal_states(base, rows[:1], positions)
     sums.add_processes(counts=bool(starts))
-    mean = sums.attention / len(ids)
+    mean = sums.attention.div_(len(ids))  # in place: for long inputs most of the memory in use
     source = provenance(
         model,
         sums.visible,
@@ -139,25 +134,22 @@ def positional_attention(
     return PositionalAttention(
         attention=mean,
         per_sample=sums.per_word,
-        layers=sums.layers,
+        layers=requested,
         source=source,
         visible=None if bool(sums.visible.all()) else sums.visible,
-        other_layers=first.others,
+        other_layers=known.others,
     )
 
 
 class _Sums:
     """Sums over words in at least float32, and the metrics of each word; the matrices of the words are not stored."""
 
-    def __init__(self, first: Observed, requested: Sequence[int] | None, positions: slice, words: int) -> None:
-        self.layers, self.positions, self.words = first.requested(requested), positions, words
+    def __init__(self, layers: Sequence[int], sinks: bool, positions: slice, words: int) -> None:
+        self.layers, self.sinks, self.positions, self.words = layers, sinks, positions, words
         self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
         # in one tensor each: thousands of small ones would keep freed memory from the system
         self.per_word: dict[str, Tensor] = {}  # (word, layer, head)
-        # from the model's layers with attention to the requested ones
-        self.places = {first.layers.index(layer): place for place, layer in enumerate(self.layers)}
-        self.sinks = any(first.sinks)
 
     def add_processes(self, counts: bool) -> None:
         """Add the words of all other processes, to those of this one if they count."""
@@ -167,11 +159,9 @@ class _Sums:
         self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
         self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 
-    def add(self, start: int, index: int, weights: Tensor, visible: Tensor) -> None:
+    def add(self, start: int, place: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
-        if index not in self.places:
-            return
-        place, part = self.places[index], self.positions
+        part = self.positions
         half = weights.dtype not in (torch.float32, torch.float64)
         given = (weights.float() if half else weights)[..., part, :]
         weights, visible = given[..., part], visible[:, part, part]

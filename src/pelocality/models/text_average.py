@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import runs_of_tokens
-from pelocality.models._observe import Observed
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
-from pelocality.models._text import included_pairs, text_sums
+from pelocality.models._text import TextLayer, text_sums
 from pelocality.models.result import AveragedAttention, over_texts, provenance
 
 _FEWEST = 3  # tokens of a text that has a symmetry
@@ -92,18 +91,19 @@ def text_average(
         >>> result.attention.shape, result.share.shape, result.per_sample["locality"].shape
         (torch.Size([2, 2, 10, 10]), torch.Size([2, 2]), torch.Size([20, 2, 2]))
     """
-    per_text: dict[int, list[dict[str, Tensor]]] = {}  # by number of the batch and by layer
+    per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # by number of the batch and by layer
 
-    def measure(number: int, observed: Observed, index: int, included: Tensor, attention: Tensor) -> None:
+    def measure(number: int, layer: TextLayer) -> None:
+        included = layer.included
         if bool((runs_of_tokens(included) > 1).any()):  # between which distances are not known
             advice = "pass its parts one by one, or include them with special_tokens=True"
             raise ValueError(f"a text has special tokens between its words; {advice}")
         measured = included.sum(1) >= _FEWEST
         if bool(measured.any()):
-            weights, pairs = observed.maps[index], included_pairs(included, observed.visible[index])
-            values = sample_metrics(attention[measured], pairs[measured], included[measured])
-            values |= _shares(weights[measured.to(weights.device)], included[measured], any(observed.sinks))
-            per_text.setdefault(number, []).append(values)
+            values = sample_metrics(layer.attention[measured], layer.pairs[measured], included[measured])
+            weights = layer.weights[measured.to(layer.weights.device)]
+            values |= _shares(weights, included[measured], layer.sinks)
+            per_text.setdefault(number, {})[layer.place] = values
 
     sums = text_sums(
         model,
