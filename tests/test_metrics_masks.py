@@ -7,7 +7,7 @@ import torch
 
 from pelocality import metrics
 from pelocality.encodings import ALiBi, PositionalSelfAttention
-from pelocality.metrics import crop, distance_profile, locality, measure
+from pelocality.metrics import _inputs, crop, distance_profile, locality, measure
 from tests.names import METRICS
 from tests.test_metrics import random_attention
 
@@ -196,6 +196,18 @@ def test_every_metric_leaves_out_the_first_tokens(name):
     for one, other in zip(*map(numbers, (found, expected)), strict=True):
         one = one[one.isfinite()] if one.shape != other.shape else one  # positions that are left out are NaN
         torch.testing.assert_close(one, other.reshape(one.shape), equal_nan=True)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("name", METRICS)
+def test_many_matrices_are_measured_in_parts(name, hidden, monkeypatch):
+    attention, mask = padded([9, 4, 12, 9], 12) if hidden else (random_attention(4, 2, 12, 12), None)
+    visible = {"visible": torch.ones(12, 12, dtype=torch.bool)} if name in ("adjusted_locality", "entropy") else {}
+    arguments = {"stop": 3} if name == "crop" else {"mask": mask, **visible}
+    together = numbers(getattr(metrics, name)(attention, **arguments))
+    monkeypatch.setattr(_inputs, "_PART", 3 * 12**2)
+    in_parts = numbers(getattr(metrics, name)(attention, **arguments))
+    torch.testing.assert_close(in_parts, together, equal_nan=True)
 
 
 def numbers(found):

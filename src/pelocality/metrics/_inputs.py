@@ -20,6 +20,8 @@ from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
 Kernel = Callable[..., Tensor]
 
+_PART = 2**24  # elements that a kernel is given at a time: it may need several times their memory
+
 
 class HasAttention(Protocol):
     """A result that carries its matrices, such as ``PositionalAttention``."""
@@ -79,7 +81,7 @@ def map_matrices(
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
     whole = mask is None and without_first == 0
     spans = None if whole else token_spans(mask, matrices.shape[:-2], matrices.shape[-1], without_first)
-    values = kernel(*flat) if spans is None or not len(spans) else _map_spans(flat, spans, kernel, layout)
+    values = _map_parts(flat, kernel) if spans is None or not len(spans) else _map_spans(flat, spans, kernel, layout)
     return values.reshape((*matrices.shape[:-2], *values.shape[1:]))
 
 
@@ -140,6 +142,19 @@ def cropped(flat: Tensor, start: int, stop: int) -> Tensor:
     return kept / mass
 
 
+def _at_a_time(flat: Tensor) -> int:
+    """Return how many of the matrices (batch, n, n) to give to a kernel; all of those that need a gradient."""
+    return max(1, len(flat) if flat.requires_grad else _PART // flat.shape[-1] ** 2)
+
+
+def _map_parts(matrices: Sequence[Tensor], kernel: Kernel) -> Tensor:
+    """Apply the kernel to some of the matrices (batch, n, n) at a time."""
+    size = _at_a_time(matrices[0])
+    if len(matrices[0]) <= size:
+        return kernel(*matrices)
+    return torch.cat([kernel(*part) for part in zip(*(torch.split(each, size) for each in matrices), strict=True)])
+
+
 def _map_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
     """Apply the kernel to the cropped matrices of each span and pad its values with NaN to the full length."""
     flat, *seen = matrices
@@ -147,11 +162,11 @@ def _map_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
     pieces, order = [], []
     for group, (start, stop) in enumerate(groups.tolist()):
-        chosen = torch.nonzero(member == group).squeeze(-1)
-        here = chosen.to(flat.device)
-        values = kernel(cropped(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
         missing = n - (stop - start)
         paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
-        pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
-        order.append(chosen)
+        for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(flat)):
+            here = chosen.to(flat.device)
+            values = kernel(cropped(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
+            pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
+            order.append(chosen)
     return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(flat.device)]

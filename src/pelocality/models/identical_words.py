@@ -65,7 +65,8 @@ def positional_attention(
             another word or id, and cut it out of the matrices, rows renormalised; ``cut_share`` is what it received.
             Where positions are only relative, as in most decoders, identical words say nothing above the first layers
             unless the first token differs.
-        layers: Layers to return, by their index in the model; by default all that have attention.
+        layers: Layers to return, by their index in the model; by default all that have attention. Long inputs to
+            large models take much memory: ask for a few layers at a time.
         batch_size: Words at a time; by default as many as fit into 16 MiB of attention weights of a layer. Memory does
             not grow with the number of words.
         progress: Show a progress bar on runs that take longer than a few seconds.
