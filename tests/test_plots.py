@@ -248,6 +248,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
         (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
         (lambda: plots.distances(np.ones(4)), "result must come from dependency_distances, got ndarray"),
+        (lambda: plots.head_types(np.ones(4)), "result must come from compare_head_types, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),
         (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),

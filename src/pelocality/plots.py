@@ -249,6 +249,7 @@ def head_types(
 
     Raises:
         ImportError: Matplotlib is missing.
+        TypeError: Not a result of ``compare_head_types``.
         ValueError: The table has no such direction.
 
     Examples:
@@ -261,6 +262,8 @@ def head_types(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """
+    if not hasattr(result, "table"):
+        raise TypeError(f"result must come from compare_head_types, got {type(result).__name__}")
     check_choice("direction", direction, list(result.table["direction"].unique()))
     table = result.table[result.table["direction"] == direction]
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
