@@ -46,7 +46,7 @@ SCALINGS: dict[str, dict[str, float]] = {
     "decay + .1": {"decay": 0.1},
 }
 DECAYS = {"attenuated w = .01": 0.01, "attenuated w = .1": 0.1, "attenuated w = 1": 1.0}
-CELLS = ("original", "original, healed", "none", "ALiBi", "mixed", *DECAYS, *SCALINGS)
+CELLS = ("original", "original, healed", "none", "ALiBi", "mixed", *DECAYS, *SCALINGS, "measured table, learned")
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # C of scikit-learn
 
 
@@ -73,14 +73,14 @@ def encoding_of(
 ) -> Any:
     """Return the positions of a cell as `attach` takes them; tables are measured on identical words.
 
-    Mixed: half of the heads look further into the past, half are their mirror images.
+    Mixed: half of the heads look further into the past, half are their mirror images. Encodings are fixed, but for
+    tables that are learned by their name or by the argument.
     """
-    heads = model.config.num_attention_heads
-    if cell in SCALINGS:
+    heads, scaling = model.config.num_attention_heads, SCALINGS.get(cell.removesuffix(", learned"))
+    if scaling is not None:
         attention = positional_attention(model, tokenizer, length=length, words=words, progress=False)
-        return [
-            table.scaled(**SCALINGS[cell]) for table in DistanceTable.from_attention(attention, learnable=learnable)
-        ]
+        learnable = learnable or cell.endswith(", learned")
+        return [table.scaled(**scaling) for table in DistanceTable.from_attention(attention, learnable=learnable)]
     if cell in DECAYS:
         return AttenuatedEncoding(heads, decay=DECAYS[cell], form="logits")
     if cell == "mixed":
