@@ -157,3 +157,9 @@ def test_offloaded_models_are_measured_where_they_run(name):
     found = position_share(moved, text, special_tokens=True)
     torch.testing.assert_close(found.share, expected.share, equal_nan=True)
     assert all(weight.is_meta for weight in moved.parameters())
+
+
+def test_ids_outside_the_vocabulary_are_named_in_every_batch():
+    text = [{"input_ids": tokens(2, 6)}, {"input_ids": torch.full((1, 6), 97)}]
+    with pytest.raises(ValueError, match=r"input_ids must be in 0\.\.96.* got 97"):
+        text_average(tiny("bert"), text, special_tokens=True)

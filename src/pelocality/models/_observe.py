@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -140,8 +140,7 @@ def attention_layers(base: Any, **inputs: Tensor) -> AttentionLayers:
     """
     longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
     beginning = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
-    observed = observe(base, **beginning)
-    return AttentionLayers(**{field.name: getattr(observed, field.name) for field in fields(AttentionLayers)})
+    return replace(observe(base, **beginning), maps=(), visible=())
 
 
 def observe_by_layer(
@@ -173,6 +172,7 @@ def observe_by_layer(
                 use(layers.index(layer), weights, visible)
         return
     batch, n = inputs["input_ids"].shape
+    check_ids(base, inputs["input_ids"])
     wanted = {known.order[known.layers.index(layer)]: layer for layer in layers}
     indices = itertools.count()
 
