@@ -242,7 +242,7 @@ def test_attention_that_layers_share_has_the_numbers_of_those_layers():
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "gemma2", "jamba", "learned sinks"])
-def test_layers_are_told_on_the_beginning_of_a_long_input(name, monkeypatch):
+def test_layers_are_found_on_the_beginning_of_a_long_input(name, monkeypatch):
     """Here the beginning is shorter than a window and than any text."""
     models = {"jamba": jamba, "gemma2": partial(made, "gemma2"), "learned sinks": partial(with_sinks, "gpt_oss")}
     model = models.get(name, partial(tiny, name))()

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 from pelocality import metrics
-from pelocality.models import TextAverage, position_share, positional_attention, text_average
+from pelocality.models import TextAverage, _observe, position_share, positional_attention, text_average
 from tests.families import FAMILIES, offloaded, same, state, tiny, tokens
 from tests.test_models_observe import LEARNED_SINKS, jamba, with_sinks
 from tests.test_models_words import wordpiece
@@ -163,3 +163,43 @@ def test_ids_outside_the_vocabulary_are_named_in_every_batch():
     text = [{"input_ids": tokens(2, 6)}, {"input_ids": torch.full((1, 6), 97)}]
     with pytest.raises(ValueError, match=r"input_ids must be in 0\.\.96.* got 97"):
         text_average(tiny("bert"), text, special_tokens=True)
+
+
+@pytest.mark.parametrize("lengths", [(12, 8), (12, 7), (8, 12), (6, 1, 5)])
+@pytest.mark.parametrize("name", ["switch_transformers", "bart decoder"])
+def test_texts_of_other_lengths_have_the_metrics_that_they_have_alone(name, lengths):
+    """A router over eight experts looks like attention to eight tokens, cross-attention to one key like that of one."""
+    torch.manual_seed(0)
+    if name == "bart decoder":
+        sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "decoder_attention_heads": 2}
+        config = hf.BartConfig(
+            vocab_size=97, encoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, **sizes
+        )
+        model = hf.BartModel(config).decoder
+    else:
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2, "num_experts": 8}
+        model = hf.SwitchTransformersEncoderModel(hf.SwitchTransformersConfig(vocab_size=97, **sizes))
+    text = [{"input_ids": tokens(2, length)} for length in lengths]
+    together = text_average(model.eval(), text, special_tokens=True).per_sample["locality"]
+    alone = [
+        text_average(model, [one], special_tokens=True).per_sample for one in text if one["input_ids"].shape[1] > 1
+    ]
+    torch.testing.assert_close(together, torch.cat([each["locality"] for each in alone]), rtol=0, atol=0)
+
+
+def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
+    model = tiny("bert")
+    run = type(model).forward
+
+    def forward(self, input_ids=None, **options):
+        if input_ids.shape[1] > 8:
+            raise RuntimeError("too long for me")
+        return run(self, input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    for beginning in (500, 6):
+        monkeypatch.setattr(_observe, "_BEGINNING", beginning)
+        with pytest.raises(
+            ValueError, match="cannot be probed: on 2 x 9 tokens it fails with RuntimeError: too long for"
+        ):
+            text_average(model, [{"input_ids": tokens(2, n)} for n in (7, 9)], special_tokens=True)

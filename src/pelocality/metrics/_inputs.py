@@ -20,7 +20,8 @@ from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
 Kernel = Callable[..., Tensor]
 
-_PART = 2**24  # elements that a kernel is given at a time: it may need several times their memory
+# elements that a kernel is given at a time: it may need several times their memory; more occupy a GPU
+_PART, _PART_OF_GPU = 2**24, 2**28
 
 
 class HasAttention(Protocol):
@@ -144,7 +145,9 @@ def cropped(flat: Tensor, start: int, stop: int) -> Tensor:
 
 def _at_a_time(flat: Tensor) -> int:
     """Return how many of the matrices (batch, n, n) to give to a kernel; all of those that need a gradient."""
-    return max(1, len(flat) if flat.requires_grad else _PART // flat.shape[-1] ** 2)
+    if flat.requires_grad and torch.is_grad_enabled():
+        return max(1, len(flat))
+    return max(1, (_PART if flat.device.type == "cpu" else _PART_OF_GPU) // flat.shape[-1] ** 2)
 
 
 def _map_parts(matrices: Sequence[Tensor], kernel: Kernel) -> Tensor:

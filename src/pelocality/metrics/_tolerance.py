@@ -80,4 +80,4 @@ def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
         raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off > ROW_SUM_TOLERANCE[dtype]:
-        raise ValueError(f"attention rows must sum to 1, the worst is off by {off:.3g}; apply .softmax(-1)?")
+        raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; apply .softmax(-1)?")

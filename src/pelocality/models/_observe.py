@@ -18,8 +18,8 @@ from pelocality.models.eager import configurations, eager_attention
 from pelocality.models.families import longest_input, record_of
 
 _TOKENS = 7
-# tokens on which layers are told, with the attention of all layers in memory: no number of experts, whose softmax would
-# look like one over tokens
+# tokens on which the layers of a longer input are found, with the attention of all in memory: no number of experts, as a
+# softmax over them would look like one over tokens
 _BEGINNING = 500
 _TOLERANCE = 5e-3  # a difference of outputs, relative to the largest, that rounding to 8 bits can make
 
@@ -37,6 +37,7 @@ class AttentionLayers:
         dtype: That of the attention which the model returns.
         order: Which of the softmaxes gave the attention of each layer, None where none did.
         softmaxes: How many there were.
+        tokens: On how many tokens: other softmaxes may run on another number.
     """
 
     layers: tuple[int, ...]
@@ -47,6 +48,7 @@ class AttentionLayers:
     dtype: torch.dtype
     order: tuple[int | None, ...]
     softmaxes: int
+    tokens: int
 
     def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
@@ -129,11 +131,23 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     for layer, weights, sink in zip(layers, maps, sinks, strict=True):
         _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
     visible = tuple(each.visible.reshape(weights.shape).any(1) for each, weights in zip(found, maps, strict=True))
-    return Observed(layers, sinks, depth, others, heads[0], maps[0].dtype, tuple(order), len(recorded), maps, visible)
+    return Observed(
+        layers=layers,
+        sinks=sinks,
+        depth=depth,
+        others=others,
+        heads=heads[0],
+        dtype=maps[0].dtype,
+        order=tuple(order),
+        softmaxes=len(recorded),
+        tokens=maps[0].shape[-1],
+        maps=maps,
+        visible=visible,
+    )
 
 
 def attention_layers(base: Any, **inputs: Tensor) -> AttentionLayers:
-    """Return the layers of a base model that attend, told on the beginning of the longest text of a batch.
+    """Return the layers of a base model that attend, found on the first tokens of the longest text of a batch.
 
     Raises:
         ValueError: As `observe`.
@@ -152,11 +166,12 @@ def observe_by_layer(
 ) -> None:
     """Run a base model and hand on the attention of each layer as it is computed, so that one is in memory.
 
-    Where a layer is not told by its softmax, those of all layers are in memory.
+    The attention of all layers is in memory where it matches no softmax, and for short inputs that have another number
+    of tokens than those on which the layers were found.
 
     Args:
         base: A model.
-        known: Its `attention_layers`.
+        known: Its `attention_layers`, of these or other inputs.
         layers: The numbers of the layers to hand on.
         use: Takes the index of a layer in ``layers``, its attention (batch, head, n, n) and its visible keys
             (batch, n, n).
@@ -165,29 +180,40 @@ def observe_by_layer(
     Raises:
         ValueError: As `observe`; or another number of softmaxes than before.
     """
-    if None in known.order:
+    batch, n = inputs["input_ids"].shape
+    if known.tokens < _BEGINNING < n:
+        known = attention_layers(base, **inputs)
+    if None in known.order or (n <= _BEGINNING and n != known.tokens):
         observed = observe(base, **inputs)
         for layer, weights, visible in zip(observed.layers, observed.maps, observed.visible, strict=True):
             if layer in layers:
                 use(layers.index(layer), weights, visible)
         return
-    batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
     wanted = {known.order[known.layers.index(layer)]: layer for layer in layers}
-    indices = itertools.count()
+    indices, ours = itertools.count(), []
 
     def use_softmax(softmax: _Softmax) -> None:
         layer = wanted.get(next(indices))
-        if layer is not None:
+        if layer is None:
+            return
+        try:
             weights = softmax.weights.reshape(batch, -1, n, n).to(known.dtype)
             _check_rows(base, layer, weights, softmax.sink, inputs.get("attention_mask"))
             use(layers.index(layer), weights, softmax.visible.reshape(weights.shape).any(1))
+        except Exception as error:
+            ours.append(error)
+            raise
 
-    try:
-        with _recording(base, use_softmax):
+    with _recording(base, use_softmax):
+        try:
             run(base, output_attentions=False, **inputs)
-    except IndexError as error:  # other errors may be those of `use`
-        raise _failed(base, batch, n, error) from error
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if error in ours:
+                raise
+            raise _failed(base, batch, n, error) from error
     if next(indices) != known.softmaxes:
         raise _unprobed(base, "its attention differs between inputs, or without output_attentions=True")
 

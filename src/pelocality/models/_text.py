@@ -37,7 +37,7 @@ def text_sums(
 ) -> TextSums:
     """Return the sums over the first ``length`` tokens of all texts, of the processes together.
 
-    Every process reads every batch, and runs the first one, which tells the layers that attend.
+    Every process reads every batch, and runs the first one to find the layers that attend.
 
     Args:
         model: A transformers model, with or without a head.
