@@ -74,7 +74,7 @@ def encoding_of(
     """Return the positions of a cell as `attach` takes them; tables are measured on identical words.
 
     Mixed: half of the heads look further into the past, half are their mirror images. Encodings are fixed, but for
-    tables that are learned by their name or by the argument.
+    tables whose cell ends in ", learned", or with ``learnable``.
     """
     heads, scaling = model.config.num_attention_heads, SCALINGS.get(cell.removesuffix(", learned"))
     if scaling is not None:

@@ -284,10 +284,10 @@ def slope(rows: pd.DataFrame, metric: str, held: str | None = None) -> Estimate:
     effects = {"cell": "0 + C(cell)", "slope": "0 + C(task):dose"} if several["task"] else {}
     effects |= {"cell in task": "0 + C(cell):C(task)"} if several["seed"] else {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a variance of 0 is on the boundary
+        warnings.simplefilter("ignore")  # a variance of 0 is on the boundary; an optimiser may stop short of the best
         if effects:
             model = MixedLM.from_formula(formula, rows, groups=np.ones(len(rows)), vc_formula=effects)
-            fitted = model.fit(method=["lbfgs", "powell"])
+            fitted = max((model.fit(method=method) for method in ("lbfgs", "powell")), key=lambda found: found.llf)
         else:
             fitted = OLS.from_formula(formula, rows).fit()
     value, error = fitted.params["dose"], fitted.bse["dose"]

@@ -178,6 +178,7 @@ def test_texts_of_other_lengths_have_the_metrics_that_they_have_alone(name, leng
         model = hf.BartModel(config).decoder
     else:
         sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2, "num_experts": 8}
+        sizes |= {"num_sparse_encoder_layers": 1}
         model = hf.SwitchTransformersEncoderModel(hf.SwitchTransformersConfig(vocab_size=97, **sizes))
     text = [{"input_ids": tokens(2, length)} for length in lengths]
     together = text_average(model.eval(), text, special_tokens=True).per_sample["locality"]

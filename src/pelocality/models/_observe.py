@@ -18,8 +18,8 @@ from pelocality.models.eager import configurations, eager_attention
 from pelocality.models.families import longest_input, record_of
 
 _TOKENS = 7
-# tokens on which the layers of a longer input are found, with the attention of all in memory: no number of experts, as a
-# softmax over them would look like one over tokens
+# tokens on which the layers of a longer input are found, with the attention of all in memory; no number of experts, as
+# a softmax over these would look like one over tokens
 _BEGINNING = 500
 _TOLERANCE = 5e-3  # a difference of outputs, relative to the largest, that rounding to 8 bits can make
 
