@@ -2,7 +2,8 @@
 
 A cell is a model whose own positions are off and which was trained, on the same tokens as every other cell, to give the
 hidden states of the untouched model with other positions (`relocate`). The positions of a cell are fixed, as a table
-that is trained too could return to the original; `relocated_positions.py` alone trains its table.
+that is trained too could return to the original, but for "measured table, learned"; `relocated_positions.py` trains its
+table too.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@
 
 Fine-tunes MiniLM on RTE, CoLA and STS-B from its original positions; these as a table per layer and head; that table
 symmetrised (antisymmetric x 0); none; and ALiBi, all but the original fixed, and healed first with the same budget.
-The controls are the original positions healed alike, and the table learned along, in healing and in fine-tuning. A
+The controls are the original positions healed alike, and the table trained too, in healing and in fine-tuning. A
 seed gives the new head, the order of the data and dropout; all seeds of a cell start from one healed model. Per task
 and cell: the score on the development set (accuracy, Matthews' correlation, Pearson's correlation), its standard
 deviation over seeds, the ratio of that to original positions' (bootstrap over seeds) with the Brown-Forsythe test
@@ -29,7 +29,7 @@ Predictions, written before the first full run:
 6. Added after thirteen seeds of original, measured table and antisymmetric x 0 on STS-B, before the first run of the
    control: original positions, healed alike, are as steady as original (a ratio of spreads below 2) and no run fails,
    as they start healing without a loss and change little; so it is not healing as such that makes the tables unsteady.
-7. Added after 6, before the first run of either: a table that is learned along is as unsteady as the fixed one, with a
+7. Added after 6, before the first run of either: a table that is trained too is as unsteady as the fixed one, with a
    spread on STS-B at least three times that of original positions, as a few hundred numbers a head are little beside 22
    million weights. The fixed table after healing on 500,000 tokens (--tokens) has a spread below half of that after
    100,000, and at most one failed run of ten: what makes runs fail is what healing left undone.
