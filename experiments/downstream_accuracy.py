@@ -340,11 +340,8 @@ def falls(table: pd.DataFrame) -> pd.DataFrame:
         nli = of_cell.loc[of_cell["task"] == "NLI", "score"].mean()
         row = {"positions": cell, "symmetry": formatted_mean(of_cell["symmetry"]), "NLI": f"{nli:.1f}"}
         fallen = of_cell[of_cell["kind"] == "shuffled premises"]
-        for name, part in {
-            "Shuffle-3 to 6, mean": "Shuffle",
-            "windows, mean": "Window",
-            "random order": "Random",
-        }.items():
+        probes = {"Shuffle-3 to 6, mean": "Shuffle", "windows, mean": "Window", "random order": "Random"}
+        for name, part in probes.items():
             row[name] = points(fallen[fallen["task"].str.contains(part)].groupby("seed")["score"].mean())
         rows.append(row)
     return pd.DataFrame(rows)
