@@ -220,32 +220,32 @@ def forgetting(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(results: pd.DataFrame, losses: pd.DataFrame) -> plt.Figure:
-    """Plot every run's score by task and cell, and the token loss along the sequence."""
+    """Plot every run's score by task and cell, crosses for failed ones, and the token loss along the sequence."""
     tasks = [task for task in TASKS if (results["task"] == task).any()]
+    # a cell has its row and colour in every panel, also where it was not run
+    cells = list(results["cell"].unique())
     panels = len(tasks) + bool(len(losses))
-    fig, axes = plt.subplots(1, panels, figsize=(3 * max(panels, 2), 3.6), layout="constrained", squeeze=False)
+    size = (3 * panels + 2, 0.32 * len(cells) + 1.4)
+    fig, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
     for task, ax in zip(tasks, axes[0], strict=False):
-        of_task = results[results["task"] == task]
-        cells = list(of_task["cell"].unique())
         for place, cell in enumerate(cells):
-            runs = of_task[of_task["cell"] == cell]
-            spread = np.linspace(-0.2, 0.2, len(runs)) if len(runs) > 1 else [0]
+            runs = results[(results["task"] == task) & (results["cell"] == cell)]
+            spread = np.linspace(-0.25, 0.25, len(runs)) if len(runs) > 1 else np.zeros(len(runs))
             for state, marker in ((False, "o"), (True, "x")):
                 shown = (runs["failed"] == state).to_numpy()
-                ax.plot(
-                    place + np.asarray(spread)[shown], runs["score"][shown], marker, color=f"C{place}", markersize=4
-                )
-        ax.set_xticks(range(len(cells)), cells, rotation=30, ha="right")
-        ax.set(title=task, ylabel=TASKS[task])
+                ax.plot(runs["score"][shown], place + spread[shown], marker, color=f"C{place}", markersize=4)
+        first = ax is axes[0, 0]
+        ax.set_yticks(range(len(cells)), cells if first else [""] * len(cells))
+        ax.set(title=task, xlabel=TASKS[task], ylim=(len(cells) - 0.5, -0.5))
+        ax.grid(axis="x", alpha=0.25, linewidth=0.6)
     if len(losses):
         last = axes[0, -1]
-        for place, (cell, of_cell) in enumerate(losses.groupby("cell", sort=False)):
-            means = of_cell.groupby("after", sort=False)["token_loss"].mean()
+        for cell, of_cell in losses.groupby("cell", sort=False):
+            place, means = cells.index(cell), of_cell.groupby("after", sort=False)["token_loss"].mean()
             last.plot(means.index, means, "osD^v"[place % 5] + "-", color=f"C{place}", label=cell)
         last.set(title="forgetting", ylabel="1 - cosine to the untouched model", ylim=(0, None))
         last.legend(frameon=False, fontsize=8)
-    for ax in axes[0]:
-        ax.grid(axis="y", alpha=0.25, linewidth=0.6)
+        last.grid(axis="y", alpha=0.25, linewidth=0.6)
     return fig
 
 
