@@ -225,7 +225,7 @@ def figure(results: pd.DataFrame, losses: pd.DataFrame) -> plt.Figure:
     # a cell has its row and colour in every panel, also where it was not run
     cells = list(results["cell"].unique())
     panels = len(tasks) + bool(len(losses))
-    size = (3 * panels + 2, 0.32 * len(cells) + 1.4)
+    size = (3 * panels + 2, max(3.2, 0.32 * len(cells) + 1.4))
     fig, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
     for task, ax in zip(tasks, axes[0], strict=False):
         for place, cell in enumerate(cells):
