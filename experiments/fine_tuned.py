@@ -23,10 +23,13 @@ class OnMeans(nn.Module):
         self.encoder = encoder
         self.linear = nn.Linear(encoder.config.hidden_size, outputs)
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return the loss and the logits."""
-        seen = inputs["attention_mask"][..., None]
-        states = self.encoder(**inputs).last_hidden_state
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        states = self.encoder(input_ids, attention_mask=attention_mask, **segments).last_hidden_state
+        seen = attention_mask[..., None]
         logits = self.linear((states * seen).sum(1) / seen.sum(1))
         if logits.shape[-1] == 1:
             return {"loss": mse_loss(logits[:, 0], labels.to(logits.dtype)), "logits": logits}

@@ -539,6 +539,18 @@ def test_fine_tunings_are_compared_over_seeds_and_along_a_sequence(tmp_path, mon
     assert again.splitlines()[-1] == printed.splitlines()[-1]
 
 
+def test_the_head_of_a_fine_tuning_reads_the_first_token_or_the_mean_of_all(tmp_path, monkeypatch):
+    scores = {}
+    for head in ("first", "mean"):
+        output = tmp_path / head
+        flags = ("--smoke", "--head", head, "--tasks", "STS-B", "--seeds", "0", "--sequences", "--output", output)
+        run("stability", *flags, monkeypatch=monkeypatch)
+        found = pd.read_csv(output / "stability.csv")
+        assert found["cell"].tolist() == ["original", "measured table"]
+        scores[head] = found["score"]
+    assert (scores["first"] != folders["mean"]).all()
+
+
 def test_a_run_fails_if_always_the_same_answer_is_as_good():
     stability = importlib.import_module("stability")
 
