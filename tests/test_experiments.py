@@ -548,7 +548,7 @@ def test_the_head_of_a_fine_tuning_reads_the_first_token_or_the_mean_of_all(tmp_
         found = pd.read_csv(output / "stability.csv")
         assert found["cell"].tolist() == ["original", "measured table"]
         scores[head] = found["score"]
-    assert (scores["first"] != folders["mean"]).all()
+    assert (scores["first"] != scores["mean"]).all()
 
 
 def test_a_run_fails_if_always_the_same_answer_is_as_good():
