@@ -205,15 +205,8 @@ def observe_by_layer(
             ours.append(error)
             raise
 
-    with _recording(base, use_softmax):
-        try:
-            run(base, output_attentions=False, **inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            if error in ours:
-                raise
-            raise _failed(base, batch, n, error) from error
+    with _recording(base, use_softmax), _failing_with_reason(base, inputs["input_ids"], ours):
+        run(base, output_attentions=False, **inputs)
     if next(indices) != known.softmaxes:
         raise _unprobed(base, "its attention differs between inputs, or without output_attentions=True")
 
@@ -228,12 +221,8 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         raise _unprobed(base, reason)
     batch, n = inputs["input_ids"].shape
     check_ids(base, inputs["input_ids"])
-    try:
+    with _failing_with_reason(base, inputs["input_ids"]):
         outputs = run(base, **inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise _failed(base, batch, n, error) from error
     maps = getattr(outputs, "attentions", None)
     if not maps or not all(isinstance(weights, Tensor) for weights in maps):
         advice = "if its implementation was chosen when it was built, load it again with attn_implementation='eager'"
@@ -245,12 +234,20 @@ def _attention_maps(base: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(maps)
 
 
-def _failed(base: Any, batch: int, n: int, error: Exception) -> ValueError:
-    """Return the error for a model that cannot run."""
-    reason = f"it fails with {type(error).__name__}: {error}"
-    if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
-        reason = "it has no row for every position; ask for fewer tokens"
-    return _unprobed(base, f"on {batch} x {n} tokens {reason}")
+@contextmanager
+def _failing_with_reason(base: Any, ids: Tensor, ours: Sequence[Exception] = ()) -> Iterator[None]:
+    """Name a model that cannot run on ids (batch, n) and the reason; errors of our own are raised as they are."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if error in ours:
+            raise
+        reason = f"it fails with {type(error).__name__}: {error}"
+        if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+            reason = "it has no row for every position; ask for fewer tokens"
+        raise _unprobed(base, f"on {ids.shape[0]} x {ids.shape[1]} tokens {reason}") from error
 
 
 def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor | None) -> None:
