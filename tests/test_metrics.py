@@ -9,7 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from pelocality import metrics
 from pelocality.encodings import AttenuatedEncoding
@@ -355,6 +355,8 @@ def test_arrays_and_results_are_accepted():
         warnings.simplefilter("error")
         for form in (result, read_only, read_only.astype(">f8"), read_only[::-1][::-1]):
             torch.testing.assert_close(locality(form), locality(attention))
+        backwards = read_only[:1][::-1]  # a negative stride that numpy takes for contiguous
+        torch.testing.assert_close(locality(backwards), locality(attention[:1]))
 
 
 @BOTH
@@ -425,6 +427,12 @@ INVALID = {
     "nested lists": ([[1.0, 0.0], [0.0, 1.0]], TypeError, "list|float"),
     "sdpa returns nothing": ((), ValueError, "eager"),
     "sdpa returns None": ((None, None), ValueError, "output_attentions"),
+    "dropout": (torch.nn.functional.dropout(torch.eye(4), 0.5), ValueError, r"model\.eval\(\)"),
+    "a step of generation": (torch.full((1, 2, 1, 6), 1 / 6), ValueError, "steps of generate are not"),
+    "encoder-decoder": (Seq2SeqLMOutput(), TypeError, r"output\.encoder_attentions or output\.decoder_attentions"),
+    "masked array": (np.ma.masked_array(np.eye(3), np.eye(3)), TypeError, r"attention\.data and mask="),
+    "sparse": (torch.eye(3).to_sparse(), TypeError, r"attention\.to_dense\(\)"),
+    "nested": (torch.nested.nested_tensor([torch.eye(3)], layout=torch.jagged), TypeError, "to_padded_tensor"),
 }
 
 

@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -123,6 +124,27 @@ def test_invalid_updates_raise_an_error():
     for mean in (MeanOver(metrics.locality), MeanAttention(8)):
         with pytest.raises(ValueError, match=r"each layer must have a batch axis, .* use torch\.stack\(layers\)"):
             mean.update((random_attention(8, 8), random_attention(8, 8)))
+
+
+@pytest.mark.parametrize(
+    "metric", [metrics.monotonicity, metrics.distance_profile, partial(metrics.locality, rows=True)]
+)
+@pytest.mark.parametrize("shape", [(), (2, 2)])
+def test_a_metric_with_several_numbers_per_matrix_is_refused(metric, shape):
+    mean = MeanOver(metric, shape=shape)
+    for attention in (random_attention(1, 2, 2, 6, 6), tuple(random_attention(2, 1, 2, 6, 6))):
+        with pytest.raises(
+            ValueError, match=r"metric must return one number per matrix, \(.*\), got \(.*\); select one, or"
+        ):
+            mean.update(attention)
+
+
+def test_only_a_function_that_returns_a_tensor_can_be_averaged():
+    with pytest.raises(TypeError, match=r"metric must be a function such as metrics\.locality, got 'locality'"):
+        MeanOver("locality")
+    with pytest.raises(TypeError, match="metric must return a tensor, got Measurement"):
+        MeanOver(metrics.measure).update(random_attention(6, 6))
+    assert repr(MeanOver(metrics.locality, shape=3)) == "MeanOver(locality, shape=(3,))"
 
 
 def test_the_size_of_one_axis_is_a_shape():

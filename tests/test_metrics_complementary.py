@@ -1,5 +1,6 @@
 """The complementary metrics: against loops written from their equations, closed forms and known heads."""
 
+import inspect
 import math
 import warnings
 from types import SimpleNamespace
@@ -345,8 +346,17 @@ def test_a_toeplitz_matrix_has_toeplitz_share_one_and_a_sink_does_not():
     circulant = np.exp(-0.3 * ((i[:, None] - i) % 12))
     toeplitz = torch.from_numpy(circulant / circulant.sum(-1, keepdims=True))
     assert metrics.toeplitz_share(toeplitz).item() == pytest.approx(1)
-    assert metrics.toeplitz_share(uniform(12)) == 1
     assert metrics.toeplitz_share(torch.eye(12)[[0] * 12]) < 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_uniform_attention_has_toeplitz_share_one_at_every_length(dtype):
+    for n in range(1, 130):
+        one = torch.full((n, n), 1 / n, dtype=dtype)
+        for attention in (one, torch.zeros(n, n, dtype=dtype).softmax(-1), one.mT.reshape(n, n)):
+            assert metrics.toeplitz_share(attention) == 1, n
+        tilted = (1e-3 * torch.arange(n, dtype=torch.float64)).softmax(-1).expand(n, n)
+        assert n < 3 or metrics.toeplitz_share(tilted.to(dtype)) < 1, n
 
 
 def test_the_empty_half_of_a_causal_matrix_does_not_raise_the_toeplitz_share():
@@ -397,6 +407,27 @@ def test_cropping_a_sink_leaves_the_rest_of_the_attention():
 )
 def test_options_out_of_range_raise_an_error(call, words):
     with pytest.raises(ValueError, match=words):
+        call(torch.eye(4))
+
+
+WITH_ROWS = [f for name in METRICS if "rows" in inspect.signature(f := getattr(metrics, name)).parameters]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *((lambda A, f=f: f(A, rows="no"), "rows must be True or False, got 'no'") for f in WITH_ROWS),
+        *(
+            (lambda A, f=f: f(A, causal="no"), "causal must be True or False, got 'no'")
+            for f in (metrics.adjusted_locality, metrics.entropy)
+        ),
+        (lambda A: metrics.window(A, "0.5"), "share must be a number, got '0.5'"),
+        (lambda A: metrics.symmetry(A, rtol="a"), "rtol must be a number, got 'a'"),
+        (lambda A: metrics.measure(A, rtol=True), "rtol must be a number, got True"),
+    ],
+)
+def test_options_of_another_type_raise_an_error(call, words):
+    with pytest.raises(TypeError, match=words):
         call(torch.eye(4))
 
 

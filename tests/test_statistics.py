@@ -28,6 +28,7 @@ def test_wilsons_interval_agrees_with_scipy(n, data):
     confidence = data.draw(st.sampled_from([0.8, 0.95, 0.99]))
     expected = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
     assert np.allclose(wilson(k, n, confidence), expected, atol=1e-12)
+    assert np.allclose(wilson(k, n, np.float32(confidence)), expected, atol=1e-6)
 
 
 def test_wilsons_interval_is_elementwise_and_nan_for_no_trials():
@@ -116,6 +117,8 @@ def test_invalid_arguments_are_refused():
         check_confidence(95)
     with pytest.raises(ValueError, match="resamples must be at least 1"):
         mean_over_groups([1, 0], ["a", "b"], resamples=0)
+    with pytest.raises(ValueError, match=r"values must be between least=-1\.0 and most=1\.0, got nan to nan"):
+        mean_over_groups([0.0, np.nan], ["a", "b"])
     with pytest.raises(ValueError, match=r"values must be between least=-1\.0 and most=1\.0, got 0 to 2"):
         mean_over_groups([2, 0], ["a", "b"])
 

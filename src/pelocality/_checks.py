@@ -1,4 +1,4 @@
-"""Validation of arguments that several packages take: counts, flags, float masks and tokenizers."""
+"""Validation of arguments that several packages take: counts, numbers, flags, names, float masks and tokenizers."""
 
 import numbers
 from collections.abc import Collection
@@ -44,12 +44,25 @@ def flag(name: str, value: bool) -> bool:
     return value
 
 
+def number(name: str, value: Any) -> float:
+    """Return a numeric argument, which may be a tensor, after checking its type: True and "0.5" are not numbers."""
+    given = value.item() if getattr(value, "ndim", None) == 0 else value
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(given)
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise a ValueError unless a value is among the choices."""
     if value not in choices:
         *most, last = map(repr, choices)
         wanted = f"{', '.join(most)} or {last}" if most else last
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def are_names(value: Any) -> bool:
+    """Return whether a value is a collection of strings; the letters of a single string are not meant as names."""
+    return not isinstance(value, str) and isinstance(value, Collection) and all(isinstance(each, str) for each in value)
 
 
 def check_tokenizer(tokenizer: Any) -> None:

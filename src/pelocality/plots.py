@@ -424,7 +424,7 @@ def _figure(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Fig
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise ImportError("plots need matplotlib: pip install 'pelocality[plot]'") from error
+            raise ImportError("plots need matplotlib: pip install matplotlib") from error
         _, ax = plt.subplots(figsize=size, layout="constrained")
     ax.set_title(title, wrap=True)
     figure = ax.get_figure(root=True)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
-from pelocality._checks import count
+from pelocality._checks import count, number
 
 Floats = NDArray[np.float64]
 FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
@@ -157,7 +157,7 @@ def mean_over_groups(
     check_confidence(confidence)
     count("resamples", resamples)
     rows = np.asarray(values, float)
-    if (rows < least).any() or (rows > most).any():
+    if not ((rows >= least) & (rows <= most)).all():  # nor NaN
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
     index = _group_numbers(groups)
     if rows.ndim != 1 or len(index) != len(rows):
@@ -342,7 +342,7 @@ def _tail(sums: NDArray[np.int64], least: int) -> float:
     return float(total * np.exp(log_cosh - tilt * least))
 
 
-def check_confidence(confidence: float) -> None:
+def check_confidence(confidence: Any) -> None:
     """Refuse an invalid coverage.
 
     Args:
@@ -352,7 +352,5 @@ def check_confidence(confidence: float) -> None:
         TypeError: A value that is not a number.
         ValueError: A coverage outside (0, 1).
     """
-    if isinstance(confidence, bool) or not isinstance(confidence, int | float):
-        raise TypeError(f"confidence must be a number, got {confidence!r}")
-    if not 0 < confidence < 1:
+    if not 0 < number("confidence", confidence) < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pelocality._checks import flag
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 
@@ -77,13 +78,21 @@ def map_matrices(
         return torch.stack([each(a, visible=v) for a, v in zip(attention, seen, strict=True)])
     matrices = float_tensor("attention", attention)
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
-        raise ValueError(f"attention must be square with positions, (..., n, n), got shape {tuple(matrices.shape)}")
+        raise ValueError(
+            f"attention must be square with positions, (..., n, n), got shape {tuple(matrices.shape)}: "
+            "cross-attention and steps of generate are not"
+        )
     given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
     whole = mask is None and without_first == 0
     spans = None if whole else token_spans(mask, matrices.shape[:-2], matrices.shape[-1], without_first)
     values = _map_parts(flat, kernel) if spans is None or not len(spans) else _map_spans(flat, spans, kernel, layout)
     return values.reshape((*matrices.shape[:-2], *values.shape[1:]))
+
+
+def layout_of(rows: bool) -> Layout:
+    """Return what a kernel returns for each matrix: n numbers or one."""
+    return "rows" if flag("rows", rows) else "scalar"
 
 
 def unwrap(attention: Attention) -> Any:
@@ -93,6 +102,8 @@ def unwrap(attention: Attention) -> Any:
 
 def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
     """Return visible, or else the ``.visible`` of a result; None if there is neither or ``causal`` is given."""
+    if causal is not None:
+        flag("causal", causal)
     if visible is not None and causal is not None:
         raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
     carried = getattr(attention, "visible", None)
@@ -112,11 +123,20 @@ def validated_weights(flat: Tensor) -> Tensor:
 
 def float_tensor(name: str, given: Any) -> Tensor:
     """Return a floating-point tensor or numpy array as a tensor; it may share memory with the input."""
+    if isinstance(given, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array, whose mask would be lost; pass {name}.data and mask=")
     if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") in (np.float16, np.float32, np.float64):
-        # torch takes native numbers, and warns about read-only memory
-        return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), ["C", "W"]))
+        # torch takes native numbers and strides of at least 0, and warns about read-only memory
+        native = np.require(given, given.dtype.newbyteorder("="), ["C", "W"])
+        return torch.from_numpy(native.copy() if min(native.strides, default=0) < 0 else native)
+    if isinstance(given, Tensor) and (given.is_nested or given.layout != torch.strided):
+        advice = "torch.nested.to_padded_tensor and mask=" if given.is_nested else f"{name}.to_dense()"
+        raise TypeError(f"{name} must be a dense tensor, got a nested or sparse one; use {advice}")
     if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
         return given
+    if hasattr(given, "decoder_attentions"):
+        halves = "output.encoder_attentions or output.decoder_attentions"
+        raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
     if not isinstance(given, Tensor | np.ndarray):
         raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"

@@ -12,7 +12,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-# The largest |sum of a row - 1| that rounding can explain: half an eps for each weight, and room for thousands of keys.
+from pelocality._checks import number
+
+# The largest |sum of a row - 1| that counts as rounding: a distribution need not come from a softmax in its own dtype.
 ROW_SUM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 
@@ -43,7 +45,7 @@ class Tolerance(NamedTuple):
         if rtol is None:
             working = torch.promote_types(dtype, torch.float32)
             return cls(8 * torch.finfo(dtype).eps, 1024 * torch.finfo(working).eps)
-        if not rtol >= 0:
+        if not number("rtol", rtol) >= 0:
             raise ValueError(f"rtol must be at least 0, got {rtol}; use None for the default of the dtype")
         return cls(rtol)
 
@@ -80,4 +82,5 @@ def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
         raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off > ROW_SUM_TOLERANCE[dtype]:
-        raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; apply .softmax(-1)?")
+        advice = "call model.eval(), as dropout changes sums; of logits take .softmax(-1)"
+        raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")

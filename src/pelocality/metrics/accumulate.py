@@ -24,9 +24,12 @@ class MeanOver(Metric):
         mean over matrices of metric(A)
 
     Args:
-        metric: A function (..., n, n) -> (...) with ``mask=``, such as ``metrics.locality``.
+        metric: A function (..., n, n) -> (...) with ``mask=``, such as ``metrics.locality``: one number per matrix.
         shape: Trailing axes to keep apart, such as (layers, heads), or the size of one; all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
+
+    Raises:
+        TypeError: A metric that is not a function, such as its name.
 
     Note:
         Matrices whose value is NaN (such as symmetry of fewer than three tokens) are left out of the mean. The mean of
@@ -52,6 +55,8 @@ class MeanOver(Metric):
 
     def __init__(self, metric: Callable[..., Tensor], shape: int | Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
+        if not callable(metric):
+            raise TypeError(f"metric must be a function such as metrics.locality, got {metric!r}")
         self.metric, self.shape = metric, _sizes(shape)
         # float64: a float32 sum over a corpus loses precision
         self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
@@ -66,11 +71,22 @@ class MeanOver(Metric):
             mask: (batch, n), as for `metrics.locality`.
 
         Raises:
-            TypeError: As for the metric.
-            ValueError: As for the metric, the axes do not end with ``shape``, or layers without a batch axis.
+            TypeError: As for the metric, or one that does not return a tensor, such as `metrics.measure`.
+            ValueError: As for the metric, or one that returns several numbers per matrix; the axes do not end with
+                ``shape``, or layers without a batch axis.
         """
-        values = _batch_first(attention, self.metric(attention, mask=mask)).detach()
-        values = _flatten_to(self.shape, values)
+        values = self.metric(attention, mask=mask)
+        if not isinstance(values, Tensor):
+            raise TypeError(f"metric must return a tensor, got {type(values).__name__}; average one metric at a time")
+        given = unwrap(attention)
+        layers = isinstance(given, list | tuple)
+        wanted = [len(given)] * layers + list(unwrap(given[0] if layers else given).shape[:-2])
+        if list(values.shape) != wanted:
+            raise ValueError(
+                f"metric must return one number per matrix, {tuple(wanted)}, got {tuple(values.shape)}; select one, or "
+                "average them, in a function of your own"
+            )
+        values = _flatten_to(self.shape, _batch_first(attention, values).detach())
         counted = ~values.isnan()
         self.total += torch.where(counted, values, 0).sum(0, dtype=torch.float64)
         self.count += counted.sum(0)
@@ -82,6 +98,10 @@ class MeanOver(Metric):
             (*shape), NaN where no matrix counted.
         """
         return self.total / self.count
+
+    def __repr__(self) -> str:
+        name = getattr(self.metric, "__name__", repr(self.metric))
+        return f"{type(self).__name__}({name}, shape={self.shape})"
 
 
 class MeanAttention(Metric):
@@ -148,6 +168,9 @@ class MeanAttention(Metric):
         """
         m = int((self.count > 0).sum())
         return self.total[..., :m, :m] / self.count[:m, None]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(length={self.length}, shape={self.shape})"
 
 
 def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, map_matrices, validated_weights
+from pelocality.metrics._inputs import Attention, layout_of, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
 from pelocality.metrics._row_pass import ratio, validated_statistics
 
@@ -24,7 +24,8 @@ def relative_asymmetry(
         rows: One value per query instead of one of all pairs together.
 
     Returns:
-        (...), or (..., n) for rows: 0 symmetric, 1 one-sided; 0 where the pairs hold no weight.
+        (...), or (..., n) for rows: 0 symmetric, 1 one-sided; 0 where the pairs hold no weight, also where there are
+        none (fewer than three positions, the first and the last row), of which `symmetry` is NaN.
 
     Raises:
         TypeError: As for `locality`.
@@ -46,7 +47,7 @@ def relative_asymmetry(
         s = validated_statistics(flat)
         return ratio(s.difference, s.paired) if rows else s.pooled()[2]
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
 
 
 def direction_balance(
@@ -89,4 +90,4 @@ def direction_balance(
             left, right = left.sum(-1), right.sum(-1)
         return ratio(right - left, left + right)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pelocality._checks import check_choice
-from pelocality.metrics._inputs import Attention, map_matrices, resolve_visible, validated_weights
+from pelocality._checks import check_choice, number
+from pelocality.metrics._inputs import Attention, layout_of, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, visible_counts
 from pelocality.metrics._row_pass import ratio, row_statistics, validated_statistics
 
@@ -119,7 +119,7 @@ def past_locality(
         values = ratio(2 * row_statistics(past, pairs=False).locality, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
 
 
 def distance_profile(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
@@ -229,7 +229,7 @@ def mean_distance(
         values = (validated_weights(flat) * _distance(flat)).sum(-1)
         return values if rows else values.mean(-1)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
 
 
 def window(
@@ -264,7 +264,7 @@ def window(
         >>> window(torch.full((101, 101), 1 / 101), 0.5, rows=True)[50]
         tensor(25.)
     """
-    if not 0 < share <= 1:
+    if not 0 < number("share", share) <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
 
     def kernel(flat: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ def window(
         enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(torch.float64).eps)  # float64 rounding
         return enough.to(torch.uint8).argmax(-1).to(weights.dtype)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
 
 
 def half_life(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, map_matrices
+from pelocality.metrics._inputs import Attention, layout_of, map_matrices
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._row_pass import validated_statistics
 
@@ -69,7 +69,7 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
         values = validated_statistics(flat, pairs=False).locality
         return values if rows else values.mean(-1)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
 
 
 def symmetry(
@@ -132,9 +132,7 @@ def symmetry(
         one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) | is_causal(weights.mT)).any()))
         return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
 
-    values = map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar"
-    )
+    values = map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
     if any(one_sided):
         _warn_caller(
             "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "

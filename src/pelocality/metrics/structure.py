@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality.metrics._inputs import Attention, cropped, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._inputs import Attention, cropped, layout_of, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
 from pelocality.metrics._row_pass import ratio
 from pelocality.metrics.distances import diagonal_sums, masked_mean
@@ -58,7 +58,7 @@ def toeplitz_share(
         mean = weights.sum((-1, -2), keepdim=True) / counts.sum((-1, -2), keepdim=True)
         within = (counts * (weights - profile[:, offset]) ** 2).sum((-1, -2))
         total = (counts * (weights - mean) ** 2).sum((-1, -2))
-        rounding = (n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2
+        rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
     return map_matrices(
@@ -162,7 +162,7 @@ def entropy(
 
     resolved = resolve_visible(attention, visible, causal)
     return map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, visible=resolved, layout="rows" if rows else "scalar"
+        attention, kernel, mask=mask, without_first=without_first, visible=resolved, layout=layout_of(rows)
     )
 
 
@@ -209,7 +209,7 @@ def sink_rate(
         is_sink = torch.arange(flat.shape[-1], device=flat.device) < sinks
         return torch.where(is_sink, torch.nan, mass)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="rows" if rows else "scalar")
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
 
 
 def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
