@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -31,8 +32,8 @@ _READ = WeakTensorKeyDictionary()  # buffers on accelerators, whose content is r
 def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tensor]) -> Tensor:
     """Return the bias of an encoding, from the cache if it is valid.
 
-    Every call reads and compares everything that the bias depends on: class, attributes and buffers of the encoding and
-    of all modules in it. The bias is cached only if all of these are constants and buffers.
+    Every call reads and compares everything that the bias of an encoding of this library depends on: its class,
+    attributes and buffers. The bias is cached only if all of these are constants and buffers.
 
     Args:
         encoding: The encoding.
@@ -62,20 +63,22 @@ def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tens
 
 
 def _content(encoding: nn.Module) -> Hashable | None:
-    """Return the constants and buffers of the encoding, or None if the bias may depend on anything else."""
-    found: list[Hashable] = []
-    for name, module in encoding.named_modules():
-        attributes = {key: value for key, value in vars(module).items() if key not in _TORCH_ATTRIBUTES}
-        learned = any(parameter is not None for parameter in module._parameters.values())
-        if learned or not all(map(_is_constant, attributes.values())):
+    """Return the constants and buffers of an encoding of ours, or None if the bias may depend on anything else.
+
+    A class of the user's may read what changes: random numbers, a global, an attribute of its class.
+    """
+    attributes = {key: value for key, value in vars(encoding).items() if key not in _TORCH_ATTRIBUTES}
+    ours = type(encoding).__module__.startswith("pelocality.") and not encoding._modules
+    learned = any(parameter is not None for parameter in encoding._parameters.values())
+    if not ours or learned or not all(map(_is_constant, attributes.values())):
+        return None
+    found: list[Any] = [type(encoding), tuple(attributes.items())]
+    for key, buffer in encoding._buffers.items():
+        if buffer is None:
+            continue
+        if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad or transformed(buffer):
             return None
-        found.append((name, type(module), tuple(attributes.items())))
-        for key, buffer in module._buffers.items():
-            if buffer is None:
-                continue
-            if type(buffer) is not Tensor or buffer.is_meta or buffer.requires_grad or transformed(buffer):
-                return None
-            found.append((key, _tensor_content(buffer)))
+        found.append((key, _tensor_content(buffer)))
     return tuple(found)
 
 

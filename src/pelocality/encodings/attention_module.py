@@ -120,7 +120,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             is_causal: Whether later keys are hidden. Unlike ``nn.MultiheadAttention``, this needs no attn_mask.
 
         Returns:
-            The output, of the shape of query, and the attention before dropout: (batch, n, n), averaged, or
+            The output, of the shape of query, and the attention before dropout, (batch, n, n), averaged, or
             (batch, heads, n, n), or None. Concat mode has 2H heads, first those of P and then those of content. In
             sequence mode attention is over X'. Rows sum to 1, but are 0 if fully masked: then the output is the bias of
             the output projection.

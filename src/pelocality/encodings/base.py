@@ -21,8 +21,8 @@ class Encoding(nn.Module, ABC):
 
         attention = softmax(q k^T / sqrt(d) + bias)
 
-    A subclass implements `bias`. The last bias of an encoding without parameters is cached; with parameters the bias is
-    built at every call, with gradients. Positions and constants are float32 or wider, whatever the model's precision;
+    A subclass implements `bias`, which is built at every call, with gradients; only of this library's encodings without
+    parameters the last bias is cached. Positions and constants are float32 or wider, whatever the model's precision;
     only the finished bias is cast.
 
     Args:
@@ -145,9 +145,10 @@ class Encoding(nn.Module, ABC):
         """Return the type and arguments of the encoding as JSON values, from which `from_configuration` rebuilds it.
 
         Returns:
-            ``{"type": ..., argument: value, ...}``. Arguments that are learned have their current value, rounded to
-            its precision; the ``state_dict`` has them exactly. A tensor is a list, nested by its axes; per-head numbers
-            that are equal are one number. An argument that is an encoding is represented by its own configuration.
+            A dictionary of ``"type"``, the name of the class, and each argument. Arguments that are learned have their
+            current value, rounded to its precision; the ``state_dict`` has them exactly. A tensor is a list, nested by
+            its axes; per-head numbers that are equal are one number. An argument that is an encoding is represented by
+            its own configuration.
 
         Raises:
             TypeError: An argument of the constructor is not stored as an attribute of the same name, or is a tensor

@@ -131,7 +131,7 @@ class DistanceTable(RelativeEncoding):
             learnable: As for the class.
 
         Returns:
-            One table per layer, as `attach` takes them, in float32 or wider: signed, of length n - 2 cut; causal and
+            One table per layer, as `attach` takes them, in float32 or wider, signed, of length n - 2 cut; causal and
             unsigned if no query attends to a later key. Larger distances have the number of the largest one measured.
             Where attention is 0, as outside of a sliding window, the number is the logarithm of the smallest float.
 
