@@ -380,6 +380,30 @@ def test_an_error_inside_the_block_restores_the_model(name):
     assert_same_outputs(hidden(model, ids), output)
 
 
+def test_an_attachment_that_was_removed_cannot_be_entered_again():
+    model = tiny("bert")
+    attachment = attach(model, NoEncoding())
+    with attachment:
+        pass
+    for others in (0, 1):
+        if others:
+            attach(model, ALiBi(2))
+        with (
+            pytest.raises(ValueError, match="encodings of this attachment were removed; call attach again"),
+            attachment,
+        ):
+            pass
+
+
+def test_encodings_attached_in_inference_mode_are_trained():
+    model, ids = tiny("bert"), tokens(2, N)
+    with torch.inference_mode():
+        encoding = AttenuatedEncoding(decay=0.3, form="logits", learnable=("decay",))
+        (attached, *_) = attach(model, encoding).encodings
+    model(ids).last_hidden_state.square().sum().backward()
+    assert attached.log_decay.grad.any()
+
+
 @pytest.mark.parametrize("name", DISABLEABLE)
 def test_models_with_disabled_positions_run_at_four_times_their_length(name):
     model = tiny(name)

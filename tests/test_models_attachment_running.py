@@ -1,13 +1,14 @@
 """Attached models with caches, memories and compilers, interrupts, and refused arguments."""
 
 import copy
+import weakref
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
 from pelocality.models import (
     _bias,
     _disable,
@@ -148,19 +149,20 @@ def test_a_fixed_encoding_compiles_into_one_graph():
     torch.compiler.reset()
 
 
-def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls():
-    class Counted(AttenuatedEncoding):
-        built = 0
+def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls(monkeypatch):
+    built, bias = [], AttenuatedEncoding.bias
 
-        def bias(self, query_length, key_length, mask):
-            type(self).built += 1
-            return super().bias(query_length, key_length, mask)
+    def counted(self, *arguments):
+        built.append(self)
+        return bias(self, *arguments)
 
+    monkeypatch.setattr(AttenuatedEncoding, "bias", counted)
+    monkeypatch.setattr(_cache, "_ENTRIES", weakref.WeakValueDictionary())
     model = tiny("bert")
-    with attach(model, Counted(decay=0.3)):
+    with attach(model, AttenuatedEncoding(decay=0.3)):
         for _ in range(3):
             hidden(model, tokens(2, N))
-    assert Counted.built == 1
+    assert len(built) == 1
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

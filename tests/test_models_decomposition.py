@@ -45,6 +45,24 @@ def test_the_four_terms_add_up_to_the_models_attention(name):
         assert own[layer].std() > 0.01
 
 
+def test_what_xlnet_hides_with_same_length_is_hidden():
+    sizes = {"vocab_size": 9, "d_model": 8, "n_layer": 2, "n_head": 2, "d_inner": 8}
+    xlnet = hf.XLNetModel(hf.XLNetConfig(**sizes, attn_type="uni", same_length=True)).eval()
+    own = torch.stack(models_attention(xlnet, torch.tensor([[1, 2, 3, 4]])))[:, 0]
+    torch.testing.assert_close(decompose(xlnet, [1, 2, 3, 4]).weights(), own)
+    assert torch.equal(positional_logits(xlnet, length=4).visible[0], own[0, 0] > 0)
+
+
+def test_attention_that_is_no_softmax_of_logits_is_refused():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    deberta = hf.DebertaModel(
+        hf.DebertaConfig(vocab_size=9, talking_head=True, relative_attention=True, pos_att_type=["c2p"], **sizes)
+    )
+    for function in (lambda: decompose(deberta, [1, 2, 3]), lambda: positional_logits(deberta, length=4, words=[1])):
+        with pytest.raises(ValueError, match="DebertaModel is not a softmax of its logits: with talking_head=True"):
+            function()
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_padding_on_the_right_leaves_the_real_rows_exact(name):
     # float32: in float64 transformers' ModernBERT gives NaN for a padded query whose window holds no token

@@ -136,6 +136,17 @@ def test_padding_does_not_change_the_gap(name, side):
         torch.testing.assert_close(among, alone, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["bert", "distilbert", "xlnet"])
+def test_padding_on_the_left_does_not_change_the_gap_of_a_models_own_positions(name):
+    one, other = tokens(2, 9).split(1)
+    padded = torch.cat([torch.nn.functional.pad(one[:, :5], (4, 0), value=3), other])
+    mask = torch.ones_like(padded)
+    mask[0, :4] = 0
+    expected = torch.cat([reflection_gap(model_of(name), one[:, :5]), reflection_gap(model_of(name), other)])
+    found = reflection_gap(model_of(name), padded, attention_mask=mask)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "bloom"])
 def test_padding_of_a_decoder_does_not_change_the_gap(name, side):
@@ -147,10 +158,8 @@ def test_padding_of_a_decoder_does_not_change_the_gap(name, side):
         torch.testing.assert_close(
             reflection_gap(model, padded, attention_mask=padded != padding), disabled, rtol=1e-6, atol=1e-12
         )
-    if side == "right" or name in ("llama", "qwen2"):  # others count absolute positions from the first id
-        torch.testing.assert_close(
-            reflection_gap(model, padded, attention_mask=padded != padding), alone, rtol=1e-6, atol=1e-12
-        )
+    found = reflection_gap(model, padded, attention_mask=padded != padding)
+    torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-12)  # also where positions count from the first id
 
 
 def test_palindromes_and_single_tokens_have_no_gap():
@@ -242,6 +251,12 @@ def test_models_that_read_no_text_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             reflection_gap(REFUSED[model_type][0](), tokens(1, 9))
+
+
+def test_a_mask_with_holes_is_refused():
+    mask = torch.tensor([[1, 0, 1, 0, 1]])
+    with pytest.raises(ValueError, match="attention_mask has holes; padding must be before or after the tokens"):
+        reflection_gap(model_of("bert"), tokens(1, 5), attention_mask=mask)
 
 
 def test_invalid_input_is_refused():

@@ -1,6 +1,7 @@
 """Positions are moved into an encoding by distillation: the loss, the training, resuming, and what is refused."""
 
 import copy
+import json
 import random
 from pathlib import Path
 
@@ -107,13 +108,33 @@ def test_frozen_weights_are_trained_and_frozen_again(name, frozen):
     for parameter in list(model.parameters())[:: 1 if frozen == "all" else 3]:
         parameter.requires_grad_(False)
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    with torch.no_grad():
+    with torch.no_grad() if frozen == "all" else torch.inference_mode():
         found = relocate(model, table, tokenizer, TEXTS, **OPTIONS)
     torch.testing.assert_close(found.curve.to_numpy(), free.curve.to_numpy(), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found.model.state_dict(), free.model.state_dict(), rtol=1e-3, atol=1e-4)
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     attached(found.model).remove()
     assert [parameter.requires_grad for parameter in found.model.parameters()] == flags
+
+
+def test_texts_are_read_again_until_the_tokens_are_reached():
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    options = OPTIONS | {"batch_size": 16, "tokens": 480, "every": 2}
+    # 24 pieces of five tokens make a batch of 16 and one of 8
+    found = relocate(model, own_table(model), tokenizer, ["the old mill"] * (24 + OPTIONS["held_out"]), **options)
+    assert found.curve["tokens"].tolist() == [0, 120, 240, 360, 480]
+
+
+def test_a_folder_of_an_earlier_release_is_refused(tmp_path):
+    make, tokenizer = FAMILIES["bert"]
+    model = make()
+    relocate(model, own_table(model), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+    record = tmp_path / "relocation.json"
+    settings = json.loads(record.read_text())
+    record.write_text(json.dumps({name: value for name, value in settings.items() if name != "steps"}))
+    with pytest.raises(ValueError, match="holds a relocation with other steps; choose another folder"):
+        relocate(model, own_table(model), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
 
 
 def test_the_frozen_tables_of_kept_positions_stay():

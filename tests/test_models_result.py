@@ -72,6 +72,9 @@ def test_saving_and_loading_gives_the_same_result(result, tmp_path):
 
 def test_loading_another_file_raises(tmp_path):
     save_file({"attention": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"not a file of tensors")
+    with pytest.raises(ValueError, match=r"broken\.safetensors is not a complete safetensors file"):
+        PositionalAttention.load(tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match="is not a saved PositionalAttention"):
         PositionalAttention.load(tmp_path / "other.safetensors")
 
@@ -206,6 +209,6 @@ def test_a_frame_holds_any_metric(result):
     own = result.to_frame("layer", metrics={"two sinks": lambda one: metrics.sink_rate(one, 2)})
     torch.testing.assert_close(torch.tensor(own["two sinks_of_mean"]), metrics.sink_rate(result, 2).mean(-1))
     with pytest.raises(ValueError, match=r"metrics must hold locality, .*got 'nearness'"):
-        result.to_frame(metrics=["nearness"])
+        result.to_frame(metrics="nearness")
     with pytest.raises(ValueError, match=r"one number per matrix, \(3, 2\), but monotonicity gives \(3, 2, 2\)"):
         result.to_frame(metrics=["monotonicity"])

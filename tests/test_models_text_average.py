@@ -159,6 +159,25 @@ def test_offloaded_models_are_measured_where_they_run(name):
     assert all(weight.is_meta for weight in moved.parameters())
 
 
+def test_rows_of_several_texts_are_refused():
+    model, ids = tiny("gpt2"), tokens(2, N)
+    expected = text_average(model, [{"input_ids": ids}], special_tokens=True).attention
+    positions = torch.arange(N)[None]
+    found = text_average(model, [{"input_ids": ids, "position_ids": positions}], special_tokens=True)
+    torch.testing.assert_close(found.attention, expected)
+    padded = {"input_ids": torch.nn.functional.pad(ids, (2, 0)), "position_ids": torch.tensor([[1, 1, *range(N)]] * 2)}
+    padded["attention_mask"] = torch.nn.functional.pad(torch.ones_like(ids), (2, 0))
+    torch.testing.assert_close(text_average(model, [padded], special_tokens=True).attention, expected)
+    packed = {"input_ids": ids.reshape(1, -1), "position_ids": torch.cat([positions, positions], 1)}
+    for function in (text_average, position_share):
+        with pytest.raises(ValueError, match="rows of several texts cannot be read; give one text a row"):
+            function(model, [packed], special_tokens=True)
+    three_axes = {"input_ids": ids, "position_ids": positions.expand(3, 2, N)}
+    torch.testing.assert_close(text_average(model, [three_axes], special_tokens=True).attention, expected)
+    with pytest.raises(ValueError, match=r"position_ids must have the shape of input_ids \(2, 9\), got \(1, 4\)"):
+        text_average(model, [{"input_ids": ids, "position_ids": positions[:, :4]}], special_tokens=True)
+
+
 def test_ids_outside_the_vocabulary_are_named_in_every_batch():
     text = [{"input_ids": tokens(2, 6)}, {"input_ids": torch.full((1, 6), 97)}]
     with pytest.raises(ValueError, match=r"input_ids must be in 0\.\.96.* got 97"):

@@ -57,7 +57,7 @@ REFUSED = {
         "do not sum to 1 .* or logits",
     ),
     "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
-    "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "do not sum to 1"),
+    "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "mixes the logits"),
 }  # fmt: skip
 
 

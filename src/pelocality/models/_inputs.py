@@ -59,6 +59,17 @@ def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Ten
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
 
 
+def tokens_first(real: Tensor) -> Tensor:
+    """Return the order that puts the tokens of each text before its padding, (batch, n): some models count from there.
+
+    Raises:
+        ValueError: There is padding between tokens.
+    """
+    if bool((runs_of_tokens(real) > 1).any()):
+        raise ValueError("attention_mask has holes; padding must be before or after the tokens, not between them")
+    return (~real).long().argsort(dim=1, stable=True)
+
+
 def runs_of_tokens(included: Tensor) -> Tensor:
     """Return how many runs of included tokens each text has, (batch, n) of bool -> (batch,)."""
     return (included[:, 1:] & ~included[:, :-1]).sum(1) + included[:, 0]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
+from pelocality.models._names import described
 from pelocality.models._restore import inference
-from pelocality.models._run import described, device_of, largest_difference, requested_layers, run
+from pelocality.models._run import device_of, largest_difference, requested_layers, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import check_ids, some_ids
 from pelocality.models.eager import configurations, eager_attention

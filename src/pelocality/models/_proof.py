@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from pelocality._checks import HIDDEN
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.models._bias import PositionalBias
+from pelocality.models._names import described
 from pelocality.models._restore import changed, hooked, inference
-from pelocality.models._run import described, device_of, largest_difference, run
+from pelocality.models._run import device_of, largest_difference, run
 from pelocality.models._softmaxes import Softmaxes
 from pelocality.models._weights import some_ids
 from pelocality.models.families._calls import argument_names, by_name

@@ -1,20 +1,21 @@
-"""Running a model, and what to know of it for that: its base, device, longest input, name and layers."""
+"""Running a model, and what to know of it for that: its base, device, longest input and layers."""
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
+from pelocality.models._names import attached_encoding, described
 from pelocality.models._restore import hooked
 from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import longest_input, record_of
-from pelocality.models.families._record import Architecture, attached_biases
+from pelocality.models.families._record import Architecture
 from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,6 @@ def find_base(model: nn.Module) -> Any:
     part = next((f"model.{name}" for name, module in inner.named_modules() if name and reads_tokens(module)), None)
     advice = f"pass {part or 'the attention that it returns to pelocality.measure'}"
     raise ValueError(f"{described(inner)} reads no input_ids, or has no token embeddings; {advice}")
-
-
-def described(base: Any) -> str:
-    """Return the class and type of a model, for errors."""
-    return f"{type(base).__name__} (model type '{base.config.model_type}')"
 
 
 def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
@@ -80,12 +76,6 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
         yield collected
 
 
-def model_name(model: nn.Module) -> str:
-    """Return the hub name, the end of a local folder's path, or the class."""
-    inner = pretrained(model)
-    return "/".join(Path(inner.config._name_or_path).parts[-2:]) or type(inner).__name__
-
-
 def device_of(base: Any) -> torch.device:
     """Return the device for token ids: that of the embeddings, or the one where they run if offloaded.
 
@@ -125,44 +115,20 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
         logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
 
 
-def attached_encoding(base: nn.Module) -> str | None:
-    """Return the attached encoding with ``position_embeddings`` as text, all that differ between layers, or None."""
-    texts = [
-        f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
-        f"position_embeddings='{'disable' if bias.positions_disabled else 'keep'}'"
-        for bias in attached_biases(base)
-    ]
-    return "; ".join(dict.fromkeys(texts)) or None
-
-
-def refuse_attached(base: nn.Module) -> None:
-    """Refuse models with an attached encoding, which is not part of the logits computed from their weights.
+def check_logits(record: Architecture, base: nn.Module) -> None:
+    """Refuse models whose attention is not the softmax of the logits that are computed from their weights.
 
     Raises:
-        ValueError: There is one.
+        ValueError: An encoding is attached, or the reason of the family.
     """
+    if reason := record.why_not_measured(base):
+        raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
     if attached_encoding(base) is not None:
         raise ValueError(
             f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
             "both with positional_attention, the encoding with its weights(length), or remove it with "
             "attached(model).remove()"
         )
-
-
-def label(model: str, encoding: str | None) -> str:
-    """Return the name of a model with the class of its attached encoding."""
-    return model if encoding is None else f"{model} with {encoding.split('(')[0]} attached"
-
-
-def other_layers_note(others: Mapping[int, str]) -> tuple[str, ...]:
-    """Return a note that says what the layers without attention are, if there are any."""
-    kinds = ", ".join(f"{layer} {kind}" for layer, kind in others.items())
-    return (f"layers without attention: {kinds}",) if others else ()
-
-
-def name_with_encoding(model: nn.Module) -> str:
-    """Return the name of a model with the class of its attached encoding, if any."""
-    return label(model_name(model), attached_encoding(pretrained(model)))
 
 
 def requested_layers(
@@ -184,10 +150,10 @@ def requested_layers(
         raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
     wanted = available if layers is None else layers
     if (layers is not None and not layers) or any(
-        isinstance(i, bool) or not isinstance(i, int) or not -depth <= i < depth for i in wanted
+        isinstance(i, bool) or not isinstance(i, int | np.integer) or not -depth <= i < depth for i in wanted
     ):
         raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
-    numbers = tuple(i % depth for i in wanted)
+    numbers = tuple(int(i) % depth for i in wanted)
     missing = sorted(set(numbers) - set(available))
     if missing or not numbers:
         raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")

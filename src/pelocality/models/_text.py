@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
-from pelocality.models._inputs import runs_of_tokens, token_batch
+from pelocality.models._inputs import token_batch, token_tensor, tokens_first
 from pelocality.models._observe import AttentionLayers, attention_layers, observable, observe_by_layer
 from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
@@ -189,6 +189,25 @@ class TextSums:
         return torch.where(squares > rounding, 1 - error / squares, torch.nan)
 
 
+def _check_positions(position_ids: Any, ids: Tensor, real: Tensor, order: Tensor) -> None:
+    """Refuse positions, which are not used, where they show that a row holds several texts."""
+    if position_ids is None:
+        return
+    given = token_tensor("position_ids", position_ids)
+    rows = given[0] if given.ndim == 3 else given  # of three axes (time, height, width) the first counts tokens
+    if (
+        given.ndim not in (1, 2, 3)
+        or rows.shape[-1] != ids.shape[1]
+        or (rows.ndim == 2 and len(rows) not in (1, len(ids)))
+    ):
+        raise ValueError(f"position_ids must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}")
+    steps = rows.expand_as(ids).to(ids.device).gather(1, order).diff(dim=1)
+    if bool(((steps != 1) & real.gather(1, order)[:, 1:]).any()):
+        raise ValueError(
+            "position_ids do not count up by one: rows of several texts cannot be read; give one text a row"
+        )
+
+
 def _read_batch(
     batch: Mapping[str, Any], base: Any, tokenizer: Any, special_tokens: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -207,8 +226,7 @@ def _read_batch(
         raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
     if not bool(real.any()):
         raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
-    if bool((runs_of_tokens(real) > 1).any()):
-        raise ValueError("attention_mask has holes; padding must be before or after a text, not inside it")
+    order = tokens_first(real)
     special = given.pop("special_tokens_mask", None)
     if special_tokens:
         special = torch.zeros_like(ids)
@@ -219,6 +237,6 @@ def _read_batch(
                 "or include them with special_tokens=True"
             )
         special = torch.isin(ids, torch.tensor(sorted(special_ids(base, tokenizer))).to(ids))
-    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, in their order
+    _check_positions(batch.get("position_ids"), ids, real, order)
     inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
     return inputs, (real & ~special.bool()).gather(1, order).cpu()

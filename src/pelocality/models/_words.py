@@ -27,7 +27,7 @@ def choose_words(
     if tokenizer is not None:
         check_tokenizer(tokenizer)
     check_words(words)
-    if isinstance(words, int):
+    if isinstance(words, int | np.integer):
         ids = _draw(base, tokenizer, words, seed)
     else:
         ids = [_token_id(base, tokenizer, word) for word in words]
@@ -48,13 +48,13 @@ def choose_words(
 
 def check_words(words: Any) -> None:
     """Refuse all but a count or a sequence of strings and token ids; no model is needed."""
-    if isinstance(words, bool | str | bytes) or not isinstance(words, int | Sequence):
+    if isinstance(words, bool | str | bytes) or not isinstance(words, int | np.integer | Sequence):
         raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
-    if isinstance(words, int):
+    if isinstance(words, int | np.integer):
         count("words", words)
     elif not words:
         raise ValueError("words is empty; give at least one word, or a count to draw")
-    elif any(isinstance(word, bool) or not isinstance(word, str | int) for word in words):
+    elif any(isinstance(word, bool) or not isinstance(word, str | int | np.integer) for word in words):
         raise TypeError(f"words must hold strings or token ids, got {words!r}")
 
 
@@ -112,8 +112,8 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
 
 def _token_id(base: Any, tokenizer: Any, word: str | int, name: str = "words") -> int:
     """Return the token id of a word that was given as text or as an id, in an argument of this name."""
-    if isinstance(word, int):
-        pieces = [word]
+    if isinstance(word, int | np.integer):
+        pieces = [int(word)]
     else:
         if tokenizer is None:
             raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
@@ -131,7 +131,9 @@ def _token_id(base: Any, tokenizer: Any, word: str | int, name: str = "words") -
 def _draw(base: Any, tokenizer: Any, wanted: int, seed: int) -> list[int]:
     """Draw words without replacement, each id as likely as any other."""
     size = len(embedding_weight(base))
-    order = np.random.default_rng(seed).permutation(size if tokenizer is None else min(size, len(tokenizer)))
+    order = np.random.default_rng(count("seed", seed, least=0)).permutation(
+        size if tokenizer is None else min(size, len(tokenizer))
+    )
     special = special_ids(base, tokenizer)
     words = (token for token in order.tolist() if token not in special)
     drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), wanted))

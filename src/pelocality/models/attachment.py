@@ -18,8 +18,9 @@ from pelocality.encodings.base import check_encoding
 from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
+from pelocality.models._names import described
 from pelocality.models._restore import restoring, unhook
-from pelocality.models._run import described, device_of, find_base
+from pelocality.models._run import device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
@@ -51,13 +52,19 @@ class Attachment:
 
         No weight of the model changes. A second call does nothing.
         """
-        record = record_of(self.model)
-        base = record.base(self.model)
-        if any(part in self.encodings for bias in attached_biases(base) for part in bias.modules()):
-            with restoring(functools.partial(_undo, self.model, record, base)):
+        if self._is_attached():
+            record = record_of(self.model)
+            with restoring(functools.partial(_undo, self.model, record, record.base(self.model))):
                 pass
 
+    def _is_attached(self) -> bool:
+        """Return whether one of the encodings is in the model."""
+        biases = attached_biases(record_of(self.model).base(self.model))
+        return any(part in self.encodings for bias in biases for part in bias.modules())
+
     def __enter__(self) -> Self:
+        if not self._is_attached():
+            raise ValueError("the encodings of this attachment were removed; call attach again")
         # of a copy: in a reference cycle the block would not be closed where an interrupt skips its end
         object.__setattr__(self, "_block", restoring(replace(self).remove))
         self._block.__enter__()
@@ -99,7 +106,7 @@ def attach(
             before. False for a model that cannot be run here, such as one sharded over processes.
 
     Returns:
-        The handle: ``.remove()`` undoes everything, and so does leaving it as a context manager.
+        The handle, whose ``.remove()`` undoes everything, and so does leaving it as a context manager.
 
     Raises:
         TypeError: ``model`` is not a transformers model, ``encoding`` is not an encoding, or it could not be saved.
@@ -294,5 +301,6 @@ def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
     weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
     weights = weights or [next(parameter for parameter in base.parameters() if parameter.is_floating_point())]
     precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
-    fitted = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
+    with torch.inference_mode(False):  # in which parameters are made that cannot be trained
+        fitted = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
     return fitted.train(module.training)

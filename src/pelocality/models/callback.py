@@ -170,7 +170,7 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
         name: The callback's name.
 
     Returns:
-        A row per step and layer: ``step``, ``layer``, ``locality``, ``symmetry``, ``relative_asymmetry``,
+        A row per step and layer with ``step``, ``layer``, ``locality``, ``symmetry``, ``relative_asymmetry``,
         ``adjusted_locality``, ``direction_balance``; empty where nothing was logged under that name.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
-from pelocality.models._run import captured_inputs, check_length, refuse_attached, requested_layers, run
+from pelocality.models._run import captured_inputs, check_length, check_logits, requested_layers, run
 from pelocality.models._terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import loaded
 from pelocality.models.eager import eager_attention
@@ -94,8 +94,9 @@ def decompose(
 
     Raises:
         TypeError: Something that is not a transformers model, or ids that are not integers.
-        ValueError: An unknown family, a text longer than its positions, ids outside its vocabulary, padding on
-            the left, quantised queries and keys, or a layer that cannot be split.
+        ValueError: An unknown family, attention that is not a softmax of the logits (an encoding attached, heads
+            mixed), a text longer than its positions, ids outside its vocabulary, padding on the left, quantised
+            queries and keys, or a layer that cannot be split.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -108,7 +109,7 @@ def decompose(
     """
     record = architecture(model)
     base = record.base(model)
-    refuse_attached(base)
+    check_logits(record, base)
     inputs, real = _read(base, input_ids, attention_mask, token_type_ids)
     single = torch.as_tensor(input_ids).ndim == 1
     sequences, n = real.shape

@@ -72,8 +72,8 @@ def positional_attention(
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        A `PositionalAttention`: the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
-        word, and their provenance. Learned sinks are set apart: their share is in ``per_sample``. On the model's
+        A `PositionalAttention` with the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
+        word, and their provenance. Learned sinks are set apart, their share is in ``per_sample``. On the model's
         device, float32 (float64 for a float64 model).
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax, toeplitz
-from pelocality.models._run import captured_inputs, check_length, device_of, refuse_attached, requested_layers, run
+from pelocality.models._run import captured_inputs, check_length, check_logits, device_of, requested_layers, run
 from pelocality.models._terms import logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
@@ -99,13 +99,13 @@ def positional_logits(
         layers: Layers to return, by index; by default all that have a closed form.
 
     Returns:
-        `PositionalLogits`: (layer, head, n, n), any real number, in at least float32, on the model's device.
+        `PositionalLogits` of (layer, head, n, n), any real number, in at least float32, on the model's device.
 
     Raises:
         TypeError: Something that is not a transformers model.
-        ValueError: An unknown family, a length beyond its positions, a layer without a closed form, content
-            that is not constant over positions for a repeated word (DeBERTa-v2 with a convolution), or
-            quantised queries and keys.
+        ValueError: An unknown family, attention that is not a softmax of the logits (an encoding attached, heads
+            mixed), a length beyond its positions, a layer without a closed form, content that is not constant over
+            positions for a repeated word (DeBERTa-v2 with a convolution), or quantised queries and keys.
 
     Examples:
         >>> from transformers import T5Config, T5EncoderModel
@@ -118,7 +118,7 @@ def positional_logits(
     """
     record = architecture(model)
     base = record.base(model)
-    refuse_attached(base)
+    check_logits(record, base)
     check_length(base, length)
     modules: list[Any] = record.attention_layers(base)
     with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):

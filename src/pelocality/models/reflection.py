@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._inputs import token_batch
+from pelocality.models._inputs import token_batch, tokens_first
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, find_base, run
 
@@ -34,8 +34,8 @@ def reflection_gap(
         model: A transformers model, with or without a task head; of an encoder-decoder model the encoder is measured.
         input_ids: (batch, n), or (n,) for one sequence; a batch may be empty. Special tokens are reversed like all
             others.
-        attention_mask: As input_ids, 1 for tokens and 0 for padding; tokens are reversed among themselves and padding
-            stays where it is. None: no padding.
+        attention_mask: As input_ids, 1 for tokens and 0 for padding, on either side; only the tokens are reversed.
+            None: no padding.
 
     Returns:
         (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
@@ -44,8 +44,8 @@ def reflection_gap(
 
     Raises:
         TypeError: Not a transformers model, or ids that are not integers.
-        ValueError: Ids or a mask of another shape, a mask with other values, ids outside the vocabulary, more ids than
-            the model has positions for, or a sequence of padding only.
+        ValueError: Ids or a mask of another shape, a mask with other values or with holes, ids outside the vocabulary,
+            more ids than the model has positions for, or a sequence of padding only.
 
     Note:
         Hidden states share a large common part, so a gap well below 1 is large. Compare models, and with
@@ -73,7 +73,10 @@ def reflection_gap(
     check_length(base, ids.shape[1])
     if not len(ids):  # most models cannot run an empty batch
         return torch.zeros(0, dtype=torch.float64, device=ids.device)
-    order = _reversed_among_tokens(mask)
+    first = tokens_first(tokens)
+    ids, tokens, mask = (each.gather(1, first) for each in (ids, tokens, mask))
+    position = torch.arange(ids.shape[1], device=ids.device)
+    order = torch.where(tokens, tokens.sum(1, keepdim=True) - 1 - position, position)
     with inference(model):  # as the model runs: no weights are read, and eager attention to padding alone may be NaN
         forward = _hidden_states(base, ids, mask)
         backward = _hidden_states(base, ids.gather(1, order), mask)
@@ -91,11 +94,3 @@ def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:
     padded = {} if bool(mask.all()) else {"attention_mask": mask}
     states: Tensor = run(base, output_attentions=False, input_ids=ids, **padded).last_hidden_state
     return states
-
-
-def _reversed_among_tokens(mask: Tensor) -> Tensor:
-    """Return the source position of each position of the reversed sequences, (batch, n)."""
-    order = torch.arange(mask.shape[1], device=mask.device).repeat(len(mask), 1)
-    for row, tokens in zip(order, mask.bool(), strict=True):
-        row[tokens] = row[tokens].flip(0)
-    return order

@@ -87,6 +87,7 @@ def distillation_loss(
     return token_loss, mean_loss
 
 
+@torch.inference_mode(False)  # with gradients, whatever surrounds the call
 def relocate(
     model: nn.Module,
     encoding: Encoding | Sequence[Encoding],
@@ -119,7 +120,7 @@ def relocate(
         tokenizer: Its tokenizer.
         texts: Texts like those the model will read, cut into pieces of at most ``length`` tokens, special tokens
             included. They are read again if they hold fewer tokens than asked for.
-        tokens: Tokens to train on, special tokens included, padding not; rounded up to whole batches.
+        tokens: Tokens to train on, special tokens included, padding not; the curve says how many the batches had.
         length: Tokens of a piece.
         batch_size: Pieces per step.
         learning_rate: Its largest value.
@@ -175,12 +176,12 @@ def relocate(
     frozen = _frozen(student)
     attach(trained, encoding, position_embeddings=position_embeddings)
     modes = [(module, module.training) for module in trained.modules()]
-    per_step = batch_size * sum(map(len, rows[:-held_out])) / (len(rows) - held_out)
-    steps = math.ceil(tokens / per_step)
+    steps = _steps(rows[:-held_out], tokens, batch_size)
     checkpoint = None
     if folder is not None:
         settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
         settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
+        settings["steps"] = steps
         checkpoint = _claim(Path(folder), settings)
     with TemporaryDirectory() as temporary:
         arguments = TrainingArguments(
@@ -199,6 +200,7 @@ def relocate(
             save_steps=every,
             save_total_limit=2,
             report_to="none",
+            include_num_input_tokens_seen="non_padding",
             disable_tqdm=not progress,
             use_cpu=device_of(teacher).type == "cpu",
             remove_unused_columns=False,
@@ -220,14 +222,13 @@ def relocate(
         else:
             for weight in frozen:
                 weight.requires_grad_(True)
-            with torch.enable_grad():
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             for weight in frozen:
                 weight.requires_grad_(False)
     trained.to(device_of(teacher))
     for module, training in modes:
         module.training = training
-    return Relocation(trained, _curve(trainer.state.log_history, per_step))
+    return Relocation(trained, _curve(trainer.state.log_history))
 
 
 _LOSSES = ("token_loss", "mean_loss")
@@ -334,9 +335,17 @@ def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
-def _curve(log_history: list[dict[str, Any]], per_step: float) -> pd.DataFrame:
+def _steps(rows: list[list[int]], tokens: int, batch_size: int) -> int:
+    """Return after how many batches, of which the last of an epoch may be smaller, as many tokens are expected."""
+    of_epoch = sum(map(len, rows))
+    per_epoch = math.ceil(len(rows) / batch_size)
+    epochs, rest = divmod(tokens, of_epoch)
+    return epochs * per_epoch + min(per_epoch, math.ceil(rest * len(rows) / (batch_size * of_epoch)))
+
+
+def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return the held-out losses of a history, of a resumed run once."""
     history = pd.DataFrame(log_history).dropna(subset="eval_token_loss").drop_duplicates("step", keep="last")
     history = history.sort_values("step", ignore_index=True)
-    tokens = (history["step"] * per_step).round().astype(int)
+    tokens = history["num_input_tokens_seen"].astype(int)
     return pd.DataFrame({"tokens": tokens, **{name: history[f"eval_{name}"] for name in _LOSSES}})

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import pandas as pd
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -19,7 +19,8 @@ from pelocality import metrics as _metrics
 from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._run import attached_encoding, find_base, label, model_name, other_layers_note
+from pelocality.models._names import attached_encoding, label, model_name, other_layers_note
+from pelocality.models._run import find_base
 from pelocality.models._samples import CAUSAL, PUBLISHED, hides_future
 from pelocality.statistics import t_interval
 
@@ -175,17 +176,17 @@ class AveragedAttention(DisplayMixin):
         self,
         by: Literal["head", "layer"] = "head",
         confidence: float = 0.95,
-        metrics: Sequence[str] | Mapping[str, Callable[..., Tensor]] | None = None,
+        metrics: str | Sequence[str] | Mapping[str, Callable[..., Tensor]] | None = None,
     ) -> pd.DataFrame:
         """Return the numbers as a table.
 
         Args:
             by: "head" for one row per layer and head, "layer" for the mean over the heads of each layer.
             confidence: Coverage of the intervals.
-            metrics: Names in ``per_sample`` or of ``pelocality.metrics``, or functions of this result by column name.
-                By default, of bidirectional attention, the published metrics; of causal attention, past locality,
-                adjusted locality, mean distance, sink rate (the first token's share) and window; and the shares of
-                sinks and of tokens that are cut out.
+            metrics: A name or several in ``per_sample`` or of ``pelocality.metrics``, or functions of this result by
+                column name. By default, of bidirectional attention, the published metrics; of causal attention, past
+                locality, adjusted locality, mean distance, sink rate (the first token's share) and window; and the
+                shares of sinks and of tokens that are cut out.
 
         Returns:
             A DataFrame with ``layer`` (and ``head``), and for each metric the mean over samples, its interval
@@ -201,7 +202,8 @@ class AveragedAttention(DisplayMixin):
         if by == "head":
             index = pd.MultiIndex.from_product([self.layers, range(heads)], names=["layer", "head"])
         columns: dict[str, Any] = {}
-        for name in self._shown() if metrics is None else metrics:
+        chosen = self._shown() if metrics is None else [metrics] if isinstance(metrics, str) else metrics
+        for name in chosen:
             given = metrics[name] if isinstance(metrics, Mapping) else None
             if given is None and name in self.per_sample:
                 samples = self.per_sample[name]
@@ -271,11 +273,14 @@ class AveragedAttention(DisplayMixin):
         Raises:
             ValueError: The file does not hold a saved result of this class.
         """
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
-            if text is None:
-                raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        try:
+            with safe_open(path, framework="pt") as file:
+                text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+        if text is None:
+            raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
         header = json.loads(text)
         source: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()

@@ -8,7 +8,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
-from pelocality.models._run import label, other_layers_note
+from pelocality.models._names import label, other_layers_note
 from pelocality.models._text import text_sums
 from pelocality.models.result import Provenance, over_texts, provenance
 
@@ -89,7 +89,7 @@ def position_share(
         batches: Tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
             ``attention_mask`` where there is padding, ``token_type_ids`` where the model reads them, and
             ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
-            used.
+            used, but ``position_ids`` are checked.
         tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
         length: Only the first positions up to this number are measured; the model still reads the whole text.
         special_tokens: Include special tokens like any other token.
@@ -104,7 +104,8 @@ def position_share(
     Raises:
         TypeError: Something that is not a transformers model, or batches that are not mappings of token ids.
         ValueError: A model that cannot be probed, text longer than its positions, special tokens that nothing
-            identifies, padding without a mask, unknown layers, or fewer than two texts.
+            identifies, padding without a mask, ``position_ids`` that start again within a row (packed texts), unknown
+            layers, or fewer than two texts.
         RuntimeError: Another process failed.
 
     Examples:

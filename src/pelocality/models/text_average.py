@@ -74,7 +74,7 @@ def text_average(
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        A `TextAverage`: the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
+        A `TextAverage` with the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
         ``share`` (layer, head), NaN if there is one text only. On the CPU, float64.
 
     Raises:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch
+from pelocality.models._names import attached_encoding, described, model_name
 from pelocality.models._restore import inference
-from pelocality.models._run import attached_encoding, described, device_of, find_base, model_name
+from pelocality.models._run import device_of, find_base
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import agreement, declared

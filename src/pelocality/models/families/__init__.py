@@ -94,8 +94,8 @@ def longest_input(model: nn.Module) -> int | None:
         model: A transformers model, or a wrapper around one.
 
     Returns:
-        The number of tokens; None without a limit: positions that are computed for any distance, or a table of torch's
-        own class that an attached encoding has disabled. For a family without a record,
+        The number of tokens; None without a limit, which positions have that are computed for any distance, or a table
+        of torch's own class that an attached encoding has disabled. For a family without a record,
         ``config.max_position_embeddings``.
 
     Raises:

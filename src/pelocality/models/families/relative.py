@@ -96,6 +96,11 @@ class XlNet(Architecture):
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
 
+    def visible(self, base: Any, module: Any, length: int) -> Tensor:
+        if self.causal(base) and base.same_length:  # XLNet's mask then hides all but the token itself
+            return torch.eye(length, dtype=torch.bool)
+        return super().visible(base, module, length)
+
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attn_mask_h"] = None
 
