@@ -79,18 +79,17 @@ def speeds(path: Path) -> None:
         bracketed.write_text("\n".join(trees))
         pairs = list(read_snli(path))
         probe = random_shuffling(pairs)
+        both = {"side": "both", "spans": "all"}
         jobs = {
             "nltk Tree.fromstring": lambda: [Tree.fromstring(tree) for tree in trees],
             "read_trees": lambda: list(read_trees(bracketed)),
             "read_snli": lambda: list(read_snli(path)),
-            "random_shuffling": lambda: random_shuffling(pairs, "both"),
-            "constituency_shuffling": lambda: constituency_shuffling(pairs, range(3, 7), "both", "all"),
-            "window_shuffling": lambda: window_shuffling(pairs, range(3, 7), "both", "all"),
+            "random_shuffling": lambda: random_shuffling(pairs, side="both"),
+            "constituency_shuffling": lambda: constituency_shuffling(pairs, range(3, 7), **both),
+            "window_shuffling": lambda: window_shuffling(pairs, range(3, 7), **both),
             "semantic_role_swap": lambda: semantic_role_swap(pairs, source="constituents", label_policy="neutral"),
             "minimal_pairs": lambda: minimal_pairs(probe),
-            "read_snli + constituency_shuffling": lambda: constituency_shuffling(
-                read_snli(path), range(3, 7), "both", "all"
-            ),
+            "read_snli + constituency_shuffling": lambda: constituency_shuffling(read_snli(path), range(3, 7), **both),
         }
         gc.collect()
         gc.freeze()  # the pairs above would be searched for garbage again and again

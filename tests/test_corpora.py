@@ -239,6 +239,15 @@ def test_a_parser_gives_the_sides_their_structure():
     assert (pair.premise.language, pair.premise.uid) == ("xx", "list:1/premise")
 
 
+def test_the_language_given_is_that_of_a_parser_that_names_none():
+    rows = [{"premise": "a b", "hypothesis": "c", "label": "neutral"}]
+    for named, language in (("", "de"), ("fr", "fr")):
+        [pair] = read_pairs(
+            rows, parser=lambda texts, of=named: [Sentence((t,), language=of) for t in texts], language="de"
+        )
+        assert (pair.premise.language, pair.hypothesis.language) == (language, language)
+
+
 def test_a_parser_may_be_a_generator_function():
     rows = [{"premise": "a b", "hypothesis": "c", "label": "neutral"}]
     [pair] = read_pairs(rows, parser=lambda texts: (Sentence(tuple(text.split())) for text in texts))
@@ -369,4 +378,3 @@ def test_pairs_that_share_a_premise_keep_names_and_places_of_their_own(tmp_path)
         for line, pair in enumerate(pairs, 1):
             assert pair.premise.source.endswith(f"a.jsonl:{line}")
             assert pair.premise.constituents.source.endswith(f"a.jsonl:{line}")
-        assert pairs[0].premise.surface_tokens is pairs[2].premise.surface_tokens

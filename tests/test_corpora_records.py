@@ -1,5 +1,6 @@
 """Readers on malformed records, and labels of every type."""
 
+import csv
 import gzip
 import json
 import re
@@ -136,7 +137,6 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
         (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got 7"),
         (["1 Go _ VERB _ _ _ root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got None"),
         (["1 Go _"], "word 1 must have the 10 columns"),
-        (["# text = Go"], "must have words below its comments"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
         (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"got \[0, 4\)"),
         (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
@@ -242,6 +242,30 @@ def test_quoted_cells_hold_commas_line_breaks_and_doubled_quotes(tmp_path):
     assert pairs == [('a "b", c', "d\r\ne"), ('f g"h', "i")]
 
 
+def test_a_quoted_cell_of_a_tab_separated_file_is_an_error(tmp_path):
+    frame = pandas.DataFrame({"premise": ["a", 'she said "go"'], "hypothesis": ["b", "c"], "label": ["n", "n"]})
+    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
+    with pytest.raises(
+        ValueError, match=r"a\.tsv:3: .*without quoting, got .*said.*csv\.QUOTE_NONE, or pass pandas\.read_csv"
+    ):
+        list(read_pairs(tmp_path / "a.tsv"))
+    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False, quoting=csv.QUOTE_NONE)
+    assert [pair.premise.text for pair in read_pairs(tmp_path / "a.tsv")] == ["a", 'she said "go"']
+
+
+@pytest.mark.parametrize("cell", ['"go"', '""go""', '""', '"go" and "stay"', 'said "go""', '"'])
+def test_quotation_marks_of_a_tab_separated_file_stay(tmp_path, cell):
+    (tmp_path / "a.tsv").write_text(f"premise\thypothesis\tlabel\na\tb\t{cell}\n")
+    assert [pair.label for pair in read_pairs(tmp_path / "a.tsv")] == [cell]
+
+
+@pytest.mark.parametrize(("name", "tab"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_cell_that_is_too_long_is_an_error_with_the_way_out(tmp_path, name, tab):
+    (tmp_path / name).write_text(f"premise,hypothesis,label\n{'a ' * 70_000},b,n\n".replace(",", tab))
+    with pytest.raises(ValueError, match=rf"{name}:2: .*field limit \(131072\); if no .*left open, .*\.jsonl"):
+        list(read_pairs(tmp_path / name))
+
+
 def test_integer_labels_without_names_are_refused():
     with pytest.raises(ValueError, match="label 0 has no name; pass label_names="):
         list(read_pairs([{"premise": "a", "hypothesis": "b", "label": 0}]))
@@ -288,11 +312,26 @@ def test_rows_of_a_treebank_that_would_be_read_in_part_are_an_error(tmp_path, ro
         list(read_conllu(write(tmp_path / "en_x.conllu", text)))
 
 
+def test_two_spaces_in_a_cell_of_a_treebank_are_an_error_that_names_them(tmp_path):
+    row = "1\tViệt{}Nam\t_\tPROPN\t_\t_\t0\troot\t_\t_\n\n"
+    [sentence] = read_conllu(write(tmp_path / "vi_x.conllu", row.format(" ")))
+    assert sentence.words == ("Việt Nam",)
+    with pytest.raises(ValueError, match=r"vi_x\.conllu:1: a cell must not have two spaces side by side, got '1"):
+        list(read_conllu(write(tmp_path / "vi_x.conllu", row.format("  "))))
+
+
 def test_a_treebank_sentence_whose_text_is_not_that_of_its_words_is_dropped_and_counted(tmp_path):
     good, wrong = (conllu(f"# text = {text}", "1 Go _ VERB _ _ 0 root _ _") for text in ("Go", "Stop"))
     corpus = read_conllu(write(tmp_path / "en_x.conllu", good + wrong))
     assert [sentence.text for sentence in corpus] == ["Go"]
     assert corpus.dropped == {"text and words disagree": 1}
+
+
+def test_comments_without_words_are_left_out_and_counted(tmp_path):
+    text = conllu("# newdoc id = x") + conllu("1 Go _ VERB _ _ 0 root _ _") + conllu("# text = Stop")
+    corpus = read_conllu(write(tmp_path / "en_x.conllu", text))
+    assert [sentence.text for sentence in corpus] == ["Go"]
+    assert corpus.dropped == {"comments without words": 2}
 
 
 @pytest.mark.parametrize(

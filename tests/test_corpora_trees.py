@@ -56,6 +56,7 @@ def test_align_undoes_treebank_escapes_and_quotes():
     [
         (["I", "do", "n't", ",", "really", "."], "I don't, really."),
         (["The", "boy", "'s", "dog", "(", "old", ")", "barks", "!"], "The boy's dog (old) barks!"),
+        (["It", "’s", "true", ",", "we", "do", "n’t", "."], "It’s true, we don’t."),
         (["他", "来", "了", "。"], "他来了。"),
     ],
 )
@@ -167,6 +168,8 @@ def test_a_multiword_token_is_one_surface_token_and_one_form_in_the_text():
 def test_words_of_scripts_without_spaces_are_surface_tokens():
     sentence = Sentence(("他", "用", "iPhone", "15", "。"), ("", "", " ", "", ""))
     assert len(sentence.surface_tokens) == 4
+    for words in (("ﾃﾚﾋﾞ", "ｹﾞｰﾑ", "を"), ("ꦲꦤ", "ꦕꦫꦏ")):  # Japanese in half width, Javanese
+        assert len(Sentence(words, ("",) * len(words)).surface_tokens) == len(words)
 
 
 def test_marks_belong_to_the_letter_before_them():
@@ -261,6 +264,12 @@ def test_every_binary_parse_of_snli_is_refused_and_every_labelled_one_read(path)
             assert len(words) == len(re.findall(r"[^\s()]+", row[f"{name}_binary_parse"]))
             with pytest.raises(ValueError, match="binary parse"):
                 parse_bracketed(row[f"{name}_binary_parse"], "x")
+
+
+def test_a_word_of_a_tree_may_have_a_no_break_space():
+    words, found = parse_bracketed("(S (NP (CD 1\u00a01/2) (NNS miles)))", "x")
+    assert words == tuple(found.tree.leaves()) == ("1\u00a01/2", "miles")
+    assert Sentence(words, constituents=found).text == "1\u00a01/2 miles"
 
 
 def test_categories_are_labels_without_functions():

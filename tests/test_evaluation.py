@@ -186,6 +186,8 @@ def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog
     (("positive", "negative"), None, r"labels \['contradiction', 'entailment', 'neutral'\] match none.*'negative'"),
     (("entailment", "neutral", "other"), None, r"labels \['contradiction'\] match none of the classes"),
     (("neutral", "Neutral", "entailment"), None, "class names must differ"),
+    (("LABEL_0",), None, r"must have at least 2 classes, got \['LABEL_0'\]; its head may be one for regression"),
+    (("entailment",), ("entailment",), "must have at least 2 classes"),
     (THREE, ("entailment", "neutral"), "labels must name the model's 3 classes, got 2"),
 ])  # fmt: skip
 def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
@@ -322,9 +324,10 @@ def test_offloaded_models_are_evaluated_and_the_tokenizer_of_another_model_is_re
         evaluate(classifier(), other, shuffled(4))
 
 
-def test_a_callable_may_return_scores_of_the_classes_in_labels():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_callable_may_return_scores_of_the_classes_in_labels(dtype):
     def scores(premises, hypotheses):
-        return torch.tensor([[name in text for name in THREE] for text in hypotheses]).float()
+        return torch.tensor([[name in text for name in THREE] for text in hypotheses]).to(dtype)
 
     probe = made(["neutral", "entailment"], ["neutral", "neutral"], label=["neutral", "entailment"])
     assert evaluate(scores, None, probe, labels=THREE).examples["correct"].tolist() == [True, False]
@@ -434,7 +437,7 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]}))
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
-    for labels in ("entailment", 3):
+    for labels in ("entailment", 3, iter(THREE)):
         with pytest.raises(TypeError, match="labels must be a list of class names"):
             evaluate(model, tokenizer, shuffled(), labels=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
@@ -452,6 +455,8 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, shuffled().add_column("group", list(range(len(shuffled())))))
     with pytest.raises(ValueError, match="class names must differ"):
         evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), labels=[*THREE, THREE[0].upper()])
+    with pytest.raises(ValueError, match="must name at least 2 classes, got"):
+        evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), labels=["entailment"])
     with pytest.raises(ValueError, match="scores that are NaN"):
         evaluate(lambda p, h: np.full((len(p), 3), np.nan), None, shuffled(), labels=THREE)
     broken = classifier()

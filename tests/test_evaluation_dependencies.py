@@ -353,6 +353,14 @@ def test_positional_heads_are_better_on_short_relations_and_contextual_heads_on_
     assert "2 positional and 2 contextual heads" in types._repr_html_()
 
 
+def test_types_are_not_compared_where_only_all_relations_together_are_frequent():
+    rare = [sentence("abc", [2, 3, 0], [f"{name}{i}", f"{name}{i}", "root"]) for i in range(40) for name in "xy"]
+    found = result(rare, lambda s, word, half: [1, 0, -1, -1])
+    assert len(found.best(minimum=20)) == 2
+    with pytest.raises(ValueError, match="no relation has 20 items in each half"):
+        compare_head_types(found, [[0.9, 0.8, 0.1, 0.2]])
+
+
 def test_both_types_have_the_same_number_of_heads_and_nan_is_neither():
     types = compared(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
     assert types.positional.tolist() == [[True, False, False, False]]
@@ -361,6 +369,8 @@ def test_both_types_have_the_same_number_of_heads_and_nan_is_neither():
         compared([1, 2, 3, 4])
     with pytest.raises(ValueError, match="heads must be at most 2"):
         compared([[1, 2, 3, 4]], heads=3)
+    with pytest.raises(ValueError, match="share must be known for at least 2 heads, 1 of 4 are finite"):
+        compared([[float("nan"), 1, float("inf"), float("nan")]])
     with pytest.raises(TypeError, match="accuracy must come from dependency_accuracy"):
         compare_head_types(None, [[1, 2]])
 

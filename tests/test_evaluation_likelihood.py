@@ -254,6 +254,15 @@ def test_two_texts_of_probability_zero_are_a_tie():
     assert (found.ties, found.accuracy.value, found.examples["difference"].item()) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_scores_of_a_callable_may_be_a_tensor_of_any_type(dtype):
+    def lengths(texts):
+        return torch.tensor([len(text) for text in texts], dtype=dtype)
+
+    found = evaluate_minimal_pairs(lengths, None, pairs_of(["abc", "a"], ["a", "abc"]))
+    assert found.examples[["good", "bad"]].to_numpy().tolist() == [[3, 1], [1, 3]]
+
+
 def test_invalid_arguments_of_minimal_pairs_are_refused():
     pairs = pairs_of(["a"], ["b"])
     with pytest.raises(TypeError, match=r"pairs must be a datasets\.Dataset"):

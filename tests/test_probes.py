@@ -1,6 +1,7 @@
 """Shuffles: which words they permute, which they keep, and that they are reproducible."""
 
 import hashlib
+import inspect
 import itertools
 import json
 import logging
@@ -193,6 +194,26 @@ def test_windows_match_the_constituents_in_number_and_size_and_are_not_constitue
     assert len({str(row["spans"]) for row in control}) > 3  # places are drawn, not fixed
 
 
+NO_ROOM = "no room was found for windows that are not constituents"
+
+
+def test_a_pair_without_room_for_the_windows_of_one_side_is_dropped():
+    full = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBD sat) (RB down)) (. .)))"  # one window of 2, two constituents
+    items = [pair(hypothesis=full), pair(premise=full)]
+    assert [row["side"] for row in constituency_shuffling(items, 2, side="both", spans="all")] == ["both", "both"]
+    control = window_shuffling(items, 2, side="both", spans="all")
+    assert (len(control), probe_info(control).dropped) == (0, {NO_ROOM: 2})
+    assert window_shuffling([pair()], 2, side="both", spans="all")["side"] == ["both"]
+
+
+def test_windows_that_block_each_other_are_placed_anew():
+    halves = "(S (NP (NN a) (NN b) (NN c)) (NP (NN d) (NN e) (NN f)){})"
+    for seed in range(20):  # "b c d" and "e f g" fit; "c d e", if drawn first, leaves no room for another
+        [row] = window_shuffling([sentence(halves.format(" (NN g)"))], 3, spans="all", seed=seed)
+        assert [(span["start"], span["end"]) for span in row["spans"]] == [(1, 4), (4, 7)]
+    assert probe_info(window_shuffling([sentence(halves.format(""))], 3, spans="all")).dropped == {NO_ROOM: 1}
+
+
 def test_dependency_subtrees_are_used_without_constituents():
     layer = Dependencies((2, 3, 0, 6, 6, 3), ("det", "nsubj", "root", "det", "amod", "obj"), "gold")
     item = Sentence(("the", "cat", "saw", "a", "big", "dog"), uid="d", dependencies=layer)
@@ -258,6 +279,14 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
     assert len(minimal_pairs(unlabelled)) == len(unlabelled)
 
 
+@pytest.mark.parametrize("read", [minimal_pairs, probe_info])
+def test_a_probe_that_is_not_one_dataset_is_refused(read):
+    probe = random_shuffling(PAIRS[:2])
+    for wrong in (datasets.DatasetDict({"test": probe}), probe.to_iterable_dataset(), [probe]):
+        with pytest.raises(TypeError, match=f"probe must be a datasets.Dataset, .*got {type(wrong).__name__}; "):
+            read(wrong)
+
+
 # every builder, over pairs and over sentences; a new one must be entered here
 BUILDERS = {
     "constituency_shuffling": lambda items: constituency_shuffling(items, range(2, 6)),
@@ -292,6 +321,18 @@ def test_the_rows_of_every_builder_have_what_its_users_need(name, kind):
     assert (scored["sentence_good"], scored["sentence_bad"]) == (row[f"original_{row['side']}"], row[row["side"]])
     found = evaluate(lambda *texts: ["entailment"] * len(texts[0]), None, probe, progress=False)
     assert (len(found.examples), found.agreement.value) == (1, 1)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_side_and_labels_are_for_pairs_only(name):
+    build = getattr(pelocality.probes, name)
+    parameters = inspect.signature(build).parameters
+    arguments = {"size": 3} if "size" in parameters else {}
+    side = parameters["side"].default
+    build([sentence(CHASE)], **arguments, side=side, labels=None)
+    for chosen in ({"side": {"premise": "hypothesis", "hypothesis": "premise"}[side]}, {"labels": ("entailment",)}):
+        with pytest.raises(ValueError, match="side and labels are for pairs, not for single sentences, got side='"):
+            build([sentence(CHASE)], **arguments, **chosen)
 
 
 def test_the_number_of_processes_and_other_rows_change_nothing():
@@ -379,6 +420,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: constituency_shuffling(PAIRS, 3, spans="some"), ValueError, "spans must be"),
         (lambda: constituency_shuffling(PAIRS, 3, categories="NP"), TypeError, "categories must be a collection"),
         (lambda: random_shuffling(PAIRS, labels="neutral"), TypeError, "labels must be a collection"),
+        (lambda: random_shuffling(PAIRS, labels=(x for x in "ab")), TypeError, "labels must be a collection"),
         (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed must be at least 0"),
         (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed must be an integer"),
         (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc must be at least 1"),
@@ -391,6 +433,16 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
 def test_invalid_arguments_are_refused(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_settings_are_given_by_name():
+    for call in (constituency_shuffling, window_shuffling):
+        with pytest.raises(TypeError, match="takes 2 positional arguments"):
+            call(PAIRS, 3, "both")
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        random_shuffling(PAIRS, "both")
+    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
+        read_pairs([], None, "premise")
 
 
 def test_an_empty_source_gives_an_empty_probe():

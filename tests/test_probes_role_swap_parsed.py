@@ -18,6 +18,7 @@ from pelocality.corpora import (
     plain_sentence,
 )
 from pelocality.probes import probe_info, semantic_role_swap
+from pelocality.probes.role_swap.exclusions import _has_ellipsis
 from pelocality.probes.role_swap.mood import is_negative, mood_of
 from tests.test_probes_role_swap import sentence
 
@@ -262,6 +263,22 @@ def test_clauses_whose_shape_leaves_doubt_are_skipped_if_a_parser_made_them(tree
     assert len(semantic_role_swap([sentence(tree)], source="constituents")) == 1
 
 
+@pytest.mark.parametrize("source", [None, "constituents"])
+@pytest.mark.parametrize("made", [[], ["x"], [CHASE, CHASE]])
+def test_a_parser_that_returns_no_sentence_for_a_text_is_refused(made, source):
+    item = automatic(CHASE) if source else plain_sentence("The dog chased the cat.")
+    with pytest.raises(ValueError, match=r"parser must return one Sentence per text, returned \[.* for 1"):
+        semantic_role_swap([item], source=source, parser=lambda texts: made)
+
+
+def test_a_parser_that_names_no_language_leaves_that_of_the_sentence():
+    def parser(texts):
+        return [dataclasses.replace(sentence, language="") for sentence in toy_parser(texts)]
+
+    assert len(semantic_role_swap([plain_sentence("The dog chased the cat.", "en")], parser=parser)) == 1
+    assert len(semantic_role_swap([plain_sentence("The dog chased the cat.")], parser=parser)) == 0
+
+
 NEGATION = "(S (NP (DT The) (NN dog)) (VP (VBD did) (RB n't) (VP (VB chase) (NP (DT the) (NN cat)))) (. .))"
 QUESTION = "(SQ (VBD Did) (NP (DT the) (NN dog)) (VP (VB chase) (NP (DT the) (NN cat))) (. ?))"
 NOBODY = "(S (NP (NN Nobody)) (VP (VBD chased) (NP (DT the) (NN cat))) (. .))"
@@ -381,3 +398,54 @@ def test_unknown_agreement_of_the_callers_spans_is_no_disagreement(text, agent, 
 )  # fmt: skip
 def test_clauses_that_can_be_swapped_are_not_skipped(tree, made):
     assert semantic_role_swap([sentence(tree)], source="constituents")["hypothesis"] == [made]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Suppose the nun saw him .",
+        "Supposing a nun saw him , he left .",
+        "He left , assuming that a nun saw him .",
+        "Provided the nun saw him , he left .",
+        "He left , provided that the nun saw him .",
+        '" Had the nun seen him , he would have left .',
+        "Should a nun see him , he leaves .",
+        "Were a nun to see him , he would leave .",
+    ],
+)
+def test_english_conditionals_without_if_are_conditional(text):
+    assert mood_of(Sentence(tuple(text.split()), language="en")) == "conditional"
+    assert mood_of(Sentence(tuple(text.split()), language="de")) == "declarative"
+
+
+def test_words_that_only_look_like_conditions_are_none():
+    for text in ("The nun had provided a hat", "He should have supposed that", "They were provided with hats"):
+        assert mood_of(Sentence(tuple(text.split()), language="en")) == "declarative"
+
+
+@pytest.mark.parametrize("mark", [";", "\u037e", ";»", "παιδί;"])
+def test_a_greek_question_ends_in_a_semicolon(mark):
+    words = ("η", "γυναίκα", "είδε", "το", mark)
+    assert mood_of(Sentence(words, language="el")) == "interrogative"
+    assert mood_of(Sentence(words, language="en")) == ("interrogative" if mark == "\u037e" else "declarative")
+
+
+def test_elsewhere_a_conditional_is_told_by_the_mood_of_a_verb():
+    tree = {"heads": (0, 1), "relations": ("root", "obj"), "upos": ("VERB", "NOUN"), "language": "fi"}
+    assert mood_of(chain("näkisi", "kissan", features=({"Mood": "Cnd"}, {}), **tree)) == "conditional"
+    assert mood_of(chain("näki", "kissan", features=({"Mood": "Ind"}, {}), **tree)) == "declarative"
+    assert mood_of(chain("näki", "kissan", **tree)) == "declarative"
+
+
+def test_a_long_text_is_searched_for_an_ellipsis_once():
+    class Words(list):
+        reads = 0
+
+        def __getitem__(self, place):
+            Words.reads += 1
+            return super().__getitem__(place)
+
+    n = 300
+    candidate = SimpleNamespace(arguments=[SimpleNamespace(end=0)])
+    assert not _has_ellipsis(candidate, Words(["nuns"] * n), ["NNS"] * n)
+    assert Words.reads <= 3 * n  # not n squared

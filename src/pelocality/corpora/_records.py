@@ -12,6 +12,7 @@ from reprlib import repr as brief
 from typing import Any
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # a cell that a writer of tables quoted: "she said ""go"""
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 
 
@@ -51,9 +52,16 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
                 given = f"{len(row)}: {brief(row)}; a text with a comma must be quoted in a .csv"
                 raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
             complete = reader.line_num
+            quoted = next(filter(_QUOTED.fullmatch, row), None) if tabs else None
+            if quoted is not None:
+                advice = "write it with quoting=csv.QUOTE_NONE, or pass pandas.read_csv(path, sep='\\t')"
+                given = f"got {brief(quoted)}; {advice}"
+                raise ValueError(f"{path}:{complete}: a cell of a .tsv must be written without quoting, {given}")
             yield complete, dict(zip(header, row, strict=True))
     except csv.Error as error:
         advice = "a quotation mark must be closed, and doubled within quotes"
+        if "field limit" in str(error):
+            advice = "if no quotation mark is left open, write texts of this length as .jsonl"
         raise ValueError(f"{path}:{complete + 1}: a row of cells must begin here, got {error}; {advice}") from error
 
 

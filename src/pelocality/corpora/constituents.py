@@ -9,7 +9,8 @@ from pelocality.corpora.sentence import Constituent, Constituents, Dependencies,
 from pelocality.corpora.spacing import unescape
 
 # a bracket with its label and, at a leaf, its word and the closing bracket; else a closing bracket or a stray word
-_NODE = re.compile(r"\(\s*([^\s()]*)\s*([^\s()]*)\s*(\)?)|(\)|[^\s()]+)")
+# a word may have a no-break space
+_NODE = re.compile(r"\(\s*([^\s()]*)\s*((?a:[^\s()]*))\s*(\)?)|(\)|(?a:[^\s()]+))")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
 _BINARY = "a tree must label each node and word, got {!r}; of a binary parse take the labelled one, sentence1_parse"
 

@@ -29,7 +29,8 @@ class Corpus(Generic[T]):
         name: Name of the source, such as the path of its file; errors begin with it.
         records: Function that returns a new iterator over the raw records, each a line number and its content.
         read: Function from the content of a record and its place (``"snli/dev.jsonl:7"``) to an item, or to `Dropped`.
-        dropped: Number of items left out in the last complete pass, by reason.
+        dropped: Number of items left out in the last complete pass, by reason; a builder counts its own pass in
+            ``probe_info(probe).dropped``.
     """
 
     name: str

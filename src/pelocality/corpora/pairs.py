@@ -1,6 +1,5 @@
 """Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
-from pelocality.corpora.sentence import Dropped, Pair, Sentence, language_code
+from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
@@ -63,38 +62,31 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
-            sentence = _parsed(parses[name], texts[name])
+            found = _parsed(parses[name], texts[name])
         except SeveralWordsError:
             return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
-        if sentence is None:  # a text made from the parse would not be that of the corpus
+        if found is None:  # a text made from the parse would not be that of the corpus
             return Dropped("text and parse disagree")
-        sides.append(_named(sentence, f"{uid}/{side}", where, f"{name}_parse of {where}"))
+        words, spaces, constituents = found
+        constituents = replace(constituents, source=f"{name}_parse of {where}")
+        sides.append(Sentence(words, spaces, f"{uid}/{side}", "en", constituents=constituents, source=where))
     return Pair(sides[0], sides[1], label, uid, where)
 
 
 @functools.lru_cache(maxsize=16)  # three pairs in a row have one premise
-def _parsed(bracketed: str, text: str) -> Sentence | None:
-    """Return the sentence of a parse and its text, None if they disagree."""
+def _parsed(bracketed: str, text: str) -> tuple[tuple[str, ...], tuple[str, ...], Constituents] | None:
+    """Return words, spaces and phrases of a parse and its text, None if they disagree."""
     words, constituents = parse_bracketed(bracketed, "", automatic=True)
     found = align(words, text)
-    if found is None:
-        return None
-    return Sentence(*found, language="en", constituents=constituents)
-
-
-def _named(sentence: Sentence, uid: str, source: str, parse: str) -> Sentence:
-    """Return a sentence with names: at first itself, then copies with what was computed from its words."""
-    named = copy.copy(sentence) if sentence.uid else sentence
-    assert sentence.constituents is not None
-    vars(named).update(uid=uid, source=source, constituents=replace(sentence.constituents, source=parse))
-    return named
+    return None if found is None else (*found, constituents)
 
 
 def read_pairs(
     source: str | Path | Iterable[Mapping[str, Any]],
     parser: Parser | None = None,
+    *,
     premise: str = "premise",
     hypothesis: str = "hypothesis",
     label: str | None = "label",
@@ -106,7 +98,8 @@ def read_pairs(
 
     Args:
         source: A ``.jsonl``, ``.tsv`` or ``.csv`` file (with a header; also compressed, ``.gz``), a
-            ``datasets.Dataset``, a pandas data frame, or any iterable of mappings that can be read again.
+            ``datasets.Dataset``, a pandas data frame, or any iterable of mappings that can be read again. Cells of a
+            ``.tsv`` are not quoted, as in GLUE.
         parser: Function from texts to sentences, such as ``SpacyParser()`` or ``StanzaParser("de")``. None splits
             texts into words at spaces and punctuation, without any structure; random_shuffling needs none.
         premise: Field of the premise.
@@ -116,7 +109,7 @@ def read_pairs(
             (``list:1``).
         label_names: Names of labels that are numbers, in order; labels that are names already must be among
             them. None takes them from a Dataset with a ``ClassLabel``, and keeps texts as they are.
-        language: ISO code, where no parser adds it.
+        language: ISO code, where no parser names it.
 
     Returns:
         The pairs, read lazily. Rows labelled ``-`` or -1, and those whose label is empty, are dropped and
@@ -180,11 +173,20 @@ class _PairReader:
             return NO_GOLD_LABEL
         texts = [field(row, name, str, "a text") for name in (self.premise, self.hypothesis)]
         uid = identifier(row, self.uid) if self.uid else where
-        parsed = list(self.parser(texts)) if self.parser else [plain_sentence(text, self.language) for text in texts]
-        if len(parsed) != 2 or not all(isinstance(sentence, Sentence) for sentence in parsed):
-            raise ValueError(f"parser must return one Sentence per text, returned {brief(parsed)} for 2")
-        first, second = parsed
+        first, second = parsed(self.parser or _plain, texts, self.language)
         return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
+
+
+def parsed(parser: Parser, texts: Sequence[str], language: str) -> list[Sentence]:
+    """Return the sentence that a parser makes of each text, in the language given where the parser names none."""
+    found = list(parser(texts))
+    if len(found) != len(texts) or not all(isinstance(sentence, Sentence) for sentence in found):
+        raise ValueError(f"parser must return one Sentence per text, returned {brief(found)} for {len(texts)}")
+    return [sentence if sentence.language else replace(sentence, language=language) for sentence in found]
+
+
+def _plain(texts: Sequence[str]) -> list[Sentence]:
+    return [plain_sentence(text) for text in texts]
 
 
 def _label(value: Any, names: Sequence[str] | None) -> str | None:
@@ -233,7 +235,7 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         uid: A unique name.
 
     Returns:
-        The sentence, whose ``text`` is the one given.
+        The sentence, whose ``text`` is the one given without white space at its ends.
 
     Raises:
         TypeError: It is not a text.

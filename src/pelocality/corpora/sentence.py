@@ -18,11 +18,11 @@ _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
 @functools.lru_cache(maxsize=1024)
 def language_code(language: str) -> str:
-    """Return the language code of a tag such as ``en-US``, ``en_GB`` or ``eng``, in lower case.
+    """Return the language code of a tag in lower case, as `Sentence` has it.
 
     Examples:
-        >>> [language_code(tag) for tag in ("en-US", "eng", "zh-hans", "")]
-        ['en', 'en', 'zh', '']
+        >>> [language_code(tag) for tag in ("en-US", "eng", "zh-hans", "fra", "")]
+        ['en', 'en', 'zh', 'fra', '']
     """
     wanted = f"language must be an ISO code such as 'en', or '' where unknown, got {language!r}"
     if not isinstance(language, str):
@@ -70,7 +70,8 @@ class Constituents:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
-        return None if self.bracketed is None else Tree.fromstring(self.bracketed)
+        # as `parse_bracketed`: only ASCII white space ends a word
+        return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=r"(?a:[^\s()])+")
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,9 @@ class Sentence:
         spaces: The white space after each word. If empty, it is guessed by English rules
             (``spacing`` is then ``"rule"``).
         uid: A name that is unique in the corpus; rows made of the sentence carry it.
-        language: ISO code, such as ``en``; tags such as ``en-US`` or ``eng`` are reduced to it. Empty if unknown:
-            English rules then do not apply.
+        language: ISO code, such as ``en``. Tags lose their region (``en-US`` is ``en``), and the three-letter codes of
+            English, German, Turkish and Azerbaijani become two letters (``eng`` is ``en``); others stay (``fra``).
+            Empty if unknown: English rules then do not apply.
         multiword_tokens: Words that are one token in the text, ``(start, end, form)``: German *am*, two words, is
             ``(3, 5, "am")``.
         constituents: Its phrases.

@@ -19,7 +19,9 @@ _SIDES = dict.fromkeys(("``", "`", "“", "„", "‘", "«"), True) | dict.from
 _DASHES = frozenset({"--", "---", "–", "—"})
 _ELLIPSIS = re.compile(r"\.{2,}|…")
 # scripts without spaces between words: there, a missing space does not mean that a word continues
-_UNSPACED = re.compile("CJK|HIRAGANA|KATAKANA|THAI|LAO|KHMER|MYANMAR|BOPOMOFO|TIBETAN|IDEOGRAPHIC|FULLWIDTH")
+_UNSPACED = re.compile(
+    "CJK|HIRAGANA|(HALFWIDTH )?KATAKANA|THAI|LAO|KHMER|MYANMAR|JAVANESE|BOPOMOFO|TIBETAN|IDEOGRAPHIC|FULLWIDTH"
+)
 
 
 def unescape(token: str) -> str:
@@ -81,9 +83,9 @@ def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str,
 def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> tuple[str, ...]:
     """Guess the white space after each token from English Penn Treebank conventions.
 
-    The rules are nltk's ``TreebankWordDetokenizer``; if its text cannot be aligned with the tokens, every token is
-    followed by a space. Quotes, dashes and ellipses have rules of their own: no space between a quote and the text it
-    encloses, a space on each side of a dash, one after an ellipsis.
+    The rules are nltk's ``TreebankWordDetokenizer``, for both forms of the apostrophe (*n't* and *n’t*); if its text
+    cannot be aligned with the tokens, every token is followed by a space. Quotes, dashes and ellipses have rules of
+    their own: no space between a quote and the text it encloses, a space on each side of a dash, one after an ellipsis.
 
     Args:
         tokens: The tokens in order.
@@ -106,6 +108,8 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
     opens = _quote_sides(tokens, tags)
     # as words, these get the spaces of their outer side from the detokenizer, which would treat them as punctuation
     shown = ["w" if i in opens or _separates(token) else token for i, token in enumerate(tokens)]
+    # the detokenizer joins n't and 's only if the apostrophe is plain
+    shown = [token.replace("’", "'") if len(token) > 1 else token for token in shown]
     found = align(shown, TreebankWordDetokenizer().detokenize(shown))
     spaces = list(found[1]) if found else [" "] * (len(tokens) - 1) + [""]
     for i, token in enumerate(tokens):

@@ -108,7 +108,8 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``. Those whose ``# text`` is not that of their words are dropped and counted.
+        ``SpaceAfter``. Those whose ``# text`` is not that of their words, and comments without words, are dropped and
+        counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -147,8 +148,10 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
 
     rows = [row for row in block.split("\n") if row and not row.startswith("#")]
     if not rows:
-        raise ValueError(f"a CoNLL-U sentence must have words below its comments, got {brief(block)}")
+        return Dropped("comments without words")
     for row in rows:
+        if "  " in row.rpartition("\t")[0]:  # conllu takes it for a tab
+            raise ValueError(f"a cell must not have two spaces side by side, got {brief(row)}")
         if row.count("\t") > 9:  # conllu ignores what follows the tenth column
             raise ValueError(f"a row must have the 10 columns of CoNLL-U, got {row.count(chr(9)) + 1}: {brief(row)}")
     try:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from pelocality.models._run import name_with_encoding
+from pelocality.models._names import name_with_encoding
 
 
 def scalar_columns(
@@ -28,6 +30,16 @@ def name_of(model: Any) -> str:
     if isinstance(model, nn.Module):
         return name_with_encoding(model)
     return str(getattr(model, "__name__", type(model).__name__)).strip("<>")
+
+
+def array_of(scores: Any) -> NDArray[Any]:
+    """Return scores, which may be a list of tensors, as an array; those of torch in float64: numpy has no bfloat16."""
+    if isinstance(scores, list) and scores and all(isinstance(score, torch.Tensor) for score in scores):
+        scores = torch.stack(scores)
+    if isinstance(scores, torch.Tensor):
+        scores = scores.detach().cpu()
+        scores = scores.double() if scores.is_floating_point() else scores
+    return np.asarray(scores)
 
 
 def by_columns(

@@ -2,9 +2,10 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from pelocality._checks import are_names
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 
 logger = logging.getLogger(__name__)
@@ -17,11 +18,11 @@ _PLACEHOLDER = re.compile(r"label[ _]?\d+", re.IGNORECASE)
 def class_names(config: Any, labels: Sequence[str] | None) -> list[str]:
     """Return the normalised names of a model's classes in the order of its logits, from ``labels`` or its config."""
     configured = [str(config.id2label[i]) for i in range(config.num_labels)]
-    if labels is None:
-        if any(_PLACEHOLDER.fullmatch(name) for name in configured):
-            raise ValueError(f"the model's classes {configured} match no labels; pass labels= in their order")
-        return given_names(configured)
-    names = given_names(labels)
+    if len(configured) < 2:
+        raise ValueError(f"model must have at least 2 classes, got {configured}; its head may be one for regression")
+    if labels is None and any(_PLACEHOLDER.fullmatch(name) for name in configured):
+        raise ValueError(f"the model's classes {configured} match no labels; pass labels= in their order")
+    names = given_names(configured if labels is None else labels)
     if len(names) != len(configured):
         raise ValueError(f"labels must name the model's {len(configured)} classes, got {len(names)}: {names}")
     expected = [normalised_label(name) for name in configured]
@@ -31,10 +32,12 @@ def class_names(config: Any, labels: Sequence[str] | None) -> list[str]:
 
 
 def given_names(labels: Sequence[str]) -> list[str]:
-    """Return the normalised names of classes, after refusing all but a list of different names."""
-    if isinstance(labels, str) or not isinstance(labels, Iterable) or not all(isinstance(name, str) for name in labels):
+    """Return the normalised names of classes, after refusing all but a list of different names, two or more."""
+    if not are_names(labels):
         raise TypeError(f"labels must be a list of class names in the order of the logits, got {labels!r}")
     plain = [normalised_label(name) for name in labels]
+    if len(plain) < 2:
+        raise ValueError(f"labels must name at least 2 classes, got {plain}")
     if len(set(plain)) < len(plain):
         raise ValueError(f"class names must differ, got {', '.join(labels)}; pass labels= that differ, in their order")
     return plain

@@ -13,6 +13,7 @@ from torch import nn
 from pelocality._checks import check_tokenizer, count
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
+from pelocality.evaluation._examples import array_of
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
@@ -116,7 +117,7 @@ class CallableClassifier:
             if unknown:
                 raise ValueError(f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass labels=")
             return [(name, float("nan")) for name in names]
-        scores = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
+        scores = array_of(found)
         if scores.ndim != 2 or not np.issubdtype(scores.dtype, np.number):
             raise TypeError(
                 f"model must return one label name for each text, or scores, got {brief(found)}; "

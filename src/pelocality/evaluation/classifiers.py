@@ -80,8 +80,8 @@ def evaluate(
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
-        ValueError: Labels that cannot be matched, scores that are NaN, an empty probe, or one without the
-            columns.
+        ValueError: Labels that cannot be matched, fewer than two classes, scores that are NaN, an empty probe, or one
+            without the columns.
 
     Examples:
         >>> from pelocality.corpora import read_pairs

@@ -8,13 +8,12 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality._checks import count
 from pelocality._display import DisplayMixin
-from pelocality.evaluation._examples import by_columns, name_of, scalar_columns
+from pelocality.evaluation._examples import array_of, by_columns, name_of, scalar_columns
 from pelocality.evaluation.likelihood import has_masked_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, check_confidence, proportion
@@ -149,7 +148,7 @@ def _scores(
         name, found = name_of(model), model(texts)
     else:
         raise TypeError(f"model must be a transformers model, or a callable without score=, got {type(model).__name__}")
-    values = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
+    values = array_of(found)
     if values.shape != (len(texts),) or values.dtype.kind not in "biuf":
         wrong = f"shape {values.shape}, {values.dtype}"
         raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {wrong}")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import datasets
 import multiprocess
@@ -39,11 +39,13 @@ class Skipped(NamedTuple):
 class Perturbation(Protocol):
     """A change of word order with its settings: called with an item, it yields rows and unusable candidates."""
 
+    default_side: ClassVar[str]  # the side of a pair that is perturbed unless the caller names another
+
     def __call__(self, item: Item) -> Iterable[Row | Dropped | Skipped]:
         """Perturb one item."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the arguments of the builder."""
+        """Return the arguments of the builder, ``side`` and ``labels`` among them."""
 
 
 def generator_for(seed: int, *names: str) -> np.random.Generator:
@@ -68,6 +70,11 @@ def build(
     """
     workers = count("num_proc", num_proc) if num_proc is not None else 1
     source, kind = _open(source)
+    settings = dict(perturb.settings())
+    side, labels = settings["side"], settings["labels"]
+    if kind is Sentence and (side != perturb.default_side or labels is not None):
+        given = f"side={side!r} and labels={labels!r}"
+        raise ValueError(f"side and labels are for pairs, not for single sentences, got {given}; leave both out")
     worker = _Worker(source, kind, perturb)
     counts: Counts = Counter()
 
@@ -82,7 +89,7 @@ def build(
     dropped, skipped = (
         {reason: n for (what, reason), n in counts.most_common() if what == name} for name in ("dropped", "skipped")
     )
-    info = ProbeInfo(builder, dict(perturb.settings()), counts["items", ""], len(probe), dropped, skipped)
+    info = ProbeInfo(builder, settings, counts["items", ""], len(probe), dropped, skipped)
     record_info(probe, info)
     logger.log(logging.INFO if info.rows else logging.WARNING, "%s", info)
     return probe

@@ -1,11 +1,12 @@
 """The rows of every probe: the same columns for every perturbation, and the checks that all builders share."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import datasets
 
+from pelocality._checks import are_names
 from pelocality.corpora import Pair, Sentence
 from pelocality.corpora.pairs import normalised_label
 
@@ -78,9 +79,9 @@ def has_label(label: str | None, labels: Collection[str] | None) -> bool:
 
 
 def check_names(name: str, names: Collection[str] | None) -> tuple[str, ...] | None:
-    """Return a collection of strings in order; a single string is refused: its letters would be taken for names."""
+    """Return a collection of strings in order, after refusing anything else but None."""
     if names is None:
         return None
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(each, str) for each in names):
+    if not are_names(names):
         raise TypeError(f"{name} must be a collection of names, such as ('entailment',) or ('NP',), got {names!r}")
     return tuple(sorted(names))

@@ -1,7 +1,7 @@
 """The choice of what to shuffle: constituents of a size, windows that are not constituents, or the whole sentence."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,8 @@ class Wanted(NamedTuple):
 
 Choices = Iterator[WordSpan | Skipped | Dropped]
 Rng = Callable[[], np.random.Generator]
+NO_ROOM = Dropped("no room was found for windows that are not constituents")
+_PLACEMENTS = 20  # random placements of all windows of a sentence to try before there is no room
 
 
 def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
@@ -84,24 +86,36 @@ def choose_windows(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
             sizes_needed.append(choice.size)
         else:
             yield choice
+    if not sizes_needed:
+        return
     constituents = {(first, last) for first, last, _ in sentence.phrases_in_tokens}
+    places = {
+        size: [
+            WordSpan(first, first + size, "window")
+            for first in range(len(sentence.surface_tokens) - size + 1)
+            if (first, first + size) not in constituents and not _same_in_any_order(sentence, first, first + size)
+        ]
+        for size in set(sizes_needed)
+    }
+    for _ in range(_PLACEMENTS):
+        windows = _placed([places[size] for size in sizes_needed], generator)
+        if windows is not None:
+            yield from windows
+            return
+    yield NO_ROOM
+
+
+def _placed(places: Sequence[Sequence[WordSpan]], generator: np.random.Generator) -> list[WordSpan] | None:
+    """Draw one place after the other among those that are free; None if none is left for some window."""
     taken: set[int] = set()
     windows = []
-    for size in sizes_needed:
-        free = [
-            (first, first + size)
-            for first in range(len(sentence.surface_tokens) - size + 1)
-            if (first, first + size) not in constituents
-            and taken.isdisjoint(range(first, first + size))
-            and not _same_in_any_order(sentence, first, first + size)
-        ]
+    for possible in places:
+        free = [window for window in possible if taken.isdisjoint(range(window.first, window.last))]
         if not free:
-            yield Dropped("no room for a window that is not a constituent")
-            return
-        window = WordSpan(*free[generator.integers(len(free))], "window")
-        taken.update(range(window.first, window.last))
-        windows.append(window)
-    yield from windows
+            return None
+        windows.append(free[generator.integers(len(free))])
+        taken.update(range(windows[-1].first, windows[-1].last))
+    return windows
 
 
 def _same_in_any_order(sentence: Sentence, first: int, last: int) -> bool:

@@ -52,6 +52,7 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         the builders, the settings that are equal in all, and the sums of the counts.
 
     Raises:
+        TypeError: A probe that is not a ``datasets.Dataset``.
         ValueError: The dataset was not made by a builder, or was read from a file that keeps no info.
 
     Examples:
@@ -64,6 +65,7 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         >>> print(info)
         random_shuffling: 1 rows from 2 items; dropped: no order of the words changes the text (1)
     """
+    check_dataset(probe)
     try:
         records = [json.loads(line) for line in probe.info.description.splitlines() if line]
         parts = [ProbeInfo(**{name: record[name] for name in ProbeInfo.__annotations__}) for record in records]
@@ -78,6 +80,13 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         dict(sum((Counter(part.dropped) for part in parts), Counter()).most_common()),
         dict(sum((Counter(part.skipped) for part in parts), Counter()).most_common()),
     )
+
+
+def check_dataset(probe: Any) -> None:
+    """Raise a TypeError unless a probe is a dataset, which a dictionary of splits is not."""
+    if not isinstance(probe, datasets.Dataset):
+        given = f"{type(probe).__name__}; of several splits take one, as in probes['test']"
+        raise TypeError(f"probe must be a datasets.Dataset, such as of pelocality.probes, got {given}")
 
 
 def record_info(probe: datasets.Dataset, info: ProbeInfo) -> None:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from pelocality.probes._build import write_dataset
 from pelocality.probes._rows import SENTENCE
-from pelocality.probes.info import ProbeInfo, probe_info, record_info
+from pelocality.probes.info import ProbeInfo, check_dataset, probe_info, record_info
 
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
 
@@ -31,6 +31,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
         ``provenance`` of the probe. The two sentences always differ. Its files are temporary.
 
     Raises:
+        TypeError: A probe that is not a ``datasets.Dataset``.
         ValueError: The dataset was not made by a builder, or has lost a column.
 
     Examples:
@@ -40,9 +41,9 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
         >>> pair["sentence_good"], pair["sentence_bad"] != "up you go", pair["UID"]
         ('up you go', True, 'random_shuffling')
     """
-    if not isinstance(probe, datasets.Dataset) or not {"builder", "spans", "side"} <= set(probe.column_names):
-        given = getattr(probe, "column_names", type(probe).__name__)
-        raise ValueError(f"probe must have the columns builder, spans and side; got {given}")
+    check_dataset(probe)
+    if not {"builder", "spans", "side"} <= set(probe.column_names):
+        raise ValueError(f"probe must have the columns builder, spans and side; got {probe.column_names}")
     sides = (SENTENCE,) if SENTENCE in probe.column_names else ("premise", "hypothesis")
     needed = [*sides, *(f"original_{side}" for side in sides), *_COPIED]
     missing = [name for name in needed if name not in probe.column_names]

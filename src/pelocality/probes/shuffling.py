@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -21,17 +21,25 @@ from pelocality.probes._rows import (
     span_entry,
     texts_of,
 )
-from pelocality.probes._spans import Choices, Wanted, WordSpan, choose_constituents, choose_sentence, choose_windows
+from pelocality.probes._spans import (
+    NO_ROOM,
+    Choices,
+    Wanted,
+    WordSpan,
+    choose_constituents,
+    choose_sentence,
+    choose_windows,
+)
 
 
 def constituency_shuffling(
     pairs: Iterable[Item],
     size: int | range,
+    *,
     side: Side = "premise",
     spans: Spans = "one",
     labels: Collection[str] | None = None,
     seed: int = 0,
-    *,
     categories: Collection[str] | None = None,
     num_proc: int | None = None,
     progress: bool = True,
@@ -45,7 +53,8 @@ def constituency_shuffling(
     local and is skipped. Words keep their capitals: the multiset of words is exactly that of the original.
 
     Args:
-        pairs: A corpus (``read_snli(...)``), or any iterable of pairs or sentences.
+        pairs: A corpus (``read_snli(...)``), or any iterable of pairs or sentences. ``side`` and ``labels`` are for
+            pairs only.
         size: Number of words of a constituent, a number or a range: ``range(3, 7)`` is 3, 4, 5 or 6.
         side: The side of a pair to perturb; with ``"both"``, each side that has a constituent of the size.
             The paper does not specify it; premises are longer and have constituents of every size.
@@ -83,11 +92,11 @@ def constituency_shuffling(
 def window_shuffling(
     pairs: Iterable[Item],
     size: int | range,
+    *,
     side: Side = "premise",
     spans: Spans = "one",
     labels: Collection[str] | None = None,
     seed: int = 0,
-    *,
     categories: Collection[str] | None = None,
     num_proc: int | None = None,
     progress: bool = True,
@@ -96,11 +105,12 @@ def window_shuffling(
 
     A control that the paper does not have: with the same arguments and seed, each row permutes the same number
     of spans of the same sizes in the same sentence, at random places that are not constituents. A sentence
-    without a suitable constituent has no row here either; one without room for the windows is dropped and counted.
+    without a suitable constituent has no row here either; an item is dropped and counted where no room was found for
+    the windows of a sentence, in twenty random placements.
     Compare the two probes over the ``uid`` they share.
 
     Args:
-        pairs: A corpus, or any iterable of pairs or sentences, with trees.
+        pairs: A corpus, or any iterable of pairs or sentences, with trees. ``side`` and ``labels`` are for pairs only.
         size: Number of words of a window, a number or a range; within a range, the size of the constituent that it
             corresponds to.
         side: The side of a pair to perturb.
@@ -134,10 +144,10 @@ def window_shuffling(
 
 def random_shuffling(
     pairs: Iterable[Item],
+    *,
     side: Side = "premise",
     labels: Collection[str] | None = None,
     seed: int = 0,
-    *,
     num_proc: int | None = None,
     progress: bool = True,
 ) -> datasets.Dataset:
@@ -147,7 +157,7 @@ def random_shuffling(
     keeps its place, and surface tokens stay whole.
 
     Args:
-        pairs: A corpus, or any iterable of pairs or sentences.
+        pairs: A corpus, or any iterable of pairs or sentences. ``side`` and ``labels`` are for pairs only.
         side: The side of a pair to perturb.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the permutation of each item, together with its text (for a pair, both texts) and nothing else.
@@ -186,6 +196,7 @@ def _wanted(size: int | range, categories: Collection[str] | None, spans: Spans)
 class _Shuffle:
     """A shuffle with its settings; ``choose`` yields the spans whose words change places, in any order."""
 
+    default_side: ClassVar[str] = "premise"
     side: Side
     labels: tuple[str, ...] | None
     seed: int
@@ -218,6 +229,8 @@ class _Shuffle:
                     chosen.append(choice)
                 else:
                     yield choice
+                    if choice == NO_ROOM:  # the constituency shuffle perturbs this side
+                        return
             if not chosen:
                 continue
             chosen.sort()

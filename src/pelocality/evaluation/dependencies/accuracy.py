@@ -15,7 +15,7 @@ from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked, without_subtype
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
-from pelocality.models._run import name_with_encoding
+from pelocality.models._names import name_with_encoding
 from pelocality.statistics import check_confidence
 
 

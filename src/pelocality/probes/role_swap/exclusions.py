@@ -202,10 +202,12 @@ def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str
     """Return whether an auxiliary ends a later clause: "I chose Ada and I am glad I did", "..., isn't she?"."""
     last = max(argument.end for argument in candidate.arguments)
     for k in range(last, len(lower)):
-        rest = [i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")]
-        if lower[k] in english.DO and tags[k] != "VB" and all(is_punctuation(lower[i]) for i in rest[:1]):
+        if lower[k] not in english.DO | english.AUXILIARIES:
+            continue
+        after = next((i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")), None)
+        if lower[k] in english.DO and tags[k] != "VB" and (after is None or is_punctuation(lower[after])):
             return True
-        if lower[k] in english.AUXILIARIES and [tags[i] for i in rest[:1]] == ["PRP"] and lower[rest[0] + 1 :] == ["?"]:
+        if lower[k] in english.AUXILIARIES and after and tags[after] == "PRP" and lower[after + 1 :] == ["?"]:
             return True
     return False
 
