@@ -15,12 +15,12 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import DataCollatorWithPadding, PrinterCallback, Trainer, TrainingArguments, set_seed
 
 
-class OnMeans(nn.Module):
-    """An encoder and a linear layer on its means; one output is a number, several are classes."""
+class LinearHead(nn.Module):
+    """An encoder and a linear layer on its means, or its first token; one output is a number, several are classes."""
 
-    def __init__(self, encoder: nn.Module, outputs: int) -> None:
+    def __init__(self, encoder: nn.Module, outputs: int, *, first: bool = False) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.first = encoder, first
         self.linear = nn.Linear(encoder.config.hidden_size, outputs)
 
     def forward(
@@ -30,7 +30,7 @@ class OnMeans(nn.Module):
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         states = self.encoder(input_ids, attention_mask=attention_mask, **segments).last_hidden_state
         seen = attention_mask[..., None]
-        logits = self.linear((states * seen).sum(1) / seen.sum(1))
+        logits = self.linear(states[:, 0] if self.first else (states * seen).sum(1) / seen.sum(1))
         if logits.shape[-1] == 1:
             return {"loss": mse_loss(logits[:, 0], labels.to(logits.dtype)), "logits": logits}
         return {"loss": cross_entropy(logits, labels), "logits": logits}
@@ -56,7 +56,7 @@ def fine_tuned_scores(
         return rows([[column[i] for i in np.flatnonzero(chosen)] for column in task.texts], targets[chosen])
 
     set_seed(seed)
-    learner = OnMeans(copy.deepcopy(model), 1 if numbers else len(classes)).to(model.device)
+    learner = LinearHead(copy.deepcopy(model), 1 if numbers else len(classes)).to(model.device)
     with TemporaryDirectory() as folder:
         options = {"num_train_epochs": epochs, "learning_rate": 1e-4, "warmup_steps": 0.1, "seed": seed, "bf16": bf16}
         options |= {"per_device_train_batch_size": 32, "per_device_eval_batch_size": 128, "save_strategy": "no"}

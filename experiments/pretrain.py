@@ -258,6 +258,7 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
         trajectory(trainer.state.log_history).to_csv(arguments.output / "trajectory.csv", index=False)
+        # the last batch of an epoch may be smaller
         tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
         found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
         write_atomically(result, json.dumps(run_settings(arguments) | found, indent=1))

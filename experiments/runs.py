@@ -23,8 +23,11 @@ LABELS = ("entailment", "neutral", "contradiction")
 # flags of pretrain.py for a model that trains in a second
 TINY = ["--layers=1", "--width=16", "--heads=2", "--length=12", "--vocabulary=60", "--batch=4", "--words=2"]
 
-# flags that choose which runs are made, where and how many at a time, and not what a run is
-CHOICES = ("output", "model", "cells", "seeds", "tasks", "sequences", "report", "workers", "jobs", "threads", "device")
+# flags that choose which runs are made, where, how many at a time, and what is printed; not what a run is
+CHOICES = (
+    *("output", "model", "cells", "seeds", "tasks", "sequences", "report", "results", "against"),
+    *("workers", "jobs", "threads", "device"),
+)
 
 
 def packaged_model() -> str:

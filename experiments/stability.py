@@ -2,6 +2,7 @@
 
     python experiments/stability.py --smoke --output runs                                    # a tiny model, seconds
     python experiments/stability.py --output runs --text books.txt.gz --glue GLUE --bf16     # MiniLM, twenty seeds
+    python experiments/stability.py --results docs/results/stability.csv                     # the published table again
 
 Fine-tunes MiniLM on RTE, CoLA and STS-B from its original positions; these as a table per layer and head; that table
 symmetrised (antisymmetric x 0); none; and ALiBi, all but the original fixed, and healed first with the same budget.
@@ -36,6 +37,9 @@ Predictions, written before the first full run:
 8. Added after 7, before the first run with --head mean: where a linear layer reads the mean of all tokens instead of
    the first one through the pooler, no run of the table on STS-B fails and its spread is below three times that of
    original positions. A table by distance does not tell the first token from the others, as original positions do.
+9. Added after 8, before the first run with --head "first linear", which reads the first token without the pooler: of
+   the table on STS-B it is as unsteady as the pooler, at least one run of seven fails, and its mean is below .75; so it
+   is the first token, and not the pooler's layer, that original positions help to find.
 """
 
 import argparse
@@ -48,7 +52,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from datasets import Dataset
-from fine_tuned import OnMeans
+from fine_tuned import LinearHead
 from healed_models import (
     SMOKE,
     add_flags,
@@ -62,7 +66,7 @@ from healed_models import (
     tokenized,
     with_new_head,
 )
-from runs import DATA, claim, markdown, settings_of, write_atomically
+from runs import DATA, claim, markdown, settings_of, signed, write_atomically
 from scipy.stats import false_discovery_control, levene
 from sentence_tasks import glue_rows, score
 from torch import nn
@@ -128,12 +132,12 @@ def head(task: str) -> dict[str, Any]:
 
 
 def classifier(cell: str, path: Path, task: str, seed: int, arguments: argparse.Namespace) -> nn.Module:
-    """Return the model of a cell from a folder below a new head, which reads the first token or the mean of all."""
+    """Return the model of a cell from a folder below a new head: the pooler's, or a linear one."""
     if arguments.head == "first":
         return with_new_head(path, cell, seed, **head(task))
     set_seed(seed)  # of the head's weights
     encoder = AutoModel.from_pretrained(path) if cell == "original" else load(path)
-    return OnMeans(encoder, head(task)["num_labels"]).to(device())
+    return LinearHead(encoder, head(task)["num_labels"], first=arguments.head == "first linear").to(device())
 
 
 def run(arguments: argparse.Namespace, cell: str, task: str, seed: int) -> dict[str, Any]:
@@ -185,42 +189,42 @@ def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
     return pd.read_csv(file)
 
 
-def summary(results: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per task and cell: scores, their spread beside that of original positions, failed runs."""
+def summary(results: pd.DataFrame, against: str) -> pd.DataFrame:
+    """Return one row per task and cell: scores, failed runs, and how scores and spread differ from those of a cell."""
     rows, tests = [], []
     for (task, cell), found in results.groupby(["task", "cell"], sort=False):
-        original = results[(results["task"] == task) & (results["cell"] == "original")]["score"]
-        row = {"task": task, "positions": cell, "runs": len(found), "failed": int(found["failed"].sum())}
-        row |= {"score": str(mean_over_runs(found["score"])), "standard deviation": f"{found['score'].std():.4f}"}
-        compared = (
-            cell != "original"
-            and min(len(original), len(found)) > 2
-            and original.std() > 0
-            and found["score"].std() > 0
+        runs, base = (
+            results[(results["task"] == task) & (results["cell"] == name)].set_index("seed")["score"]
+            for name in (cell, against)
         )
-        row["over that of original"] = ratio_of_spreads(found["score"], original) if compared else ""
-        tests.append(levene(found["score"], original, center="median").pvalue if compared else np.nan)
+        row = {"task": task, "positions": cell, "runs": len(runs), "failed": int(found["failed"].sum())}
+        row |= {"score": str(mean_over_runs(runs)), "standard deviation": f"{runs.std():.4f}"}
+        paired = (runs - base).dropna()
+        shown = cell != against and len(paired)
+        row[f"against {against}, by seed"] = signed(mean_over_runs(paired), "+.3f") if shown else ""
+        compared = cell != against and min(len(base), len(runs)) > 2 and base.std() > 0 and runs.std() > 0
+        row["ratio of deviations"] = ratio_of_spreads(runs, base) if compared else ""
+        tests.append(levene(runs, base, center="median").pvalue if compared else np.nan)
         rows.append(row)
     known = ~np.isnan(tests)
     corrected = np.full(len(rows), np.nan)
     if known.any():
         corrected[known] = false_discovery_control(np.array(tests)[known])
-    rows = [
-        row | {"Brown-Forsythe, q": "" if np.isnan(q) else f"{q:.2g}"} for row, q in zip(rows, corrected, strict=True)
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(
+        **{"Brown-Forsythe, q": ["" if np.isnan(q) else f"{q:.2g}" for q in corrected]},
+    )
 
 
-def ratio_of_spreads(scores: pd.Series, original: pd.Series) -> str:
+def ratio_of_spreads(scores: pd.Series, base: pd.Series) -> str:
     """Return the ratio of two standard deviations with its bootstrap interval over runs, by percentiles."""
     generator = np.random.default_rng(0)
     spreads = []
-    for values in (scores.to_numpy(), original.to_numpy()):
+    for values in (scores.to_numpy(), base.to_numpy()):
         resampled = values[generator.integers(len(values), size=(9999, len(values)))]
         spreads.append(resampled.std(axis=1, ddof=1))
     drawn = np.divide(*spreads, out=np.full(9999, np.nan), where=spreads[1] > 0)  # one run, again and again
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return f"{scores.std() / original.std():.2f} [{low:.2f}, {high:.2f}]"
+    return f"{scores.std() / base.std():.2f} [{low:.2f}, {high:.2f}]"
 
 
 def forgetting(rows: pd.DataFrame) -> pd.DataFrame:
@@ -269,15 +273,20 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_flags(parser, CELLS, Path("outputs/stability"))
     parser.set_defaults(epochs=3, length=128)  # RTE has long premises
-    reads = "what the head of the twenty seeds reads: the first token, or the mean of all"
-    parser.add_argument("--head", choices=("first", "mean"), default="first", help=reads)
+    reads = "what the head of the twenty seeds is: the pooler of the first token, or linear, on it or the mean of all"
+    parser.add_argument("--head", choices=("first", "first linear", "mean"), default="first", help=reads)
     parser.add_argument("--glue", type=Path, help="folder with RTE, CoLA and STS-B; a few rows if left out")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="of the twenty seeds")
     parser.add_argument("--rows", type=int, nargs=3, help="of RTE, CoLA and STS-B, at most, to train and to test on")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(20)))
+    again = "scores of an earlier run: print what they say, of all cells, and train nothing"
+    parser.add_argument("--results", type=Path, help=again)
+    parser.add_argument("--against", default="original", help="the cell that the others are compared to")
     sequence = "seeds of the sequence, whose heads read the first token"
     parser.add_argument("--sequences", type=int, nargs="*", default=list(range(5)), help=sequence)
     arguments = parser.parse_args()
+    if arguments.results is None and arguments.against not in CELLS:
+        parser.error(f"--against must be one of {', '.join(CELLS)}, got {arguments.against}")
     if arguments.smoke:
         vars(arguments).update(
             SMOKE | {"rows": [16] * 3, "seeds": arguments.seeds[:3], "sequences": arguments.seeds[:1]}
@@ -289,6 +298,13 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
+    if arguments.results is not None:
+        results = pd.read_csv(arguments.results)
+        results = results[results["task"].isin(arguments.tasks) & results["seed"].isin(arguments.seeds)]
+        if arguments.against not in (cells := results["cell"].unique()):
+            raise ValueError(f"--against must be one of {', '.join(cells)}, got {arguments.against}")
+        print(markdown(summary(results, arguments.against)))
+        return
     arguments.output.mkdir(parents=True, exist_ok=True)
     claim(arguments.output, settings_of(arguments))
     list(side_by_side(healed_folder, [(cell, 0, arguments) for cell in arguments.cells], arguments.workers))
@@ -300,7 +316,8 @@ def main() -> None:
     sequences = [(arguments, cell, seed) for seed, cell in product(arguments.sequences, arguments.cells)]
     empty = pd.DataFrame(columns=["cell", "seed", "after", *LOSSES])
     losses = pd.concat([empty, *side_by_side(forget, sequences, arguments.workers)])
-    print(f"{len(arguments.seeds)} seeds, {arguments.epochs:g} epochs\n\n{markdown(summary(results))}")
+    print(f"{len(arguments.seeds)} seeds, {arguments.epochs:g} epochs\n")
+    print(markdown(summary(results, arguments.against)))
     if len(losses):
         print(f"\n{markdown(forgetting(losses))}")
     results.to_csv(arguments.output / "stability.csv", index=False)

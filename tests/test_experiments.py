@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import re
 import shutil
 import sys
+from decimal import Decimal
 from itertools import product
 
 import numpy as np
@@ -541,7 +543,7 @@ def test_fine_tunings_are_compared_over_seeds_and_along_a_sequence(tmp_path, mon
 
 def test_the_head_of_a_fine_tuning_reads_the_first_token_or_the_mean_of_all(tmp_path, monkeypatch):
     scores = {}
-    for head in ("first", "mean"):
+    for head in ("first", "first linear", "mean"):
         output = tmp_path / head
         flags = ("--smoke", "--head", head, "--tasks", "STS-B", "--seeds", "0", "--sequences", "--output", output)
         run("stability", *flags, monkeypatch=monkeypatch)
@@ -549,6 +551,7 @@ def test_the_head_of_a_fine_tuning_reads_the_first_token_or_the_mean_of_all(tmp_
         assert found["cell"].tolist() == ["original", "measured table"]
         scores[head] = found["score"]
     assert (scores["first"] != scores["mean"]).all()
+    assert (scores["first linear"] != scores["mean"]).all()
 
 
 def test_a_run_fails_if_always_the_same_answer_is_as_good():
@@ -564,6 +567,33 @@ def test_a_run_fails_if_always_the_same_answer_is_as_good():
     assert score("STS-B", grades, grades) == (pytest.approx(1), False)
     assert score("STS-B", np.full(3, 2.0), grades) == (0, True)
     assert score("STS-B", 9 + grades, grades) == (pytest.approx(1), True)
+
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
+
+
+def alike(row, printed):
+    """Return whether two rows of a table have the same words, and the same numbers but for their last digit."""
+    if NUMBER.sub("#", row) != NUMBER.sub("#", printed):
+        return False
+    pairs = [(Decimal(one), Decimal(other)) for one, other in zip(*map(NUMBER.findall, (row, printed)), strict=True)]
+    return all(abs(one - other) <= Decimal((0, (1,), one.as_tuple().exponent)) for one, other in pairs)
+
+
+def tables(text):
+    """Return the rows of each table of a page."""
+    blocks = [[line for line in block.splitlines() if line.startswith("|")] for block in text.split("\n\n")]
+    return [block for block in blocks if block]
+
+
+@pytest.mark.parametrize(("study", "page"), [("downstream_accuracy", "downstream"), ("stability", "fine_tuning")])
+def test_the_page_of_a_study_shows_what_its_committed_scores_say(study, page, monkeypatch, capsys):
+    folder = ROOT / "docs" / "results"
+    run(study, "--results", folder / f"{study}.csv", monkeypatch=monkeypatch)
+    printed, shown = (tables(text) for text in (capsys.readouterr().out, (folder / f"{page}.md").read_text("utf-8")))
+    assert min(map(len, printed)) > 5
+    for table in printed:
+        assert [one for one in shown if len(one) == len(table) and all(map(alike, one, table))], table[0]
 
 
 def test_spreads_are_compared_by_their_ratio():
