@@ -3,7 +3,7 @@
     python -m benchmarks.families                       # all types; a second call goes on where the first one stopped
     python -m benchmarks.families --types llama bert    # these alone, printed and not written
 
-Each is held against a witness that shares no code with the library:
+Each is held against a witness, which finds and runs the model as the library does and computes on its own:
 
 - measured: every matrix of `positional_attention` against the softmaxes of the model's own run, intercepted in torch;
 - attached: in float64, the outputs with an encoding beside the model's positions against those of the model without it,
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator
@@ -241,7 +242,12 @@ def outcome(function: Any, model: Any) -> tuple[str, Any]:
         wrong = "WRONG: " if isinstance(error, AssertionError) else ""
         expected = isinstance(error, ValueError | TypeError) or wrong
         name = "" if expected else f"{type(error).__name__}: "
-        return "no", f"{wrong}{name}{error}".split("\n")[0].split("; known: ")[0][:200]
+        return "no", shortened(f"{wrong}{name}{error}".split("\n")[0].split("; known: ")[0])
+
+
+def shortened(reason: str) -> str:
+    """Return a reason of at most 200 characters, in whole words."""
+    return textwrap.shorten(reason, 200, placeholder=" …")
 
 
 def rows_of(model_type: str) -> list[dict[str, Any]]:
@@ -250,7 +256,7 @@ def rows_of(model_type: str) -> list[dict[str, Any]]:
     try:
         model = tiny_model(model_type)
     except Exception as error:
-        reason = f"{error}".strip().split("\n")[-1][:200]
+        reason = shortened(f"{error}".strip().split("\n")[-1])
         return [row | {"built": "no text" if isinstance(error, NoTextError) else "no", "reason": reason}]
     if not model.config.is_encoder_decoder:
         return [row | row_of(model)]
@@ -295,17 +301,30 @@ def summary(table: pd.DataFrame) -> str:
     )
 
 
+def in_short(built: pd.DataFrame) -> str:
+    """Return how many model types are measured, and how many take an encoding."""
+    types = built.type.str.split(" ").str[0]
+    numbers = {name: types[built[name] != "no"].nunique() for name in ("measured", "attached", "audited")}
+    return (
+        f"Of {types.nunique()} model types that read text, {numbers['measured']} are measured on identical words, "
+        f"{numbers['attached']} take an encoding, and {numbers['audited']} are audited; the others are refused with a "
+        "reason."
+    )
+
+
 def page(table: pd.DataFrame) -> str:
     """Return the table as a page of the documentation."""
     built = table[table.built == "yes"].fillna("")
     lines = [
         "# Every family",
         "",
+        f"**In short.** {in_short(built)}",
+        "",
         "```bash\npython -m benchmarks.families\n```",
         "",
         f"transformers {transformers.__version__}, torch {torch.__version__}: {summary(table)}.",
         "",
-        "Tiny models with random weights, each held against a witness without code of the library: measured matrices "
+        "Tiny models with random weights, each held against a witness that computes on its own: measured matrices "
         "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
         "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
         '`position_embeddings="keep"`, as their absence cannot be proved. An encoder-decoder model is '

@@ -55,6 +55,6 @@ for ax, metric in zip(axes[0], METRICS, strict=False):
 plots.profiles({name: result.attention for name, result in results.items()}, ax=axes[1, 0])
 trained = results["pre-trained"]
 plots.heatmap(trained.attention.mean((0, 1)), ax=axes[1, 1], scale="log", title="pre-trained, mean of all heads")
-fig.suptitle(f"{trained.source.model}: attention that position alone explains (n = {trained.length})")
+fig.suptitle(f"attention that position alone explains (n = {trained.length})")
 fig.savefig(arguments.output / "measure_model.png", dpi=150)
 print(f"\nfigure: {arguments.output}/measure_model.png   results: {arguments.output}/*.safetensors")
