@@ -131,7 +131,7 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
         )
         return capsys.readouterr().out
 
-    printed = run("--fine-tune")
+    printed = run("--scores", "frozen", "fine-tuned")
     table = pd.read_csv(tmp_path / "downstream_accuracy.csv").set_index(["cell", "task"])
     for cell in ("none", "TF-IDF, words"):  # a bag of words
         assert table.loc[(cell, "bigram shift"), "score"] == table.loc[(cell, "constituents"), "score"] == 50
@@ -143,7 +143,7 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
     for scores in ("order", "fine-tuned", "shuffled premises, fine-tuned"):
         assert f"| {scores} | all healed (4) |" in printed
     (tmp_path / "seed-0" / "none.json").unlink()
-    assert run("--fine-tune") == printed
+    assert run("--scores", "frozen", "fine-tuned") == printed
     assert (tmp_path / "downstream_accuracy.png").exists()
     with pytest.raises(ValueError, match="choose another --output"):
         run()
