@@ -55,8 +55,6 @@ def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tens
         # not an inference tensor, so that a bias built in evaluation can be used in training
         with torch.inference_mode(False), torch.enable_grad():
             bias = build()
-        if bias.requires_grad or type(bias) is not Tensor or transformed(bias):
-            return build()  # it depends on tensors outside the encoding
         entry = _ENTRIES[key] = _Entry(bias, bias._version)
     _LAST[encoding] = entry  # keeps it
     return entry.bias
