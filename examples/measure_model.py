@@ -30,7 +30,7 @@ plt.switch_backend("agg")
 logging.set_verbosity_error()
 torch.manual_seed(0)  # of the untrained weights
 configuration = AutoConfig.from_pretrained(arguments.model)
-models = {"pre-trained": AutoModel.from_pretrained(arguments.model), "random": AutoModel.from_config(configuration)}
+models = {"pre-trained": AutoModel.from_pretrained(arguments.model), "untrained": AutoModel.from_config(configuration)}
 options = {"length": arguments.length, "words": arguments.words, "special_tokens": arguments.special_tokens}
 tokenizer = AutoTokenizer.from_pretrained(arguments.model)
 results = {name: positional_attention(model, tokenizer, **options) for name, model in models.items()}
@@ -49,12 +49,12 @@ for name, result in results.items():
     print(f"the first token draws {sink_rate(result).mean():.1%}; without it, of mean: {means}")
     result.save(arguments.output / f"{name}.safetensors")
 
-fig, axes = plt.subplots(2, 2, figsize=(10.5, 7.2), layout="constrained")
+fig, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained")
 for ax, metric in zip(axes[0], METRICS, strict=False):
     plots.comparison({name: getattr(one.mean_of_metric, metric) for name, one in results.items()}, ax=ax, label=metric)
 plots.profiles({name: result.attention for name, result in results.items()}, ax=axes[1, 0])
 trained = results["pre-trained"]
 plots.heatmap(trained.attention.mean((0, 1)), ax=axes[1, 1], scale="log", title="pre-trained, mean of all heads")
-fig.suptitle(f"attention that position alone explains (n = {trained.length})")
+fig.suptitle(f"attention between identical words (n = {trained.length})")
 fig.savefig(arguments.output / "measure_model.png", dpi=150)
 print(f"\nfigure: {arguments.output}/measure_model.png   results: {arguments.output}/*.safetensors")

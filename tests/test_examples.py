@@ -21,7 +21,7 @@ def test_the_main_example_prints_a_table_and_saves_figure_and_results(tmp_path, 
     printed = capsys.readouterr().out
     assert "layer             locality             symmetry   relative asymmetry symmetry of mean" in printed
     assert "pre-trained" in printed
-    assert "random" in printed
+    assert "untrained" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "measure_model.png",
         "pre-trained.safetensors",
