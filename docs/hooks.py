@@ -11,7 +11,7 @@ _PIECE = re.compile(r"\[[-+.\d]+, [-+.\d]+\]|\d %|\b[A-Z]{3}-\w\b")  # [-0.1, 0.
 
 
 def on_page_content(content, **_):
-    """Replace every formula of a rendered page, which browsers then show without a script, and mark what not to break."""
+    """Replace the formulas of a rendered page, which browsers then show without a script; mark what not to break."""
 
     def mathml(match):
         display = "block" if match[2] == "[" else "inline"
