@@ -25,7 +25,7 @@ def test_the_main_example_prints_a_table_and_saves_figure_and_results(tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "measure_model.png",
         "pre-trained.safetensors",
-        "random.safetensors",
+        "untrained.safetensors",
     ]
 
 

@@ -73,7 +73,7 @@ def heatmap(
     else:
         _image(ax, matrix, "attention weight", vmin=0, vmax=top)
     ax.set(xlabel="key position (tokens)", ylabel="query position (tokens)")
-    ax.spines[:].set_visible(False)  # a frame covers the first key, on which attention often sinks
+    ax.spines[:].set_color("0.7")  # a black frame would hide the first key, on which attention often sinks
     ax.locator_params(integer=True, min_n_ticks=1)
     return fig, ax
 
