@@ -278,6 +278,7 @@ def test_invalid_input_is_refused():
         ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
         ((tokens(1, 3), torch.tensor([[1, 2, 0]])), ValueError, "1 for tokens and 0 for padding"),
         ((tokens(1, 3)[:, :0],), ValueError, r"got shape \(1, 0\)"),
+        ((torch.tensor([[5, 0], [6, 7]]),), ValueError, "padding id 0 but there is no attention_mask; pass the token"),
         ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "a token in every sequence"),
     ]:
         with pytest.raises(kind, match=message):
