@@ -263,6 +263,7 @@ def test_invalid_input_is_refused():
     model = model_of("bert")
     for (ids, *mask), kind, message in [
         ((None,), TypeError, "input_ids must be integers, got NoneType"),
+        ((hf.BatchEncoding({"input_ids": tokens(1, 3)}),), TypeError, "got BatchEncoding; pass its 'input_ids'"),
         ((torch.ones(1, 3),), TypeError, "input_ids must be integers, got torch.float32"),
         ((tokens(1, 3)[None],), ValueError, r"\(n,\) or \(batch, n\) .*, got shape \(1, 1, 3\)"),
         ((tokens(1, 3) > 9,), TypeError, "input_ids .* got torch.bool"),

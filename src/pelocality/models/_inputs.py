@@ -17,6 +17,8 @@ def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
         TypeError: It does not hold integers.
         ValueError: Texts of different lengths, another shape than ``ids``, or a mask with other values.
     """
+    if isinstance(given, Mapping):
+        raise TypeError(f"{name} must be integers, got {type(given).__name__}; pass its '{name}'")
     try:
         tensor = torch.as_tensor(given)
     except ValueError as error:
