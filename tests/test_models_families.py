@@ -210,6 +210,8 @@ def test_the_error_for_something_else_than_a_model_says_what_to_pass():
         pretrained(hf.BertModel)
     with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its \.model"):
         pretrained(SimpleNamespace(model=tiny("bert")))
+    with pytest.raises(TypeError, match="got SimpleNamespace; that is a tokenizer: pass the model first"):
+        pretrained(SimpleNamespace(all_special_ids=[], model=None))
 
 
 def test_the_longest_input_is_that_of_the_table_unless_it_is_disabled():
