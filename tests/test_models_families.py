@@ -202,7 +202,9 @@ def test_several_models_side_by_side_are_refused():
 
 
 def test_the_error_for_something_else_than_a_model_says_what_to_pass():
-    with pytest.raises(TypeError, match=r"got Linear; .* AttentionFunction.* pelocality\.measure.* biased_attention or"):
+    with pytest.raises(
+        TypeError, match=r"got Linear; .* AttentionFunction.* pelocality\.measure.* biased_attention or"
+    ):
         pretrained(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
         pretrained("bert-base-uncased")
