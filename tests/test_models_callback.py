@@ -23,7 +23,8 @@ from transformers.integrations import integration_utils
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, T5Buckets
 from pelocality.metrics import locality, measure
 from pelocality.models import attach, positional_attention
-from pelocality.models.callback import METRICS, LocalityCallback, encoding_parameters, trajectory
+from pelocality.models._samples import CAUSAL
+from pelocality.models.callback import BIDIRECTIONAL, LocalityCallback, encoding_parameters, trajectory
 from tests.test_encodings_cache import Pair
 
 ROWS = [
@@ -68,7 +69,7 @@ def test_each_layer_is_measured_once_before_during_and_after_training(tmp_path):
     trainer.train()
     table = callback.table
     assert table[["step", "layer"]].to_numpy().tolist() == [[s, i] for s in (0, 2, 4, 5) for i in (0, 1)]
-    assert list(table.columns) == ["step", "layer", *METRICS]
+    assert list(table.columns) == ["step", "layer", *BIDIRECTIONAL]
     last = locality(positional_attention(trainer.model, length=12, words=3)).mean(-1)
     assert table[table["step"] == 5]["locality"].tolist() == pytest.approx(last.tolist(), abs=1e-6)
 
@@ -137,8 +138,38 @@ def test_chance_is_uniform_over_the_window_of_the_model(tmp_path, source):
     trainer = Trainer(model, trainer.args, train_dataset=ROWS)
     callback = add_callback(trainer, source=source)
     trainer.train()
-    assert callback.table["locality"].min() > 0.5
+    assert callback.table["past_locality"].min() > 0.5
     assert callback.table["adjusted_locality"].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("source", ["attention", "logits", "encodings"])
+def test_causal_models_have_the_columns_of_their_frame(tmp_path, source):
+    model = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+            intermediate_size=16,
+        )
+    )  # fmt: skip
+    model.position = AttenuatedEncoding(heads=2, decay=0.5, causal=True)
+    trainer = Trainer(model, make_trainer(tmp_path, max_steps=1).args, train_dataset=ROWS)
+    callback = add_callback(trainer, source=source)
+    trainer.train()
+    assert list(callback.table.columns) == ["step", "layer", *CAUSAL]
+    if source == "attention":
+        result = positional_attention(model, length=12, words=3)
+        wanted = result.to_frame("layer")[[f"{name}_of_mean" for name in CAUSAL]].to_numpy()
+        last = callback.table[callback.table["step"] == 1][list(CAUSAL)].to_numpy()
+        assert last == pytest.approx(wanted, abs=1e-6)
+
+
+def test_encodings_of_both_halves_have_the_columns_of_each(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.model.position = nn.ModuleList([AttenuatedEncoding(decay=0.5), AttenuatedEncoding(decay=0.5, causal=True)])
+    callback = add_callback(trainer, source="encodings")
+    trainer.train()
+    rows = callback.table[callback.table["step"] == 0].set_index("layer")
+    assert rows["symmetry"].isna().tolist() == [False, True]
+    assert rows["past_locality"].isna().tolist() == [True, False]
 
 
 def test_encoding_parameters_are_only_those_of_encodings():

@@ -223,6 +223,7 @@ def test_the_model_is_restored():
         ({"input_ids": [5, 97]}, ValueError, r"input_ids must be in 0\.\.96, .* got 97; is this the model's tokenizer"),
         ({"input_ids": tokens(1, 3), "token_type_ids": [[0, 1, 2]]}, ValueError, r"token_type_ids must be in 0\.\.1"),
         ({"input_ids": []}, ValueError, "at least one token"),
+        ({"input_ids": [5, 6, 0]}, ValueError, "padding id 0 but there is no attention_mask"),
         ({"input_ids": [[7, 8], [9]]}, ValueError, "input_ids holds texts of different lengths; pad them"),
         ({"input_ids": "a cat"}, TypeError, "input_ids must be integers, got str; run the tokenizer first"),
         (
@@ -273,7 +274,7 @@ def test_a_padding_id_in_the_text_has_the_position_that_the_model_looks_up(name)
     model, ids = tiny(name), tokens(1, N)
     padding = model.embeddings.padding_idx
     ids[0, 4] = padding
-    before = decompose(model, ids)
+    before = decompose(model, ids, attention_mask=torch.ones_like(ids))
     # a token at the padding id stands at no place, and what follows it one place earlier
     rows = torch.tensor([*range(4), -1, *range(4, N - 1)]) + padding + 1
     with torch.no_grad():

@@ -202,7 +202,9 @@ def test_several_models_side_by_side_are_refused():
 
 
 def test_the_error_for_something_else_than_a_model_says_what_to_pass():
-    with pytest.raises(TypeError, match=r"got Linear; the attention weights .* pelocality\.measure"):
+    with pytest.raises(
+        TypeError, match=r"got Linear; .* AttentionFunction.* pelocality\.measure.* biased_attention or"
+    ):
         pretrained(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
         pretrained("bert-base-uncased")
@@ -210,6 +212,8 @@ def test_the_error_for_something_else_than_a_model_says_what_to_pass():
         pretrained(hf.BertModel)
     with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its \.model"):
         pretrained(SimpleNamespace(model=tiny("bert")))
+    with pytest.raises(TypeError, match="got SimpleNamespace; that is a tokenizer: pass the model first"):
+        pretrained(SimpleNamespace(all_special_ids=[], model=None))
 
 
 def test_the_longest_input_is_that_of_the_table_unless_it_is_disabled():

@@ -68,6 +68,11 @@ def test_what_is_not_attention_or_cannot_be_run_is_refused():
     wrong = AttentionFunction(lambda ids: [torch.ones(len(ids), 1, N, N)], 50)
     with pytest.raises(ValueError, match="do not sum to 1"):
         positional_attention(wrong, length=N, words=[3])
+    states = AttentionFunction(nn.Embedding(50, 8), 50)
+    with pytest.raises(
+        ValueError, match=r"^AttentionFunction cannot be .* a list of attention weights, \(1, heads, 9, 9"
+    ):
+        positional_attention(states, length=N, words=[3])
     padded = {"input_ids": tokens(2, N), "attention_mask": torch.tensor([[1] * N, [1] * 4 + [0] * 5])}
     with pytest.raises(ValueError, match="texts of one length"):
         text_average(AttentionFunction(recorded, 97), [padded], special_tokens=True)

@@ -374,7 +374,7 @@ def test_a_prefix_is_fed_and_cut_out():
     assert "cut_share" in result.to_frame()
     assert result.source.prefix == ("5",)
     assert not result.source.equal_states
-    assert "5 fed before them and cropped" in repr(result)
+    assert ", token 5 fed before them and cropped" in repr(result)
 
 
 def test_the_prefix_is_the_beginning_of_text_by_default():

@@ -194,6 +194,9 @@ def test_errors_of_loading_give_the_reason(tmp_path):
     with pytest.raises(ValueError, match="transformers has no class 'MyModel'; give yours as model_class"):
         load(tmp_path / "attached")
     assert isinstance(load(tmp_path / "attached", model_class=hf.BertModel), hf.BertModel)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"an adapter of peft, not a model; load the base model, attach .*PeftModel"):
+        load(tmp_path)
 
 
 def test_an_encoding_can_be_attached_to_a_wrapped_model(tmp_path):

@@ -7,7 +7,7 @@ from torch import nn
 
 from pelocality.encodings import NoEncoding
 from pelocality.metrics import locality
-from pelocality.models import attach, decompose, eager_attention, positional_logits
+from pelocality.models import attach, decompose, eager_attention, logits, positional_logits
 from pelocality.models.families import architecture
 from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny
 
@@ -137,6 +137,21 @@ def test_local_layers_have_their_window_in_visible():
 def test_metrics_accept_the_result():
     delta = positional_logits(tiny("t5"), length=N)
     torch.testing.assert_close(locality(delta), locality(delta.weights()))
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_the_progress_bar_counts_layers_and_can_be_disabled(name, monkeypatch):
+    seen = []
+    original = logits.tqdm
+
+    def spy(layers, **kwargs):
+        seen.append((len(layers), kwargs["disable"]))
+        return original(layers, **kwargs)
+
+    monkeypatch.setattr(logits, "tqdm", spy)
+    for progress in (True, False):
+        positional_logits(tiny(name), length=N, words=2, progress=progress)
+    assert seen == [(3, False), (3, True)]
 
 
 def test_the_repr_is_one_line():

@@ -263,6 +263,7 @@ def test_invalid_input_is_refused():
     model = model_of("bert")
     for (ids, *mask), kind, message in [
         ((None,), TypeError, "input_ids must be integers, got NoneType"),
+        ((hf.BatchEncoding({"input_ids": tokens(1, 3)}),), TypeError, "got BatchEncoding; pass its 'input_ids'"),
         ((torch.ones(1, 3),), TypeError, "input_ids must be integers, got torch.float32"),
         ((tokens(1, 3)[None],), ValueError, r"\(n,\) or \(batch, n\) .*, got shape \(1, 1, 3\)"),
         ((tokens(1, 3) > 9,), TypeError, "input_ids .* got torch.bool"),
@@ -278,6 +279,7 @@ def test_invalid_input_is_refused():
         ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
         ((tokens(1, 3), torch.tensor([[1, 2, 0]])), ValueError, "1 for tokens and 0 for padding"),
         ((tokens(1, 3)[:, :0],), ValueError, r"got shape \(1, 0\)"),
+        ((torch.tensor([[5, 0], [6, 7]]),), ValueError, "padding id 0 but there is no attention_mask; pass the token"),
         ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "a token in every sequence"),
     ]:
         with pytest.raises(kind, match=message):

@@ -247,6 +247,8 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
         (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
         (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
+        (lambda: plots.trajectory(TABLE.drop(columns="seed")), "several rows for step 0, layer 0; add a column seed"),
+        (lambda: plots.trajectory(pd.concat([TABLE, TABLE])), "step 0, layer 0, seed 0; give every run its own seed"),
         (lambda: plots.distances(np.ones(4)), "result must come from dependency_distances, got ndarray"),
         (lambda: plots.head_types(np.ones(4)), "result must come from compare_head_types, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),

@@ -329,10 +329,11 @@ def distances(
 def trajectory(
     table: pd.DataFrame, metric: str = "locality", *, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw a metric per layer over training; over several seeds, their mean and its 95 % interval.
+    """Draw a metric per layer over training; over several seeds, their mean, and as a band its 95 % interval.
 
     Args:
         table: One row per step and layer, such as ``LocalityCallback.table``; with a column ``seed``, also per seed.
+            The band is Student's t interval over the seeds; a single run has none.
         metric: The column to draw.
         ax: Where to draw; a new figure if None.
         title: Title of the axes.
@@ -342,7 +343,7 @@ def trajectory(
 
     Raises:
         ImportError: Matplotlib is missing.
-        ValueError: A column is missing, or the table is empty.
+        ValueError: A column is missing, the table is empty, or it has several rows for one step, layer and seed.
 
     Examples:
         >>> import pandas as pd
@@ -356,6 +357,12 @@ def trajectory(
     missing = {"step", "layer", metric} - set(table.columns)
     if missing:
         raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
+    rows_by = [name for name in ("step", "layer", "seed") if name in table]
+    repeated = table[table.duplicated(rows_by)]
+    if len(repeated):
+        place = ", ".join(f"{name} {repeated[name].iloc[0]}" for name in rows_by)
+        advice = "give every run its own seed" if "seed" in rows_by else "add a column seed: table.assign(seed=...)"
+        raise ValueError(f"table has several rows for {place}; {advice}")
     new = ax is None
     fig, ax = _figure(ax, (5.2, 3.4), title)
     layers = table.groupby("layer")

@@ -1,5 +1,6 @@
 """Validation of tokenised text."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
         TypeError: It does not hold integers.
         ValueError: Texts of different lengths, another shape than ``ids``, or a mask with other values.
     """
+    if isinstance(given, Mapping):
+        raise TypeError(f"{name} must be integers, got {type(given).__name__}; pass its '{name}'")
     try:
         tensor = torch.as_tensor(given)
     except ValueError as error:
@@ -45,12 +48,20 @@ def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Ten
 
     Raises:
         TypeError: As for `token_tensor`.
-        ValueError: As for `token_tensor`, for ids of another shape, or outside the vocabulary.
+        ValueError: As for `token_tensor`, for ids of another shape, or outside the vocabulary, or that hold the
+            model's padding id where the attention mask is absent.
     """
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:
         raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
     check_ids(base, ids)
+    padding = getattr(base.config, "pad_token_id", None)
+    unmasked = "attention_mask" in others and others["attention_mask"] is None
+    if unmasked and padding is not None and bool((ids == padding).any()):
+        raise ValueError(
+            f"input_ids holds the padding id {padding} but there is no attention_mask; pass the tokenizer's, or ones "
+            "if every id is a token"
+        )
     given = {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
     inputs = {
         name: tensor.reshape(-1, ids.shape[-1]).to(device_of(base))

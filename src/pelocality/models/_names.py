@@ -11,8 +11,9 @@ from pelocality.models.families._wrapper import pretrained
 
 
 def described(base: Any) -> str:
-    """Return the class and type of a model, for errors."""
-    return f"{type(base).__name__} (model type '{base.config.model_type}')"
+    """Return the class and type of a model, for errors; an `AttentionFunction` has no type."""
+    kind = base.config.model_type
+    return f"{type(base).__name__} (model type '{kind}')" if kind else type(base).__name__
 
 
 def model_name(model: nn.Module) -> str:

@@ -221,9 +221,6 @@ def _read_batch(
     others = ("attention_mask", "token_type_ids", "special_tokens_mask")
     given, real = token_batch(base, batch["input_ids"], **{name: batch.get(name) for name in others})
     ids = given["input_ids"]
-    padding = getattr(base.config, "pad_token_id", None)
-    if "attention_mask" not in given and padding is not None and bool((ids == padding).any()):
-        raise ValueError(f"input_ids holds the padding id {padding} but there is no attention_mask; pass it along")
     if not bool(real.any()):
         raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
     order = tokens_first(real)

@@ -1,6 +1,6 @@
 """Locality and symmetry while a model trains: a callback for transformers' Trainer."""
 
-import functools
+import itertools
 import re
 import warnings
 from typing import Any, Literal, get_args
@@ -10,16 +10,18 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
+from pelocality import metrics
 from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
-from pelocality.metrics import adjusted_locality, direction_balance, measure
+from pelocality.models._samples import CAUSAL, PUBLISHED, hides_future
 from pelocality.models._words import check_words
 from pelocality.models.families._wrapper import pretrained
 from pelocality.models.identical_words import positional_attention
 from pelocality.models.logits import positional_logits
 
 Source = Literal["attention", "logits", "encodings"]
-METRICS = ("locality", "symmetry", "relative_asymmetry", "adjusted_locality", "direction_balance")
+BIDIRECTIONAL = (*PUBLISHED, "adjusted_locality", "direction_balance")
+METRICS = tuple(dict.fromkeys((*PUBLISHED, *CAUSAL, *BIDIRECTIONAL)))  # in the order of the table's columns
 # A second reporter of these writes beside the Trainer's; of others it would start a second run, or empty the first.
 _REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
@@ -28,7 +30,10 @@ class LocalityCallback(TrainerCallback):
     """Measure the locality and symmetry of a model every so many steps of its training, layer by layer.
 
         for A of a layer, averaged over words, and the mean over its heads:
-        Loc(A), Sym(A), relative asymmetry, adjusted locality, direction balance
+        bidirectional: Loc(A), Sym(A), relative asymmetry, adjusted locality, direction balance
+        causal: past locality, adjusted locality, mean distance, sink rate, window
+
+    The columns for causal attention are those of a causal model's ``positional_attention(...).to_frame()``.
 
     The rows are written to the Trainer's ``log_history``, under ``pelocality/locality/layer_0`` and so on (the first
     part is ``name``), which its checkpoints hold and a resumed run continues. TensorBoard, Weights & Biases, MLflow and
@@ -137,17 +142,16 @@ class LocalityCallback(TrainerCallback):
         if self._measured(state):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}
-        for layer, matrix, adjusted in self._layers(pretrained(kwargs["model"]), kwargs["processing_class"]):
-            others = {"adjusted_locality": adjusted, "direction_balance": direction_balance(matrix)}
-            values = vars(measure(matrix)) | others
-            for metric in METRICS:
-                logs[f"{self.name}/{metric}/layer_{layer}"] = values[metric].mean().item()
+        for layer, matrix, adjusted, causal in self._layers(pretrained(kwargs["model"]), kwargs["processing_class"]):
+            for metric in CAUSAL if causal else BIDIRECTIONAL:
+                values = adjusted if metric == "adjusted_locality" else getattr(metrics, metric)(matrix)
+                logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
         state.log_history.append(logs | {"step": state.global_step})
         for reporter in self._reporters:
             reporter.on_log(args, state, control, model=kwargs["model"], logs=logs)
 
-    def _layers(self, model: Any, tokenizer: Any) -> list[tuple[int, Tensor, Tensor]]:
-        """Return the number of each measured layer, its matrices (head, n, n) and their adjusted locality (head,)."""
+    def _layers(self, model: Any, tokenizer: Any) -> list[tuple[int, Tensor, Tensor, bool]]:
+        """Return each layer's number, matrices (head, n, n), adjusted locality (head,), and whether it is causal."""
         if self.source == "encodings":
             encodings = [module for module in model.modules() if isinstance(module, Encoding)]
             parts = {part for encoding in encodings for part in encoding.modules() if part is not encoding}
@@ -155,11 +159,16 @@ class LocalityCallback(TrainerCallback):
             if not encodings:
                 raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
             matrices = [encoding.weights(self.length).detach() for encoding in encodings]
-            return [(layer, matrix, adjusted_locality(matrix)) for layer, matrix in enumerate(matrices)]
-        quiet = functools.partial(positional_attention, progress=False)
-        run: Any = quiet if self.source == "attention" else positional_logits
-        result = run(model, tokenizer=tokenizer, length=self.length, words=self.words, seed=self.seed)
-        return list(zip(result.layers, result.attention, adjusted_locality(result), strict=True))
+            return [
+                (layer, matrix, metrics.adjusted_locality(matrix), hides_future(matrix > 0))
+                for layer, matrix in enumerate(matrices)
+            ]
+        options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
+        run: Any = positional_attention if self.source == "attention" else positional_logits
+        result = run(model, tokenizer, **options)
+        causal = result.source.causal if self.source == "attention" else result.causal
+        adjusted = metrics.adjusted_locality(result)
+        return list(zip(result.layers, result.attention, adjusted, itertools.repeat(causal)))
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -> pd.DataFrame:
@@ -170,8 +179,8 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
         name: The callback's name.
 
     Returns:
-        A row per step and layer with ``step``, ``layer``, ``locality``, ``symmetry``, ``relative_asymmetry``,
-        ``adjusted_locality``, ``direction_balance``; empty where nothing was logged under that name.
+        A row per step and layer with ``step``, ``layer`` and the metrics that the callback logged, those of causal or
+        of bidirectional attention; empty where nothing was logged under that name.
 
     Raises:
         TypeError: A name that is not a string.

@@ -85,7 +85,8 @@ def decompose(
         model: A transformers model of a known family, with or without a head.
         input_ids: Token ids, (batch, n) or (n,); a batch may be empty. Where a model counts positions from its
             padding id (RoBERTa, MPNet), padding ids in the text get the positions that the model gives them.
-        attention_mask: 1 for tokens, 0 for padding, same shape; padding must be on the right.
+        attention_mask: 1 for tokens, 0 for padding, same shape; padding must be on the right. None: no padding, and
+            no id is the model's padding id.
         token_type_ids: Segments, same shape, where the model reads them.
         layers: Layers to return, by index; by default all that can be split.
 
@@ -95,8 +96,8 @@ def decompose(
     Raises:
         TypeError: Something that is not a transformers model, or ids that are not integers.
         ValueError: An unknown family, attention that is not a softmax of the logits (an encoding attached, heads
-            mixed), a text longer than its positions, ids outside its vocabulary, padding on the left, quantised
-            queries and keys, or a layer that cannot be split.
+            mixed), a text longer than its positions, ids outside its vocabulary, a padding id without a mask,
+            padding on the left, quantised queries and keys, or a layer that cannot be split.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel

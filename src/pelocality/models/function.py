@@ -57,7 +57,11 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
         """Return the attention to a batch of ids."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("the function reads ids alone, not padding; give batches of texts of one length")
-        maps = self.function(input_ids)
+        maps, (batch, n) = list(self.function(input_ids)), input_ids.shape
+        for layer, shape in enumerate(map(np.shape, maps)):
+            if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
+                wanted = f"a list of attention weights, ({batch}, heads, {n}, {n}) for each layer"
+                raise ValueError(f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}")
         return BaseModelOutput(
             attentions=tuple(each if isinstance(each, Tensor) else torch.from_numpy(np.array(each)) for each in maps)
         )

@@ -46,7 +46,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         TypeError: ``model_class`` is not a model class of transformers.
         FileNotFoundError: There is no such folder or repository, or it cannot be reached.
         ValueError: The weights hold no encoding, or an incomplete one; its type is not known; a file is damaged; the
-            model class does not fit the model, or has no attention module for the encoding.
+            model class does not fit the model, or has no attention module for the encoding; the folder holds an
+            adapter of peft without its model.
 
     Examples:
         >>> import tempfile
@@ -95,6 +96,12 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
 
 def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
     """Return the configuration of the model itself."""
+    folder = Path(path, location.get("subfolder") or "")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ValueError(
+            f"'{path}' holds an adapter of peft, not a model; load the base model, attach the encoding to it, then "
+            f"PeftModel.from_pretrained(model, '{path}')"
+        )
     try:
         return AutoConfig.from_pretrained(path, **location)
     except OSError as error:

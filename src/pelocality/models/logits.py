@@ -1,11 +1,12 @@
 """Position-only logits, in closed form where a family has one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from pelocality.encodings._scores import masked_softmax, toeplitz
 from pelocality.models._run import captured_inputs, check_length, check_logits, device_of, requested_layers, run
@@ -68,6 +69,7 @@ def positional_logits(
     words: int | Sequence[str | int] = 64,
     seed: int = 0,
     layers: Sequence[int] | None = None,
+    progress: bool = True,
 ) -> PositionalLogits:
     r"""Return the position-only correlation delta of each layer and head.
 
@@ -97,6 +99,7 @@ def positional_logits(
         words: How many words to draw, or the words themselves; used for averages only.
         seed: Seed of the draw.
         layers: Layers to return, by index; by default all that have a closed form.
+        progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         `PositionalLogits` of (layer, head, n, n), any real number, in at least float32, on the model's device.
@@ -137,10 +140,11 @@ def positional_logits(
             "the first layer; use layers=[0], or positional_attention for the deeper ones",
         )
         ids, names = choose_words(base, tokenizer, words, seed) if averaged else ((), ())
+        bar = tqdm(chosen, desc="position-only logits", unit="layer", delay=3, disable=not progress)
         if averaged:
-            logits = _constant_content(record, base, chosen, ids, length)
+            logits = _constant_content(record, base, bar, ids, length)
         else:
-            logits = [_exact(record, base, modules[layer], table and layer == 0, length) for layer in chosen]
+            logits = [_exact(record, base, modules[layer], table and layer == 0, length) for layer in bar]
     device = logits[0].device
     stacked = torch.stack([part.to(device) for part in logits])
     visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
@@ -170,14 +174,14 @@ def _exact(record: Architecture, base: Any, module: Any, table: bool, length: in
 
 
 def _constant_content(
-    record: Architecture, base: Any, chosen: tuple[int, ...], ids: tuple[int, ...], length: int
+    record: Architecture, base: Any, layers: Iterable[int], ids: tuple[int, ...], length: int
 ) -> list[Tensor]:
-    """Return the logits of each chosen layer under one repeated word, averaged over words: (head, n, n) each."""
+    """Return the logits of each of the layers under one repeated word, averaged over words: (head, n, n) each."""
     batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _REPEATS)
     with captured_inputs(record, base) as hidden:
         run(base, input_ids=batch)
     logits = []
-    for layer in chosen:
+    for layer in layers:
         module, states = record.attention_layers(base)[layer], hidden[layer]
         spread = (states - states[:, :1]).abs().max() / states.abs().max()
         if spread > (1e-3 if states.dtype in (torch.float32, torch.float64) else 0.1):

@@ -35,7 +35,7 @@ def reflection_gap(
         input_ids: (batch, n), or (n,) for one sequence; a batch may be empty. Special tokens are reversed like all
             others.
         attention_mask: As input_ids, 1 for tokens and 0 for padding, on either side; only the tokens are reversed.
-            None: no padding.
+            None: no padding, and no id is the model's padding id.
 
     Returns:
         (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
@@ -45,7 +45,7 @@ def reflection_gap(
     Raises:
         TypeError: Not a transformers model, or ids that are not integers.
         ValueError: Ids or a mask of another shape, a mask with other values or with holes, ids outside the vocabulary,
-            more ids than the model has positions for, or a sequence of padding only.
+            more ids than the model has positions for, a padding id without a mask, or a sequence of padding only.
 
     Note:
         Hidden states share a large common part, so a gap well below 1 is large. Compare models, and with

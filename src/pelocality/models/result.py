@@ -354,7 +354,7 @@ class PositionalAttention(AveragedAttention):
         words = len(self.source.words)
         fed = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
         if self.source.prefix:
-            fed = f"{' '.join(self.source.prefix)} fed before them and cropped"
+            fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
         return f"mean over {words} word{'s' if words != 1 else ''}, {fed}"
 
 

@@ -40,7 +40,12 @@ def pretrained(model: nn.Module) -> Any:
         if isinstance(given, type):
             got = f"the class {given.__name__}"
         elif isinstance(given, nn.Module):
-            advice = "the attention weights of a module of your own can be given to pelocality.measure"
+            advice = (
+                "a module of your own is measured as AttentionFunction(module, vocabulary_size=...), its attention "
+                "weights by pelocality.measure, and gets an encoding by biased_attention or PositionalSelfAttention"
+            )
+        elif hasattr(given, "all_special_ids"):
+            advice = "that is a tokenizer: pass the model first, then its tokenizer"
         elif hasattr(given, "model"):
             advice = "pass its .model"
         raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {advice}")
