@@ -203,6 +203,6 @@ def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Te
     """Reshape (..., *shape, *rest) to (-1, *shape, *rest), where rest has `trailing` axes."""
     end = values.ndim - trailing
     if values.shape[end - len(shape) : end] != shape:
-        given = (*values.shape[:end], "n", "n")
-        raise ValueError(f"attention of shape {given} does not end with (*shape, n, n), shape={shape}; change shape=")
+        given = ", ".join(map(str, (*values.shape[:end], "n", "n")))
+        raise ValueError(f"attention of shape ({given}) does not end with (*shape, n, n), shape={shape}; change shape=")
     return values.reshape(-1, *shape, *values.shape[end:])
