@@ -32,7 +32,8 @@ class MeanOver(Metric):
         TypeError: A metric that is not a function, such as its name.
 
     Note:
-        Matrices whose value is NaN (such as symmetry of fewer than three tokens) are left out of the mean. The mean of
+        Every matrix counts equally, whether its text is long or short. Those whose value is NaN (such as symmetry of
+        fewer than three tokens) are left out of the mean. The mean of
         symmetries is not the symmetry of the mean matrix, which is usually larger: for that, accumulate a
         `MeanAttention` and measure the matrix that it computes.
 
