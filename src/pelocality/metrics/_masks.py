@@ -44,7 +44,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
         layouts = "mask[:, None] for (batch, layer, head, n, n), mask[None] for (layer, batch, head, n, n)"
         advice = f"give all axes before the heads or none: {layouts}"
         if flags.shape[-2:] == (n, n) and (flags.ndim > 2 or n not in batch_shape):
-            advice = "it marks padding, not the keys each query sees: for those give visible= where the metric takes it"
+            advice = "it is for padding; for keys that a query does not see give visible= where the metric takes it"
         raise ValueError(f"{given}; {advice}")
     position = torch.arange(n)
     start = torch.where(flags, position, n).amin(-1)

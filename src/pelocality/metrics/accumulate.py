@@ -33,9 +33,8 @@ class MeanOver(Metric):
 
     Note:
         Every matrix counts equally, whether its text is long or short. Those whose value is NaN (such as symmetry of
-        fewer than three tokens) are left out of the mean. The mean of
-        symmetries is not the symmetry of the mean matrix, which is usually larger: for that, accumulate a
-        `MeanAttention` and measure the matrix that it computes.
+        fewer than three tokens) are left out of the mean. The mean of symmetries is not the symmetry of the mean
+        matrix, which is usually larger: for that, accumulate a `MeanAttention` and measure the matrix that it computes.
 
     Examples:
         >>> from pelocality.metrics import locality, relative_asymmetry
