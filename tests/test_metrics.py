@@ -4,6 +4,7 @@ import math
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -12,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from pelocality import metrics
-from pelocality.encodings import AttenuatedEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.metrics import _row_pass, crop, locality, measure, relative_asymmetry, symmetry
 from pelocality.metrics.accumulate import MeanOver
 from pelocality.metrics.position_tables import position_weights
@@ -416,6 +417,7 @@ INVALID = {
     "not square": (torch.full((3, 4), 0.25), ValueError, "square"),
     "one axis": (torch.ones(3), ValueError, "square"),
     "no positions": (torch.ones(2, 0, 0), ValueError, "with positions"),
+    "transposed": (torch.randn(4, 4).softmax(-2), ValueError, "its columns do: transpose it, rows are queries"),
     "logits": (torch.randn(4, 4).abs(), ValueError, "softmax"),
     "negative": (torch.tensor([[1.5, -0.5], [0.5, 0.5]]), ValueError, "negative"),
     "NaN": (torch.tensor([[math.nan, 1.0], [0.5, 0.5]]), ValueError, "NaN"),
@@ -423,8 +425,12 @@ INVALID = {
     "opposite infinities": (torch.tensor([[math.inf, -math.inf], [0.5, 0.5]]), ValueError, "NaN or infinity"),
     "integers": (torch.eye(3, dtype=torch.int64), TypeError, "float"),
     "integer array": (np.eye(3, dtype=int), TypeError, "astype"),
-    "strings": ("attention", TypeError, "str"),
-    "nested lists": ([[1.0, 0.0], [0.0, 1.0]], TypeError, "list|float"),
+    "a path": ("attention.npy", TypeError, r"got str; read a file with np\.load"),
+    "a model": (torch.nn.Sequential(), TypeError, r"got Sequential; measure a model with positional_attention\("),
+    "an encoding": (ALiBi(2), TypeError, r"got ALiBi; give its \.weights\(length\)"),
+    "nested lists": ([[1.0, 0.0], [0.0, 1.0]], TypeError, r"got float; convert it with np\.asarray\(attention\)"),
+    "a data frame": (pd.DataFrame(np.eye(2)), TypeError, r"got DataFrame; convert it with np\.asarray\(attention\)"),
+    "none of these": (object(), TypeError, "got object$"),
     "sdpa returns nothing": ((), ValueError, "eager"),
     "sdpa returns None": ((None, None), ValueError, "output_attentions"),
     "dropout": (torch.nn.functional.dropout(torch.eye(4), 0.5), ValueError, r"model\.eval\(\)"),

@@ -53,6 +53,17 @@ def test_a_model_output_is_accumulated_as_its_layers(wrapped, lengths):
         torch.testing.assert_close(metric.compute(), alone.compute())
 
 
+@pytest.mark.parametrize("form", [torch.Tensor.tolist, lambda mask: mask[:, None], lambda mask: mask[:, None, None]])
+def test_a_mask_of_sequences_is_placed_before_the_axes_kept_apart(form):
+    layers = tuple(padded([9, 4, 12], 12)[0].roll(seed, 1) for seed in range(3))  # as many layers as sequences
+    mask = padded([9, 4, 12], 12)[1]
+    for metric in (MeanOver(metrics.locality, shape=(3, 2)), MeanAttention(length=12, shape=(3, 2))):
+        other = copy.deepcopy(metric)
+        metric.update(layers, mask=mask)
+        other.update(torch.stack(layers, 1), mask=form(mask))
+        torch.testing.assert_close(other.compute(), metric.compute())
+
+
 @pytest.mark.parametrize("shape", [(), (2,), (3, 2)])
 @pytest.mark.parametrize("mask", [None, torch.ones(0, 8)])
 def test_a_batch_without_sequences_adds_nothing(shape, mask):
@@ -115,7 +126,7 @@ def test_sums_stay_in_float64_and_can_be_reset():
 
 
 def test_invalid_updates_raise_an_error():
-    with pytest.raises(ValueError, match="does not end with"):
+    with pytest.raises(ValueError, match=r"attention of shape \(2, 3, n, n\) does not end with"):
         MeanOver(metrics.locality, shape=(4,)).update(random_attention(2, 3, 8, 8))
     with pytest.raises(ValueError, match="longer than length=4"):
         MeanAttention(length=4).update(random_attention(8, 8))

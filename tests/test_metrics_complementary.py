@@ -27,6 +27,22 @@ def previous_token(n):
     return torch.eye(n, dtype=torch.float64)[[0, *range(n - 1)]]
 
 
+# for uniform attention over all keys and over the past; a table of docs/concepts.md says the same
+SAME_AT_EVERY_LENGTH = {
+    "adjusted_locality": (True, True), "relative_asymmetry": (True, True), "direction_balance": (True, True),
+    "monotonicity": (True, True), "entropy": (True, True), "toeplitz_share": (True, False),
+    "past_locality": (False, False), "mean_distance": (False, False), "window": (False, False),
+    "half_life": (True, False), "sink_rate": (False, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME_AT_EVERY_LENGTH)
+def test_which_values_of_uniform_attention_are_the_same_at_every_length(name):
+    for causal, same in zip((False, True), SAME_AT_EVERY_LENGTH[name], strict=True):
+        values = [getattr(metrics, name)(uniform(n, causal)) for n in (64, 128, 512)]
+        assert all(torch.allclose(each, values[0], atol=1e-6, rtol=1e-3, equal_nan=True) for each in values) == same
+
+
 def loop(name, A):
     """Compute the equation of the docstring, element by element."""
     n = len(A)

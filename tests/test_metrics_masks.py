@@ -93,6 +93,7 @@ def test_every_form_of_a_mask_gives_the_same_values(name):
             (torch.float64, -1e3),
             (torch.float16, torch.finfo(torch.float16).min), (torch.bfloat16, torch.finfo(torch.bfloat16).min),
         ]),
+        torch.zeros(3, 1, 1, 8).masked_fill(hidden[:, None, None], -torch.inf),  # as transformers hand it to attention
     ]  # fmt: skip
     for form in forms:
         torch.testing.assert_close(
@@ -111,7 +112,8 @@ def test_a_float_mask_that_hides_keys_in_attention_leaves_them_out_of_a_metric(l
 def test_a_mask_of_stacked_layers_needs_a_layer_axis():
     layers = torch.stack([padded([5, 8, 6], 8)[0] for _ in range(3)])  # three layers of three sequences
     mask = padded([5, 8, 6], 8)[1]
-    with pytest.raises(ValueError, match=r"mask\[None\]"):
+    layouts = r"mask\[:, None\] for \(batch, layer, head, n, n\), mask\[None\] for \(layer, batch, head, n, n\)"
+    with pytest.raises(ValueError, match=layouts):
         locality(layers, mask=mask)
     torch.testing.assert_close(locality(layers, mask=mask[None]), locality(tuple(layers), mask=mask))
     torch.testing.assert_close(locality(layers, mask=mask[None, :, None]), locality(tuple(layers), mask=mask))
@@ -132,6 +134,8 @@ def test_gradients_pass_through_a_mask():
         (torch.ones(3, 8), "does not fit"),
         (torch.ones(2, 7), "does not fit"),
         (torch.ones(2, 2, 1, 8), "does not fit"),
+        (torch.ones(8, 8).tril(), r"does not see give visible= where the metric takes it"),
+        (torch.ones(2, 1, 8, 8).tril(), r"does not see give visible= where the metric takes it"),
         (torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]] * 2), "unbroken"),
         (torch.zeros(2, 8), r"0 everywhere, which is ambiguous: .* if it is additive; without padding, leave"),
         (torch.zeros(2, 8, dtype=torch.long), "at least one"),

@@ -47,6 +47,8 @@ def test_arrays_and_half_precision_are_accepted():
         ({"table": torch.ones(3)}, ValueError, "one embedding per position"),
         ({"table": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "floating"),
         ({"table": "wpe"}, TypeError, "str"),
+        ({"table": torch.nn.Embedding(3, 4)}, TypeError, r"got Embedding; give its \.weight$"),
+        ({"table": torch.ones(3, 4), "query": torch.nn.Linear(4, 2), "key": 1.0}, TypeError, r"give its \.weight\.T"),
         ({"table": torch.full((3, 4), math.nan)}, ValueError, "NaN"),
         ({"table": torch.ones(3, 4), "query": torch.ones(4, 2)}, ValueError, "together"),
         ({"table": torch.ones(3, 4), "query": torch.ones(2, 4), "key": torch.ones(2, 4)}, ValueError, r"\.T"),

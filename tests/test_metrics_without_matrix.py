@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pelocality.encodings import ALiBi
 from pelocality.metrics import measure
 from pelocality.metrics.position_tables import position_weights
 from pelocality.metrics.without_matrix import measure_absolute, measure_relative
@@ -99,11 +100,13 @@ def test_the_result_keeps_precision_and_shape():
     [
         (torch.zeros(4), ValueError, "odd"),
         (torch.tensor(0.0), ValueError, "odd"),
+        (torch.zeros(2, 8, 8), ValueError, r"got shape \(2, 8, 8\); an encoding gives them as relative\(n\)"),
         (torch.tensor([0.0, math.nan, 0.0]), ValueError, "NaN"),
         (torch.tensor([0.0, math.inf, 0.0]), ValueError, "inf"),
         (torch.tensor([0.0, -math.inf, -math.inf]), ValueError, "masks every key"),
         (torch.zeros(5, dtype=torch.int64), TypeError, r"got torch.int64; use bias.float"),
-        ([0.0, 0.0, 0.0], TypeError, "list"),
+        ([0.0, 0.0, 0.0], TypeError, r"got list; convert it with np\.asarray\(bias\)"),
+        (ALiBi(2), TypeError, r"got ALiBi; give its \.relative\(length\)"),
         (10.0 * distances(200).abs(), ValueError, "nats"),
     ],
 )

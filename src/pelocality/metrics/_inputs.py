@@ -5,13 +5,14 @@ accepted input (a tensor, an array, the tuple a Hugging Face model returns, a re
 and reshapes the values to the leading axes of the input.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from pelocality._checks import flag
@@ -117,7 +118,7 @@ def validated_weights(flat: Tensor) -> Tensor:
     """Return the matrices (batch, n, n) in at least float32, after checking that their rows are distributions."""
     dtype = torch.promote_types(flat.dtype, torch.float32)
     smallest = flat.detach().amin().item() if flat.numel() else 0.0
-    check_rows(flat.sum(-1, dtype=dtype), smallest, flat.dtype)
+    check_rows(flat.sum(-1, dtype=dtype), smallest, flat)
     return flat.to(dtype)
 
 
@@ -138,11 +139,27 @@ def float_tensor(name: str, given: Any) -> Tensor:
         halves = "output.encoder_attentions or output.decoder_attentions"
         raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
     if not isinstance(given, Tensor | np.ndarray):
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}")
+        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{_way_out(name, given)}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
     if "complex" in str(given.dtype):  # of which a conversion would drop the imaginary part
         convert = f"abs({name}) or {name}.real"
     raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {convert}")
+
+
+def _way_out(name: str, given: Any) -> str:
+    """Return how to get a tensor or an array from what was given, after a semicolon; nothing where that is unknown."""
+    if isinstance(given, str | os.PathLike):
+        return "; read a file with np.load"
+    if callable(getattr(given, "relative", None)):  # an encoding
+        return f"; give its .{'relative' if name == 'bias' else 'weights'}(length)"
+    if isinstance(given, nn.Linear):
+        return "; give its .weight.T"
+    if isinstance(getattr(given, "weight", None), Tensor):
+        return "; give its .weight"
+    if isinstance(given, nn.Module):
+        return "; measure a model with positional_attention(model, tokenizer)"
+    is_array = isinstance(given, list | tuple | float | int) or hasattr(given, "__array__")
+    return f"; convert it with np.asarray({name})" if is_array else ""
 
 
 def transformed(*tensors: Tensor) -> bool:

@@ -20,8 +20,8 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
     Args:
         mask: (*leading, n), True or 1 where a token counts, as in a Hugging Face ``attention_mask``, or additive: 0
             where it counts, -inf or at most -1000 where it does not. The leading axes are the first ones of the
-            attention, size 1 repeats; the last (heads) may be omitted, or all. Padding may be left or right. None:
-            every token counts.
+            attention, size 1 repeats; the last (heads) may be omitted, or all; (batch, 1, 1, n), as for attention,
+            is (batch, 1, n). Padding may be left or right. None: every token counts.
         batch_shape: Leading shape of the attention.
         n: Number of positions.
         without_first: How many of the first tokens that count are left out.
@@ -35,11 +35,17 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
             between its tokens, or without_first is negative or leaves no token.
     """
     flags = torch.ones(n, dtype=torch.bool) if mask is None else token_flags(mask)
+    if flags.ndim == len(batch_shape) + 2 and flags.shape[-3:-1] == (1, 1):
+        flags = flags.squeeze(-2)  # (batch, head, query, key): the same for all queries
     leading = tuple(flags.shape[:-1])
     fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
         given = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
-        raise ValueError(f"{given}; give all axes before the heads or none: mask[None] for (layer, batch, head, n, n)")
+        layouts = "mask[:, None] for (batch, layer, head, n, n), mask[None] for (layer, batch, head, n, n)"
+        advice = f"give all axes before the heads or none: {layouts}"
+        if flags.shape[-2:] == (n, n) and (flags.ndim > 2 or n not in batch_shape):
+            advice = "it is for padding; for keys that a query does not see give visible= where the metric takes it"
+        raise ValueError(f"{given}; {advice}")
     position = torch.arange(n)
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)

@@ -71,7 +71,7 @@ def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
 def validated_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
     """Return `row_statistics`, after checking that the rows are distributions."""
     statistics = row_statistics(flat, pairs=pairs, rtol=rtol)
-    check_rows(statistics.total, statistics.smallest, flat.dtype)
+    check_rows(statistics.total, statistics.smallest, flat)
     return statistics
 
 

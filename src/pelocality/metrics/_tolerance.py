@@ -68,19 +68,22 @@ class Tolerance(NamedTuple):
         return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
 
 
-def check_rows(totals: Tensor, smallest: float, dtype: torch.dtype) -> None:
+def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:
     """Raise ValueError unless every row is a probability distribution.
 
     Args:
         totals: The sum of every row, any shape.
         smallest: The smallest weight of all, or 0 if none is negative.
-        dtype: Precision of the weights, which determines how exactly a row must sum to 1.
+        weights: (..., m, n), whose precision determines how exactly a row must sum to 1.
     """
     if not bool(torch.isfinite(totals).all()):
         raise ValueError("attention contains NaN or infinity; leave rows out whose keys are all masked, with mask=")
     if smallest < 0:
         raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
-    if off > ROW_SUM_TOLERANCE[dtype]:
+    if off > ROW_SUM_TOLERANCE[weights.dtype]:
         advice = "call model.eval(), as dropout changes sums; of logits take .softmax(-1)"
+        columns = weights.detach().sum(-2, dtype=totals.dtype)
+        if bool(((columns - 1).abs() <= ROW_SUM_TOLERANCE[weights.dtype]).all()):
+            advice = "its columns do: transpose it, rows are queries"
         raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")

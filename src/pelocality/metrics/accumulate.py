@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from pelocality._checks import count
 from pelocality.metrics._inputs import Attention, map_matrices, unwrap
-from pelocality.metrics._masks import Mask
+from pelocality.metrics._masks import Mask, token_flags
 from pelocality.metrics.structure import crop
 
 
@@ -32,9 +32,9 @@ class MeanOver(Metric):
         TypeError: A metric that is not a function, such as its name.
 
     Note:
-        Matrices whose value is NaN (such as symmetry of fewer than three tokens) are left out of the mean. The mean of
-        symmetries is not the symmetry of the mean matrix, which is usually larger: for that, accumulate a
-        `MeanAttention` and measure the matrix that it computes.
+        Every matrix counts equally, whether its text is long or short. Those whose value is NaN (such as symmetry of
+        fewer than three tokens) are left out of the mean. The mean of symmetries is not the symmetry of the mean
+        matrix, which is usually larger: for that, accumulate a `MeanAttention` and measure the matrix that it computes.
 
     Examples:
         >>> from pelocality.metrics import locality, relative_asymmetry
@@ -68,14 +68,14 @@ class MeanOver(Metric):
         Args:
             attention: (..., *shape, n, n), or what a model returns: the tuple of one (batch, head, n, n) per layer, or
                 the output that holds it. That counts as (batch, layer, head, n, n).
-            mask: (batch, n), as for `metrics.locality`.
+            mask: (batch, n), or as for `metrics.locality`; batch are the axes before ``shape``.
 
         Raises:
             TypeError: As for the metric, or one that does not return a tensor, such as `metrics.measure`.
             ValueError: As for the metric, or one that returns several numbers per matrix; the axes do not end with
                 ``shape``, or layers without a batch axis.
         """
-        values = self.metric(attention, mask=mask)
+        values = self.metric(attention, mask=_place_mask(mask, attention, self.shape))
         if not isinstance(values, Tensor):
             raise TypeError(f"metric must return a tensor, got {type(values).__name__}; average one metric at a time")
         given = unwrap(attention)
@@ -147,6 +147,7 @@ class MeanAttention(Metric):
             ValueError: As for `MeanOver.update`, a mask that differs between layers or heads that are kept apart, or a
                 sequence longer than ``length``.
         """
+        mask = _place_mask(mask, attention, self.shape)
         matrices = map_matrices(attention, crop, mask=mask, layout="matrix")
         matrices = _flatten_to(self.shape, _batch_first(attention, matrices, trailing=2).detach(), trailing=2)
         tokens = ~matrices.diagonal(dim1=-2, dim2=-1).isnan()
@@ -178,6 +179,17 @@ def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(count("shape", size) for size in (shape if isinstance(shape, Sequence) else [shape]))
 
 
+def _place_mask(mask: Mask | None, attention: Attention, shape: tuple[int, ...]) -> Mask | None:
+    """Return a mask of the axes before several of ``shape`` with size 1 for those; any other as it is."""
+    batch_axes = getattr(unwrap(attention), "ndim", 0) - len(shape) - 2  # none in a tuple of layers
+    if mask is None or len(shape) < 2 or batch_axes < 1:  # one axis of shape, such as heads, may be omitted
+        return mask
+    flags = token_flags(mask)
+    if flags.ndim != batch_axes + 1:
+        return mask
+    return flags.reshape(*flags.shape[:-1], *[1] * len(shape), flags.shape[-1])
+
+
 def _batch_first(attention: Attention, values: Tensor, trailing: int = 0) -> Tensor:
     """Return the values of a tuple of layers, (layer, batch, ..., *rest), as (batch, layer, ..., *rest)."""
     if not isinstance(unwrap(attention), list | tuple):
@@ -191,6 +203,6 @@ def _flatten_to(shape: tuple[int, ...], values: Tensor, trailing: int = 0) -> Te
     """Reshape (..., *shape, *rest) to (-1, *shape, *rest), where rest has `trailing` axes."""
     end = values.ndim - trailing
     if values.shape[end - len(shape) : end] != shape:
-        given = (*values.shape[:end], "n", "n")
-        raise ValueError(f"attention of shape {given} does not end with (*shape, n, n), shape={shape}; change shape=")
+        given = ", ".join(map(str, (*values.shape[:end], "n", "n")))
+        raise ValueError(f"attention of shape ({given}) does not end with (*shape, n, n), shape={shape}; change shape=")
     return values.reshape(-1, *shape, *values.shape[end:])

@@ -40,8 +40,8 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
             or a result with an ``.attention``.
         mask: (*first axes, n), True or 1 where a token counts, as a tokenizer's ``attention_mask``, or additive (0
             counts, -inf or at most -1000 does not); other tokens are left out and the rows renormalised. For
-            (batch, head, n, n), or a tuple of them, give (batch, n); for a stacked (layer, batch, head, n, n) give
-            (1, batch, n).
+            (batch, head, n, n), or a tuple of them, give (batch, n) or (batch, 1, 1, n); for (batch, layer, head, n, n)
+            give (batch, 1, n), for (layer, batch, head, n, n) give (1, batch, n).
         without_first: Leave out this many first tokens of each sequence, as queries and as keys, and renormalise the
             rest: 1 for the attention among all tokens but an attention sink at the first one.
         rows: One value per query instead of their mean.

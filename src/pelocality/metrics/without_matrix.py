@@ -40,7 +40,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
             a bias that grows with distance beyond the range of float64.
 
     Note:
-        The published symmetry of a causal bias is meaningless; its relative asymmetry is 1.
+        The published symmetry of a causal bias is meaningless; its relative asymmetry is 1. An n x n matrix of biases,
+        as an encoding returns it when called, cannot be recognised at odd n: its rows are read as n heads.
 
     Examples:
         >>> import torch
@@ -51,7 +52,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     """
     given = float_tensor("bias", bias)
     if given.ndim == 0 or given.shape[-1] % 2 == 0:
-        raise ValueError(f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(given.shape)}")
+        wanted = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(given.shape)}"
+        raise ValueError(f"{wanted}; an encoding gives them as relative(n), not as its n x n matrix")
     if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(given.dtype, rtol)
