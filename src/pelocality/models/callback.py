@@ -143,8 +143,9 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal in self._layers(pretrained(kwargs["model"]), kwargs["processing_class"]):
+            known = {"adjusted_locality": adjusted} | ({} if causal else vars(metrics.measure(matrix)))
             for metric in CAUSAL if causal else BIDIRECTIONAL:
-                values = adjusted if metric == "adjusted_locality" else getattr(metrics, metric)(matrix)
+                values = known[metric] if metric in known else getattr(metrics, metric)(matrix)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
         state.log_history.append(logs | {"step": state.global_step})
         for reporter in self._reporters:
