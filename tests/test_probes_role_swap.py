@@ -453,6 +453,16 @@ def test_missing_layers_are_counted():
         assert probe_info(semantic_role_swap([bare], source=source)).dropped == {reason: 1}
 
 
+def test_the_reason_of_a_missing_layer_names_the_source_that_the_items_have():
+    tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
+    with_dependencies = Sentence(("A", "dog", "bit", "a", "nun"), uid="d", language="en", dependencies=tree)
+    with_phrases = sentence("(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (DT a) (NN nun))))")
+    for item, layer in ((with_dependencies, "dependencies"), (with_phrases, "constituents")):
+        reason = f"no frames, but {layer}; pass source='{layer}'"
+        assert probe_info(semantic_role_swap([item])).dropped == {reason: 1}
+        assert len(semantic_role_swap([item], source=layer)) == 1
+
+
 NUMBERS = [
     ("the dogs", "DT NNS", "plural"), ("a group of dogs", "DT NN IN NNS", None),
     ("a couple of dogs", "DT NN IN NNS", None),
