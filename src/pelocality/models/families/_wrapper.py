@@ -41,6 +41,8 @@ def pretrained(model: nn.Module) -> Any:
             got = f"the class {given.__name__}"
         elif isinstance(given, nn.Module):
             advice = "the attention weights of a module of your own can be given to pelocality.measure"
+        elif hasattr(given, "all_special_ids"):
+            advice = "pass the model first, then the tokenizer"
         elif hasattr(given, "model"):
             advice = "pass its .model"
         raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {advice}")
