@@ -422,7 +422,7 @@ def test_every_predicate_may_have_its_row():
         ({"roles": "ARG0"}, "two different roles"),
         ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, "knows ARG0 and ARG1 only"),
         ({"source": "magic"}, "source must be 'frames'"),
-        ({"label_policy": "opposite"}, "label_policy must be 'contradiction'"),
+        ({"label_policy": "opposite"}, "'not entailment' or a function from the old label to the new, got 'opposite'"),
         ({"agreement": "maybe"}, "agreement must be"),
         ({"side": "both"}, "side must be"),
     ],
