@@ -176,6 +176,31 @@ def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
     assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
 
 
+def test_a_model_without_a_classification_head_is_refused_with_the_class_that_has_one():
+    base = tiny("bert")
+    for model, labels in ((base, None), (base, THREE), (hf.BertForMaskedLM(base.config), THREE)):
+        message = f"{type(model).__name__} has none; load it with AutoModelForSequenceClassification"
+        with pytest.raises(ValueError, match=message):
+            evaluate(model, wordpiece(), shuffled(), labels=labels)
+
+    class Silent(hf.BertModel):
+        pass
+
+    model = Silent(classifier().config)
+    with pytest.raises(ValueError, match=r"as AutoModelForSequenceClassification does, Silent returned None"):
+        evaluate(model, wordpiece(), shuffled())
+
+
+@pytest.mark.parametrize(("model", "message"), [
+    (wordpiece(), "; pass the model first, then the tokenizer"),
+    ("bert", r"got str; load it with AutoModelForSequenceClassification\.from_pretrained"),
+    (hf.BertForSequenceClassification, "got the class BertForSequenceClassification; load it with AutoModelForSeq"),
+])  # fmt: skip
+def test_what_is_not_a_model_is_refused_before_it_is_called(model, message):
+    with pytest.raises(TypeError, match=message):
+        evaluate(model, classifier(), shuffled())
+
+
 def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog):
     with caplog.at_level("WARNING"):
         evaluate(classifier(), wordpiece(), shuffled(), labels=THREE[::-1])

@@ -258,6 +258,34 @@ def test_words_of_a_causal_model_attend_to_earlier_words_only_and_the_first_to_n
     assert (found.attended < found.words["word"].to_numpy()[:, None, None]).all()
 
 
+def test_arcs_to_later_words_are_not_scored_for_a_causal_model():
+    tokenizer, model = prefixed_byte_level(), tiny("gpt2")
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    # "det" always has its head to the right, "x" to the left
+    sentences = [sentence([word, "cats", "river"], [2, 0, 2], ["det", "root", "x"]) for word in WORDS * 9]
+    found = dependency_accuracy(model, tokenizer, sentences)
+    assert found.causal
+    assert np.isnan(found.accuracy("det")).all()
+    best = found.best(1).set_index(["relation", "direction"])
+    assert sorted(best.index) == [("all", TO_HEAD), ("all", TO_DEPENDENT), ("det", TO_DEPENDENT), ("x", TO_HEAD)]
+    assert (best["offset"] == -1).all()
+    assert best.loc[("all", TO_HEAD), "n"] == (found.words["half"] == 1).sum() / 3
+    note = "arcs to later words are not scored (54 of 108 from dependent to head, 54 from head to dependent)"
+    assert note in repr(found)
+    assert "nan" not in repr(found).lower()
+    assert set(compare_head_types(found, np.arange(6).reshape(3, 2), minimum=1).table["relation"]) == {"det", "x"}
+    both = dependency_accuracy(tiny("bert"), wordpiece(), sentences)
+    assert not both.causal
+    assert ("det", TO_HEAD) in both.best(1).set_index(["relation", "direction"]).index
+    assert "causal" not in repr(both)
+
+
+def test_a_causal_encoding_that_is_attached_hides_later_words():
+    model = tiny("bert")
+    with attach(model, AttenuatedEncoding(causal=True)):
+        assert dependency_accuracy(model, wordpiece(), random_sentences(6)).causal
+
+
 def test_layers_of_hybrids_keep_the_models_own_numbers():
     model = jamba()  # with attention in layers 1 and 3
     found = dependency_accuracy(model, wordpiece(), random_sentences(30, longest=6))
@@ -269,7 +297,7 @@ def test_layers_of_hybrids_keep_the_models_own_numbers():
     best = found.best(1).set_index(["relation", "direction"]).loc[("x", TO_HEAD)]
     assert best["layer"] in (1, 3)
     assert accuracy.max() >= accuracy[found.layers.index(int(best["layer"])), int(best["head"])]
-    assert {row.split()[-3] for row in repr(found).splitlines()[2:]} <= {"1", "3"}
+    assert {row.split()[-3] for row in repr(found).splitlines()[2:-1]} <= {"1", "3"}  # a note stands last
     share = np.arange(4.0).reshape(2, 2)
     types = compare_head_types(found, share, heads=2, minimum=1).table
     assert set(types["positional_layer"]) == {3}

@@ -159,7 +159,7 @@ def test_the_score_is_determined_by_the_head_or_given():
     both_ways = hf.BertLMHeadModel(masked_model().config).double()
     chosen = evaluate_minimal_pairs(both_ways, tokenizer, pairs, score=pseudo_log_likelihood)
     assert chosen.score == "pseudo_log_likelihood"
-    with pytest.raises(ValueError, match="fits no score; pass score="):
+    with pytest.raises(ValueError, match="fits no score; load it with AutoModelForMaskedLM or AutoModelForC"):
         evaluate_minimal_pairs(classifier(), tokenizer, pairs)
 
 
@@ -223,10 +223,13 @@ def test_invalid_arguments_of_the_scores_are_refused():
         pseudo_log_likelihood(model, byte_level(), ["a"])
     with pytest.raises(ValueError, match="no beginning-of-sentence token"):
         log_likelihood(model, tokenizer, ["a"])
-    with pytest.raises(ValueError, match="more tokens than the 24 the model can read"):
-        pseudo_log_likelihood(model, tokenizer, ["cats " * 30])
-    with pytest.raises(ValueError, match=r"model must predict the tokenizer's .* tokens"):
+    with pytest.raises(ValueError, match=r"sentences\[1\], 'cats .*', has 62 tokens, the model can read 24; remove or"):
+        pseudo_log_likelihood(model, tokenizer, ["a", "cats " * 30])
+    message = r"the tokenizer's .* tokens, as AutoModelForMaskedLM or AutoModelForCausalLM does, got BertForSequence"
+    with pytest.raises(ValueError, match=message):
         pseudo_log_likelihood(classifier(), tokenizer, ["a"])
+    with pytest.raises(TypeError, match="pass the model first, then the tokenizer"):
+        pseudo_log_likelihood(tokenizer, model, ["a"])
     with pytest.raises(ValueError, match="within_word must be"):
         pseudo_log_likelihood(model, tokenizer, ["a"], within_word="all")
     with pytest.raises(ValueError, match="reduction must be"):
@@ -267,8 +270,10 @@ def test_invalid_arguments_of_minimal_pairs_are_refused():
     pairs = pairs_of(["a"], ["b"])
     with pytest.raises(TypeError, match=r"pairs must be a datasets\.Dataset"):
         evaluate_minimal_pairs(len, None, [("a", "b")])
-    with pytest.raises(ValueError, match="pairs must have sentence_good and sentence_bad"):
+    with pytest.raises(ValueError, match=r"sentence_good and sentence_bad, got a probe; call minimal_pairs\(probe\)"):
         evaluate_minimal_pairs(len, None, shuffled())
+    with pytest.raises(ValueError, match=r"sentence_good and sentence_bad, got \['text'\]"):
+        evaluate_minimal_pairs(len, None, datasets.Dataset.from_dict({"text": ["a"]}))
     with pytest.raises(ValueError, match="pairs is empty"):
         evaluate_minimal_pairs(len, None, pairs.select([]))
     with pytest.raises(ValueError, match="the score must be a number, got NaN"):
@@ -283,13 +288,17 @@ def test_invalid_arguments_of_minimal_pairs_are_refused():
         evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a", ""], ["cat", "dog"]))
     with pytest.raises(TypeError, match="a callable without score="):
         evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
+    with pytest.raises(TypeError, match="pass the model first, then the tokenizer"):
+        evaluate_minimal_pairs(masking(), masked_model(), pairs)
+    with pytest.raises(TypeError, match="got str; load it with AutoModelForMaskedLM or AutoModelForCausalLM"):
+        evaluate_minimal_pairs("bert", masking(), pairs)
 
 
 def test_a_model_whose_positions_are_replaced_scores_texts_of_any_length():
     tokenizer = masking()
     tokenizer.bos_token = "[CLS]"
     for model, score in ((masked_model(), pseudo_log_likelihood), (causal_model(tokenizer), log_likelihood)):
-        with pytest.raises(ValueError, match="more tokens than the 24 the model can read"):
+        with pytest.raises(ValueError, match="tokens, the model can read 24; remove or shorten it"):
             score(model, tokenizer, ["a cat " * 20])
         with attach(model, AttenuatedEncoding(heads=2)):
             assert (score(model, tokenizer, ["a cat " * 20]) < 0).all()

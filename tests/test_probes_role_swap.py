@@ -422,7 +422,7 @@ def test_every_predicate_may_have_its_row():
         ({"roles": "ARG0"}, "two different roles"),
         ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, "knows ARG0 and ARG1 only"),
         ({"source": "magic"}, "source must be 'frames'"),
-        ({"label_policy": "opposite"}, "label_policy must be 'contradiction'"),
+        ({"label_policy": "opposite"}, "'not entailment' or a function from the old label to the new, got 'opposite'"),
         ({"agreement": "maybe"}, "agreement must be"),
         ({"side": "both"}, "side must be"),
     ],
@@ -451,6 +451,16 @@ def test_missing_layers_are_counted():
     bare = Sentence(("A", "nun"), uid="b", language="en")
     for source, reason in (("frames", "no frames"), ("dependencies", "no dependencies")):
         assert probe_info(semantic_role_swap([bare], source=source)).dropped == {reason: 1}
+
+
+def test_the_reason_of_a_missing_layer_names_the_source_that_the_items_have():
+    tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
+    with_dependencies = Sentence(("A", "dog", "bit", "a", "nun"), uid="d", language="en", dependencies=tree)
+    with_phrases = sentence("(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (DT a) (NN nun))))")
+    for item, layer in ((with_dependencies, "dependencies"), (with_phrases, "constituents")):
+        reason = f"no frames, but {layer}; pass source='{layer}'"
+        assert probe_info(semantic_role_swap([item])).dropped == {reason: 1}
+        assert len(semantic_role_swap([item], source=layer)) == 1
 
 
 NUMBERS = [

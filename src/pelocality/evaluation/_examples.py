@@ -25,6 +25,16 @@ def scalar_columns(
     return pd.DataFrame(dataset.select_columns(names).with_format(None)[:], index=range(len(dataset)))
 
 
+def check_callable(model: Any, loader: str) -> None:
+    """Raise a TypeError unless something in place of a model can be called on texts, and is not its tokenizer."""
+    swapped, is_class = hasattr(model, "all_special_ids"), isinstance(model, type) and issubclass(model, nn.Module)
+    if not callable(model) or swapped or is_class:
+        given = f"the class {model.__name__}" if is_class else type(model).__name__
+        load = f"load it with {loader}.from_pretrained(...)"
+        advice = "pass the model first, then the tokenizer" if swapped else load
+        raise TypeError(f"model must be a transformers model or a callable, got {given}; {advice}")
+
+
 def name_of(model: Any) -> str:
     """Return the name of a model and of what is attached to it, or of the function in its place."""
     if isinstance(model, nn.Module):

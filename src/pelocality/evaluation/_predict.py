@@ -9,6 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from pelocality._checks import check_tokenizer, count
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
@@ -19,6 +25,7 @@ from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, positions_disabled, pretrained
 
+_WITHOUT_CLASSES = (MODEL_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
 Prediction = tuple[str, float]  # the class, and its probability where known
 
@@ -34,6 +41,7 @@ class Classifier:
         batch_size: int,
         max_length: int | None,
     ) -> None:
+        _check_head(model)
         self.classes = _labels.class_names(pretrained(model).config, labels)
         check_tokenizer(tokenizer)
         if batch_size > 1 and pretrained(model).config.get_text_config().pad_token_id is None:
@@ -89,10 +97,22 @@ class Classifier:
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
         if logits is None or logits.shape != (size, len(self.classes)):
             got = None if logits is None else tuple(logits.shape)
-            raise ValueError(f"model must return logits {(size, len(self.classes))}, as a classifier, got {got}")
+            wanted = f"{(size, len(self.classes))}, as AutoModelForSequenceClassification does"
+            raise ValueError(f"model must return logits {wanted}, {type(inner).__name__} returned {got}")
         if logits.isnan().any():
             raise ValueError(f"{type(self.model).__name__} returned NaN logits; check its weights and precision")
         return logits.cpu()
+
+
+def _check_head(model: Any) -> None:
+    """Refuse the classes of transformers that have no head, or one that predicts tokens.
+
+    A wrapper, or a class that extends one of these, may have a head of its own; the shape of its logits shows it.
+    """
+    name = type(model).__name__
+    if isinstance(model, PreTrainedModel) and any(name in names.values() for names in _WITHOUT_CLASSES):
+        advice = "load it with AutoModelForSequenceClassification"
+        raise ValueError(f"model must have a classification head, {name} has none; {advice}")
 
 
 class CallableClassifier:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import normalised_label
-from pelocality.evaluation._examples import name_of, scalar_columns
+from pelocality.evaluation._examples import check_callable, name_of, scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
@@ -80,8 +80,8 @@ def evaluate(
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
-        ValueError: Labels that cannot be matched, fewer than two classes, scores that are NaN, an empty probe, or one
-            without the columns.
+        ValueError: A transformers model without a classification head, labels that cannot be matched, fewer than two
+            classes, scores that are NaN, an empty probe, or one without the columns.
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -107,10 +107,9 @@ def evaluate(
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
         classifier = Classifier(without_ddp(model), tokenizer, labels, batch_size, max_length)
-    elif callable(model):
-        classifier = CallableClassifier(model, labels, probe_labels)
     else:
-        raise TypeError(f"model must be a transformers model or a callable, got {type(model).__name__}")
+        check_callable(model, "AutoModelForSequenceClassification")
+        classifier = CallableClassifier(model, labels, probe_labels)
     if classifier.classes is not None:
         check_match(classifier.classes, probe_labels)
     for prefix, predictions in zip(_VERSIONS, _predictions(classifier, probe, texts, progress), strict=True):

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from reprlib import repr as brief
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,7 @@ Reduction = Literal["sum", "mean"]
 
 
 Row = tuple[int, list[int], list[int]]  # number of the sentence, ids, and the id to predict at each place or _NONE
+LOADERS = "AutoModelForMaskedLM or AutoModelForCausalLM"
 _NONE = -100
 _ROUNDING = 1e-5  # a difference of logits, relative to the largest of them, that is rounding
 
@@ -171,8 +173,10 @@ def _log_likelihood(
     stream, checked = passes([texts[i] for i in order]), False
     with bar, inference(model):
         while batch := list(islice(stream, batch_size)):
-            if longest and max(len(ids) for _, ids, _ in batch) > longest:
-                raise ValueError(f"a text has more tokens than the {longest} the model can read; remove long texts")
+            number, ids, _ = max(batch, key=lambda row: len(row[1]))
+            if longest and len(ids) > longest:
+                where = f"sentences[{order[number]}], {brief(texts[order[number]])},"
+                raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
             several = [ids for _, ids, _ in batch if len(set(ids)) > 1]
             if several and not checked:
                 *before, last = several[0]
@@ -201,7 +205,8 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
     logits: Tensor | None = getattr(model(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
-        raise ValueError(f"model must predict the tokenizer's {len(tokenizer)} tokens, as AutoModelForMaskedLM does")
+        wanted = f"the tokenizer's {len(tokenizer)} tokens, as {LOADERS} does"
+        raise ValueError(f"model must predict {wanted}, got {type(inner).__name__}")
     return logits
 
 

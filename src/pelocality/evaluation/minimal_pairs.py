@@ -13,8 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pelocality._checks import count
 from pelocality._display import DisplayMixin
-from pelocality.evaluation._examples import array_of, by_columns, name_of, scalar_columns
-from pelocality.evaluation.likelihood import has_masked_head, log_likelihood, pseudo_log_likelihood
+from pelocality.evaluation._examples import array_of, by_columns, check_callable, name_of, scalar_columns
+from pelocality.evaluation.likelihood import LOADERS, has_masked_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, check_confidence, proportion
 
@@ -116,7 +116,9 @@ def evaluate_minimal_pairs(
     if not isinstance(pairs, datasets.Dataset):
         raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs builds, got {type(pairs).__name__}")
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
-        raise ValueError(f"pairs must have sentence_good and sentence_bad, got {pairs.column_names}")
+        probe = "builder" in pairs.column_names
+        given = "a probe; call minimal_pairs(probe) first" if probe else pairs.column_names
+        raise ValueError(f"pairs must have sentence_good and sentence_bad, got {given}")
     if not len(pairs):
         raise ValueError("pairs is empty; probe_info(pairs).dropped has the reasons if minimal_pairs built it")
     frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
@@ -144,10 +146,11 @@ def _scores(
         settings: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
         settings = settings | getattr(function, "keywords", {}) if inner in _SCORES else {}
         name, found = name_of(inner), function(model, tokenizer, texts, **settings)
-    elif callable(model) and score is None:
-        name, found = name_of(model), model(texts)
     else:
-        raise TypeError(f"model must be a transformers model, or a callable without score=, got {type(model).__name__}")
+        check_callable(model, LOADERS)
+        if score is not None:
+            raise TypeError("score is for transformers models; pass a callable without score=")
+        name, found = name_of(model), model(texts)
     values = array_of(found)
     if values.shape != (len(texts),) or values.dtype.kind not in "biuf":
         wrong = f"shape {values.shape}, {values.dtype}"
@@ -164,5 +167,6 @@ def _score_of_head(model: nn.Module) -> Score:
     classes = {base.__name__ for base in type(inner).__mro__}
     causal = bool(classes & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
     if masked == causal:
-        raise ValueError(f"{type(inner).__name__} fits no score; pass score=pseudo_log_likelihood or log_likelihood")
+        advice = f"load it with {LOADERS}, or pass score=pseudo_log_likelihood or log_likelihood"
+        raise ValueError(f"{type(inner).__name__} fits no score; {advice}")
     return pseudo_log_likelihood if masked else log_likelihood

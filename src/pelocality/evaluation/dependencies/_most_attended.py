@@ -19,7 +19,7 @@ from pelocality.models.families import longest_input
 
 def most_attended(
     model: nn.Module, tokenizer: Any, sentences: Sequence[Sequence[str]], batch_size: int, progress: bool
-) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...]]:
+) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...], bool]:
     """Return the most attended word of each word, by sentence, without keeping attention maps.
 
     Args:
@@ -32,7 +32,7 @@ def most_attended(
     Returns:
         For each sentence (words, layer, head): the index of the word, -1 where there is none (a word without
         tokens, or no attention on any other word); None for sentences longer than the model. Then the layers of the
-        model that the layer axis stands for.
+        model that the layer axis stands for, and whether a token saw a later one in any of them.
 
     Raises:
         TypeError: A model that is not from transformers.
@@ -43,6 +43,7 @@ def most_attended(
     limit = longest_input(base)
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
     layers: tuple[int, ...] = ()
+    looks_ahead = False
     by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
     bar = tqdm(total=len(sentences), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
     with bar, observable(model, base):
@@ -58,10 +59,11 @@ def most_attended(
             membership = _membership([encoded.word_ids(k) for k in fits], inputs["input_ids"].shape[1], max(words))
             observed = observe(base, **inputs)
             layers = observed.layers
+            looks_ahead = looks_ahead or any(bool(visible.triu(1).any()) for visible in observed.visible)
             words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
             for row, k in enumerate(fits):
                 found[chosen[k]] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
-    return found, layers
+    return found, layers, looks_ahead
 
 
 def word_attention(weights: Tensor, membership: Tensor) -> Tensor:

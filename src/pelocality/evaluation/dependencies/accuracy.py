@@ -48,6 +48,10 @@ def dependency_accuracy(
     on the other. Only the index of the most attended word is kept, two bytes for each word, layer and head, not the
     attention maps.
 
+    A word of a causal model sees no later word. An arc is then scored in one direction only, from the later of its two
+    words to the earlier, by heads and offsets alike: a relation whose heads all come later (``det`` in English) has no
+    items from dependent to head.
+
     Where ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
 
     Args:
@@ -90,9 +94,10 @@ def dependency_accuracy(
     chosen, dropped = _with_dependencies(sentences)
     mine = part_of_process([s.words for s in chosen])
     with failing_together():
-        found, layers_here = most_attended(without_ddp(model), tokenizer, mine, batch_size, progress)
+        found, layers_here, looks_ahead = most_attended(without_ddp(model), tokenizer, mine, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
+    causal = not any(gathered([looks_ahead]))
     dropped += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
     rows, kept = [], []
     for number, (sentence, words) in enumerate(zip(chosen, attended, strict=True)):
@@ -114,6 +119,7 @@ def dependency_accuracy(
         confidence=confidence,
         resamples=resamples,
         seed=seed,
+        causal=causal,
     )
 
 

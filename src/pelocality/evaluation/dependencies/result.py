@@ -83,6 +83,7 @@ class DependencyAccuracy(DisplayMixin):
         confidence: Coverage of the intervals.
         resamples: Bootstrap resamples behind the intervals of differences.
         seed: Seed of the split and the bootstrap.
+        causal: Whether no word sees a later one; arcs are then scored only from the later word to the earlier.
     """
 
     words: pd.DataFrame
@@ -94,6 +95,7 @@ class DependencyAccuracy(DisplayMixin):
     confidence: float
     resamples: int
     seed: int
+    causal: bool = False
 
     @functools.cached_property
     def relations(self) -> tuple[str, ...]:
@@ -109,12 +111,13 @@ class DependencyAccuracy(DisplayMixin):
             direction: ``"dependent to head"`` or ``"head to dependent"``.
 
         Returns:
-            (layer, head), in [0, 1].
+            (layer, head), in [0, 1]; NaN where a causal model sees the answer to no item.
 
         Raises:
             ValueError: A relation that does not occur, or an unknown direction.
         """
-        accuracy: NDArray[np.float64] = self._items(relation, direction).hits.mean(0)
+        hits = self._items(relation, direction).hits
+        accuracy: NDArray[np.float64] = hits.mean(0) if len(hits) else np.full(hits.shape[1], np.nan)
         return accuracy.reshape(self.attended.shape[1:])
 
     def _items(self, relation: str, direction: Direction) -> Items:
@@ -122,7 +125,10 @@ class DependencyAccuracy(DisplayMixin):
         check_choice("direction", direction, DIRECTIONS)
         check_choice("relation", relation, (*self.relations, ALL))
         head = self.words["head"].to_numpy()
-        arcs = np.flatnonzero((head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL)))
+        chosen = (head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL))
+        if self.causal:
+            chosen &= ~self._answer_is_later(direction)
+        arcs = np.flatnonzero(chosen)
         dependent = self.words["word"].to_numpy()[arcs]
         # rows of a sentence are consecutive, so that row and word differ by the same between head and dependent
         row_of_head = arcs + head[arcs] - dependent
@@ -141,6 +147,11 @@ class DependencyAccuracy(DisplayMixin):
             self.words["half"].to_numpy()[rows],
             self.words["sentence"].to_numpy()[rows],
         )
+
+    def _answer_is_later(self, direction: Direction) -> NDArray[np.bool_]:
+        """Return for each word, as a dependent, whether the answer to its arc comes after the word that is asked."""
+        head, word = self.words["head"].to_numpy(), self.words["word"].to_numpy()
+        return (head >= 0) & (head > word if direction == "dependent to head" else head < word)
 
     def best(self, minimum: int = 20) -> pd.DataFrame:
         """Return the best head of each relation and direction, compared with the best fixed offset.
@@ -239,10 +250,19 @@ class DependencyAccuracy(DisplayMixin):
         size = f"{layers} layers x {heads} heads, {self.sentences} sentences{dropped}"
         return f"{self.model}: {size}; the most accurate heads:"
 
+    def _notes(self) -> tuple[str, ...]:
+        if not self.causal:
+            return ()
+        arcs, later = (self.words["head"] >= 0).sum(), self._answer_is_later("dependent to head").sum()
+        where = f"{later} of {arcs} from dependent to head, {arcs - later} from head to dependent"
+        return (f"causal: no word sees a later one, and arcs to later words are not scored ({where})",)
+
     def _table(self) -> pd.DataFrame:
         rows = []
         for relation, direction in itertools.product((ALL, *self.relations[:9]), DIRECTIONS):
             accuracy = self.accuracy(relation, direction)
+            if np.isnan(accuracy).all():
+                continue
             layer, head = self._place_of(int(accuracy.argmax()))
             row = {"relation": relation, "direction": direction, "layer": layer, "head": head}
             rows.append(row | {"accuracy": accuracy.max()})

@@ -33,6 +33,7 @@ from pelocality.probes.role_swap.trust import reason_to_distrust
 
 LabelPolicy = str | Callable[[str], str | None]
 _LABELS = ("contradiction", "neutral", "not entailment")
+_POLICIES = f"{', '.join(map(repr, _LABELS))} or a function from the old label to the new"
 LANGUAGES = ("en",)  # roles told by word order, and swaps read one by one: docs/probes.md has the error rates
 _FEATURES = datasets.Features(
     {**features_of(sentences=False), "negated": datasets.Value("bool"), "mood": datasets.Value("string")}
@@ -179,8 +180,8 @@ class RoleSwap:
             raise ValueError(
                 f"the rule over {self.source} knows ARG0 and ARG1 only, got {self.roles!r}; use source='frames'"
             )
-        if self.label_policy is not None and not callable(self.label_policy):
-            check_choice("label_policy", self.label_policy, _LABELS)
+        if not callable(self.label_policy) and self.label_policy not in (None, *_LABELS):
+            raise ValueError(f"label_policy must be {_POLICIES}, got {self.label_policy!r}")
 
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder, functions by their names."""
@@ -255,10 +256,7 @@ class RoleSwap:
     def _label(self, label: str | None) -> str | None:
         """Return the label of a perturbed pair."""
         if self.label_policy is None and label is not None:
-            raise ValueError(
-                "label_policy must give the label of perturbed pairs: 'contradiction', 'neutral', 'not entailment' or "
-                "a function from the old label to the new"
-            )
+            raise ValueError(f"label_policy must give the label of perturbed pairs: {_POLICIES}")
         new = self.label_policy(label or "") if callable(self.label_policy) else self.label_policy
         if new is not None and not isinstance(new, str):
             raise TypeError(f"label_policy must return a label's name or None, returned {new!r} for {label!r}")

@@ -46,7 +46,9 @@ def find_candidates(
     if callable(source):
         yield from (_from_spans(sentence, roles, spans) for spans in _returned(source(sentence)))
     elif getattr(sentence, source) is None:
-        yield Dropped(f"no {source}")
+        layers = ("dependencies", "constituents", "frames")
+        found = next((name for name in layers if getattr(sentence, name) is not None), None)
+        yield Dropped(f"no {source}, but {found}; pass source={found!r}" if found else f"no {source}")
     else:
         by_dependencies = source == "dependencies" or (source == "frames" and sentence.dependencies is not None)
         clauses = list(dependency_clauses(sentence) if by_dependencies else constituent_clauses(sentence))
