@@ -192,8 +192,8 @@ def test_a_model_without_a_classification_head_is_refused_with_the_class_that_ha
 
 
 @pytest.mark.parametrize(("model", "message"), [
-    (wordpiece(), "; pass the model first, then the tokenizer"),
-    ("bert", r"got str; load it with AutoModelForSequenceClassification\.from_pretrained"),
+    (wordpiece(), "pass the model first, then its tokenizer"),
+    ("bert", r"got str; load it with AutoModelForSequenceClassification"),
     (hf.BertForSequenceClassification, "got the class BertForSequenceClassification; load it with AutoModelForSeq"),
 ])  # fmt: skip
 def test_what_is_not_a_model_is_refused_before_it_is_called(model, message):

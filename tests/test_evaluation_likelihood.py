@@ -228,7 +228,7 @@ def test_invalid_arguments_of_the_scores_are_refused():
     message = r"the tokenizer's .* tokens, as AutoModelForMaskedLM or AutoModelForCausalLM does, got BertForSequence"
     with pytest.raises(ValueError, match=message):
         pseudo_log_likelihood(classifier(), tokenizer, ["a"])
-    with pytest.raises(TypeError, match="pass the model first, then the tokenizer"):
+    with pytest.raises(TypeError, match="pass the model first, then its tokenizer"):
         pseudo_log_likelihood(tokenizer, model, ["a"])
     with pytest.raises(ValueError, match="within_word must be"):
         pseudo_log_likelihood(model, tokenizer, ["a"], within_word="all")
@@ -288,7 +288,7 @@ def test_invalid_arguments_of_minimal_pairs_are_refused():
         evaluate_minimal_pairs(masked_model(), masking(), pairs_of(["a", ""], ["cat", "dog"]))
     with pytest.raises(TypeError, match="a callable without score="):
         evaluate_minimal_pairs(len, None, pairs, score=log_likelihood)
-    with pytest.raises(TypeError, match="pass the model first, then the tokenizer"):
+    with pytest.raises(TypeError, match="pass the model first, then its tokenizer"):
         evaluate_minimal_pairs(masking(), masked_model(), pairs)
     with pytest.raises(TypeError, match="got str; load it with AutoModelForMaskedLM or AutoModelForCausalLM"):
         evaluate_minimal_pairs("bert", masking(), pairs)

@@ -30,8 +30,8 @@ def check_callable(model: Any, loader: str) -> None:
     swapped, is_class = hasattr(model, "all_special_ids"), isinstance(model, type) and issubclass(model, nn.Module)
     if not callable(model) or swapped or is_class:
         given = f"the class {model.__name__}" if is_class else type(model).__name__
-        load = f"load it with {loader}.from_pretrained(...)"
-        advice = "pass the model first, then the tokenizer" if swapped else load
+        order = "that is a tokenizer: pass the model first, then its tokenizer"
+        advice = order if swapped else f"load it with {loader}"
         raise TypeError(f"model must be a transformers model or a callable, got {given}; {advice}")
 
 

@@ -45,7 +45,7 @@ def pretrained(model: nn.Module) -> Any:
                 "weights by pelocality.measure, and gets an encoding by biased_attention or PositionalSelfAttention"
             )
         elif hasattr(given, "all_special_ids"):
-            advice = "pass the model first, then the tokenizer"
+            advice = "that is a tokenizer: pass the model first, then its tokenizer"
         elif hasattr(given, "model"):
             advice = "pass its .model"
         raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; {advice}")
