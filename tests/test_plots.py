@@ -227,6 +227,9 @@ def test_the_numbers_of_a_grid_fit_in_its_cells():
 
 def test_a_trajectory_is_the_mean_over_seeds():
     _, ax = plots.trajectory(TABLE)
+    assert ax.get_ylabel() == "locality"
+    causal = TABLE.rename(columns={"locality": "past_locality"})
+    assert plots.trajectory(causal)[1].get_ylabel() == "past locality"
     np.testing.assert_allclose(ax.lines[1].get_ydata(), [1.1, 1.2, 1.3])
     ends = ax.collections[1].get_paths()[0].vertices
     expected = stats.ttest_1samp(TABLE[(TABLE["layer"] == 1) & (TABLE["step"] == 10)]["locality"], 0)

@@ -327,14 +327,14 @@ def distances(
 
 
 def trajectory(
-    table: pd.DataFrame, metric: str = "locality", *, ax: Axes | None = None, title: str = ""
+    table: pd.DataFrame, metric: str | None = None, *, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
     """Draw a metric per layer over training; over several seeds, their mean, and as a band its 95 % interval.
 
     Args:
         table: One row per step and layer, such as ``LocalityCallback.table``; with a column ``seed``, also per seed.
             The band is Student's t interval over the seeds; a single run has none.
-        metric: The column to draw.
+        metric: The column to draw. None: locality, past locality if the table has that, as of causal models.
         ax: Where to draw; a new figure if None.
         title: Title of the axes.
 
@@ -354,6 +354,8 @@ def trajectory(
     """
     if table.empty:
         raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
+    if metric is None:
+        metric = "past_locality" if "past_locality" in table else "locality"
     missing = {"step", "layer", metric} - set(table.columns)
     if missing:
         raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
