@@ -60,6 +60,7 @@ Predictions, written before the first full run:
 
 import argparse
 import json
+import re
 import sys
 import time
 import warnings
@@ -168,7 +169,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true", help="mixed precision: twice as fast where the processor has it")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
-    parser.add_argument("--results", type=Path, help="scores of an earlier run: print what they say, and train nothing")
+    parser.add_argument("--results", type=Path, help="scores of an earlier run: show what they say, and train nothing")
     arguments = parser.parse_args()
     if arguments.smoke:
         vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:1], "cells": SMOKE_CELLS})
@@ -407,31 +408,39 @@ def formatted_mean(values: pd.Series) -> str:
 
 
 def figure(table: pd.DataFrame) -> plt.Figure:
-    """Plot the mean score of each cell on each metric, a row for each kind of task.
-
-    Circles: the model's measured table, scaled; dashed: TF-IDF of words.
-    """
-    kinds = [kind for kind in ("sentences", "GLUE", "fine-tuned", "order") if (table["kind"] == kind).any()]
-    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.4 * len(kinds) + 1), layout="constrained", squeeze=False)
-    cells = table.loc[table["locality"].notna(), "cell"].unique()
-    marks = {
-        cell: {"marker": "o" if cell in SCALINGS else "s", "color": plt.get_cmap("tab20")(index % 20)}
-        for index, cell in enumerate(cells)
-    }
+    """Plot the points of each cell over the first one on each metric, a row for each kind of task; bars over seeds."""
+    cells = table[table["locality"].notna()]
+    first, *_ = marks = marks_of(cells["cell"].unique().tolist())
+    metrics = cells.groupby("cell")[list(METRICS)].mean()
+    means = cells.groupby(["kind", "cell", "seed"])["score"].mean()
+    names = AVERAGES | {"order": "order-sensitive tasks"}
+    kinds = [kind for kind in names if kind in means.index]
+    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.2 * len(kinds) + 1), layout="constrained", squeeze=False)
     for row, kind in zip(axes, kinds, strict=True):
-        of_kind = table[table["kind"] == kind]
-        means = of_kind[of_kind["locality"].notna()].groupby("cell", sort=False)[[*METRICS, "score"]].mean()
-        floor = of_kind.loc[of_kind["cell"] == "TF-IDF, words", "score"].mean()
+        for (cell, mark), (ax, metric) in product(marks.items(), zip(row, METRICS, strict=True)):
+            found = mean_over_runs(means[kind, cell] - means[kind, first])  # the same sentences in a seed
+            bar = [[found.value - found.low], [found.high - found.value]]  # NaN, not drawn, for one seed
+            ax.errorbar(metrics.loc[cell, metric], found.value, bar, **mark, ls="", lw=0.8, label=cell)
         for ax, metric in zip(row, METRICS, strict=True):
-            for cell, of_cell in means.iterrows():
-                ax.plot(of_cell[metric], of_cell["score"], **marks[cell], ls="", markersize=7, label=cell)
-            if means["score"].min() - floor < np.ptp(means["score"]):  # a floor far below would flatten the rest
-                ax.axhline(floor, color="0.7", ls="--", lw=0.8)
+            ax.axhline(0, color="0.7", ls="--", lw=0.8, zorder=0)
             ax.margins(x=0.1, y=0.12)
             ax.set(xlabel=metric.replace("_", " "))
-        row[0].set(ylabel=f"{AVERAGES.get(kind, 'order-sensitive tasks')}, points")
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5)
+        row[0].set(ylabel=f"{names[kind]},\npoints against {first}")
+    legend = {cell: plt.Line2D([], [], ls="", **mark) for cell, mark in marks.items()}
+    fig.legend(legend.values(), legend.keys(), frameon=False, loc="outside upper center", ncols=5)
     return fig
+
+
+def marks_of(cells: list[str]) -> dict[str, dict[str, Any]]:
+    """Return marks by cell: one colour for original positions, tables, decays and each other, shapes within."""
+    kinds = pd.Series({cell: "table" if cell in SCALINGS else re.split(r",| w", cell)[0] for cell in cells})
+    numbers, shapes = pd.factorize(kinds)[0], kinds.groupby(kinds).cumcount()
+    colors = ["black", *plt.get_cmap("tab10").colors]
+    found = {
+        cell: {"color": colors[number], "marker": "os^vD*P"[shape], "ms": 7, "mec": "white", "mew": 0.5}
+        for cell, number, shape in zip(cells, numbers, shapes, strict=True)
+    }
+    return {cell: found[cell] for cell in kinds.index[np.argsort(numbers, kind="stable")]}
 
 
 def main() -> None:
@@ -443,10 +452,11 @@ def main() -> None:
         jobs = [(arguments, seed, *given) for seed in arguments.seeds]
         table = long_table([row for of_seed in side_by_side(run_seed, jobs, arguments.workers) for row in of_seed])
         table.to_csv(arguments.output / "downstream_accuracy.csv", index=False, float_format="%.5g")
-        figure(table).savefig(arguments.output / "downstream_accuracy.png", dpi=150)
     else:
         table = pd.read_csv(arguments.results)
         table = table[table["cell"].isin([*FLOORS, *arguments.cells]) & table["seed"].isin(arguments.seeds)]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    figure(table).savefig(arguments.output / "downstream_accuracy.png", dpi=150)
     print(f"seeds {sorted(table['seed'].unique().tolist())}\n\n{markdown(summary(table))}")
     print(f"\n{markdown(differences(table))}")
     for suffix in ("", ", fine-tuned"):

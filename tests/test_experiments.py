@@ -587,9 +587,9 @@ def tables(text):
 
 
 @pytest.mark.parametrize(("study", "page"), [("downstream_accuracy", "downstream"), ("stability", "fine_tuning")])
-def test_the_page_of_a_study_shows_what_its_committed_scores_say(study, page, monkeypatch, capsys):
+def test_the_page_of_a_study_shows_what_its_committed_scores_say(study, page, tmp_path, monkeypatch, capsys):
     folder = ROOT / "docs" / "results"
-    run(study, "--results", folder / f"{study}.csv", monkeypatch=monkeypatch)
+    run(study, "--results", folder / f"{study}.csv", "--output", tmp_path, monkeypatch=monkeypatch)
     printed, shown = (tables(text) for text in (capsys.readouterr().out, (folder / f"{page}.md").read_text("utf-8")))
     assert min(map(len, printed)) > 5
     for table in printed:
