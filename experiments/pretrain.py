@@ -269,7 +269,7 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
 
     Raises:
         ValueError: a folder holds another run.
-        RuntimeError: a run failed; the message contains the end of its log.
+        RuntimeError: a run failed, and no further one was begun; the message contains the end of its log.
     """
     commands = {folder: [str(part) for part in (text, "--output", folder, *flags)] for folder, flags in runs.items()}
     for folder, flags in commands.items():
@@ -288,8 +288,8 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
             raise RuntimeError(f"{folder.name} failed:\n{log.read_text()[-2000:]}")
 
     with ThreadPoolExecutor(workers) as pool:
-        for run in [pool.submit(one, folder, flags) for folder, flags in commands.items()]:
-            run.result()
+        for _ in pool.map(one, commands, commands.values()):  # a failure cancels the runs that have not begun
+            pass
 
 
 def main() -> None:

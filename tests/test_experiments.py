@@ -470,6 +470,8 @@ def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, mo
     with pytest.raises(SystemExit, match="failed: encoding_grid; run the same command again"):
         run("all", "--data", tmp_path, "--output", tmp_path, "--only", "encoding_grid", monkeypatch=monkeypatch)
     assert not (tmp_path / "encoding_grid.md").exists()
+    runs = tmp_path / "encoding_grid"
+    assert len(list(runs.glob("*.log"))) < 10 < len(list(runs.glob("*/")))  # the first failure ended them
 
 
 def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch, capsys):
