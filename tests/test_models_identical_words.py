@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -167,6 +168,12 @@ def test_same_seed_same_words_other_seed_other_words():
     torch.testing.assert_close(first.attention, again.attention)
     assert first.source.word_ids != other.source.word_ids
     assert (first.source.seed, positional_attention(model, length=N, words=WORDS).source.seed) == (0, None)
+
+
+def test_numbers_of_numpy_are_kept_as_the_numbers_of_the_result(tmp_path):
+    found = positional_attention(tiny("bert"), length=6, words=np.int64(4), seed=np.int64(1), progress=False)
+    assert found.source.seed == 1
+    found.save(tmp_path / "found.safetensors")
 
 
 def test_layers_can_be_chosen():

@@ -47,7 +47,8 @@ def test_a_saved_model_loads_with_exactly_the_same_weights_and_the_same_outputs(
         for index, encoding in enumerate(attachment.encodings):
             encoding.log_decay.add_(0.1 * index + 0.123456789)  # as training would
     model.save_pretrained(tmp_path)
-    loaded = load(tmp_path)
+    loaded = load(tmp_path, config=str(tmp_path))
+    assert same_weights(load(tmp_path).state_dict(), loaded.state_dict())
     assert type(loaded) is type(model)
     assert same_weights(loaded.state_dict(), model.state_dict())
     assert_same_outputs(hidden(loaded, ids), hidden(model, ids))

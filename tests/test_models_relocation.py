@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -225,6 +226,11 @@ def test_long_texts_are_cut_into_pieces():
     whole = distillation_loss(other, model, tokenizer, [" ".join(words[:12])], length=8)
     parts = distillation_loss(other, model, tokenizer, [" ".join(words[:6]), " ".join(words[6:12])], length=8)
     assert whole == pytest.approx(parts, abs=1e-6)
+
+
+def test_numbers_of_numpy_are_kept_in_a_folder(tmp_path):
+    options = OPTIONS | {"tokens": np.int64(48), "held_out": np.int64(16), "every": np.int64(4)}
+    relocate(bert(), NoEncoding(2), make_tokenizer(True), TEXTS, seed=np.int64(0), folder=tmp_path, **options)
 
 
 def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from scipy import stats
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
-from pelocality.models import positional_attention
+from pelocality.models import positional_attention, text_average
 from tests.families import tiny
 from tests.test_metrics import random_attention
 
@@ -138,6 +138,23 @@ def test_profiles_average_heads_and_are_centred():
     line = next(line for line in ax.lines if line.get_label() == "model")
     np.testing.assert_array_equal(line.get_xdata(), np.arange(-5, 6))
     np.testing.assert_allclose(line.get_ydata(), distance_profile(attention).mean(0)[34:45], atol=1e-6)
+
+
+def test_the_output_of_a_model_is_drawn_as_its_attentions_are():
+    model = tiny("bert").eval()
+    model.set_attn_implementation("eager")
+    output = model(torch.tensor([[5, 6, 7, 8]]), output_attentions=True)
+    drawn = [plots.profiles(given)[1].lines[0].get_ydata() for given in (output, output.attentions)]
+    np.testing.assert_array_equal(*drawn)
+
+
+@pytest.mark.parametrize("column", ["position_share", "locality_low", "locality_of_mean"])
+def test_every_column_of_a_results_frame_can_be_drawn(column):
+    batch = {"input_ids": torch.randint(5, 20, (3, 6), generator=torch.Generator().manual_seed(0))}
+    result = text_average(tiny("bert"), [batch], special_tokens=True, progress=False)
+    frame = result.to_frame()
+    _, ax = plots.head_grid(result, metric=column)
+    np.testing.assert_allclose(ax.images[0].get_array().ravel(), frame[column], rtol=1e-6)
 
 
 def test_lines_differ_in_more_than_colour():

@@ -4,8 +4,19 @@ import dataclasses
 
 import pytest
 
+from pelocality.corpora import read_frames
 from pelocality.probes import probe_info, semantic_role_swap
+from tests.data import EXAMPLES
 from tests.test_probes_role_swap import reasons, sentence, swapped
+
+
+def test_tags_may_be_a_list():
+    read = list(read_frames(EXAMPLES / "frames.jsonl"))
+    trees = [dataclasses.replace(each.constituents, tags=list(each.constituents.tags)) for each in read]
+    lists = [dataclasses.replace(each, constituents=tree) for each, tree in zip(read, trees, strict=True)]
+    made, made_of_lists = (semantic_role_swap(each)["hypothesis"] for each in (read, lists))
+    assert len(made) > 20
+    assert list(made) == list(made_of_lists)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,9 @@ def profiles(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['itself', 'uniform']
     """
-    named = attention if isinstance(attention, Mapping) else {"": attention}
+    named: Any = {"": attention}
+    if isinstance(attention, Mapping) and not hasattr(attention, "attentions"):  # as a model's output has
+        named = attention
     if not named:
         raise ValueError("attention is empty; give at least one matrix by name")
     count("reach", reach)
@@ -397,8 +399,9 @@ def _by_layer(
     values: Mapping[str, Any], metric: str | None, layers: Sequence[int] | None, axes: Sequence[int]
 ) -> tuple[str, list[tuple[np.ndarray, Sequence[int]]]]:
     """Return what results are drawn by, the same for all, in words; and each by layer with the layers' numbers."""
-    metrics = None if metric is None else [metric]
-    frames = {name: each.to_frame(metrics=metrics) for name, each in values.items() if hasattr(each, "per_sample")}
+    frames = {name: each.to_frame() for name, each in values.items() if hasattr(each, "per_sample")}
+    if metric is not None:  # a metric that is not shown by default is measured
+        frames = {n: f if metric in f else values[n].to_frame(metrics=[metric]) for n, f in frames.items()}
     if metric is None:
         columns = {frame.columns[2]: name for name, frame in frames.items()}  # after layer and head
         if len(columns) > 1:

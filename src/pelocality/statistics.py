@@ -1,11 +1,11 @@
 """Estimates with intervals, and McNemar's test for paired predictions."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.optimize import brentq
@@ -190,15 +190,10 @@ def mean_over_groups(
 
 def _group_numbers(groups: Sequence[Any] | NDArray[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order of their names where they have one."""
-    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     try:
-        unique = list(dict.fromkeys(names))
+        return pd.factorize(pd.Series(list(groups), dtype=object), sort=True, use_na_sentinel=False)[0]
     except TypeError as error:
         raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
-    with suppress(TypeError):  # of several types
-        unique = sorted(unique)
-    number = {name: index for index, name in enumerate(unique)}
-    return np.array([number[name] for name in names], dtype=np.intp)
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:

@@ -15,7 +15,7 @@ Visible = Tensor | np.ndarray
 
 
 def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_first: int = 0) -> Tensor:
-    """Return the first and last counting token of every matrix.
+    """Return the span of counting tokens of every matrix.
 
     Args:
         mask: (*leading, n), True or 1 where a token counts, as in a Hugging Face ``attention_mask``, or additive: 0

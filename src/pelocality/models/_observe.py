@@ -91,15 +91,15 @@ def _check_eager(model: nn.Module, base: Any) -> None:
     ids = torch.tensor([some_ids(base, min(_TOKENS, longest_input(base) or _TOKENS))], device=device_of(base))
     try:
         with inference(model):
-            own = run(base, output_attentions=False, input_ids=ids)[0]
+            expected = run(base, output_attentions=False, input_ids=ids)[0]
         with eager_attention(model):
             eager = run(base, output_attentions=False, input_ids=ids)[0]
     except Exception:  # its own is for other machines; why eager attention fails, `observe` says
         return
-    if not isinstance(own, Tensor):
+    if not isinstance(expected, Tensor):
         return
-    off = largest_difference(eager, own)
-    if off > max(_TOLERANCE, 16 * torch.finfo(own.dtype).eps):
+    off = largest_difference(eager, expected)
+    if off > max(_TOLERANCE, 16 * torch.finfo(expected.dtype).eps):
         advice = "load it with attn_implementation='eager' to measure what it does then"
         given = f"with eager attention, which returns weights, it gives other outputs than with {', '.join(used)}"
         raise _unprobed(base, f"{given} (by {off:.1g} of the largest); {advice}")

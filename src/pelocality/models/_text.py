@@ -83,7 +83,7 @@ def text_sums(
                 observe_by_layer(base, known, sums.layers, add, **inputs)
                 texts += int(included.any(1).sum())
         if sums is None:
-            raise ValueError("batches is empty; pass at least two sentences (a generator can be read only once)")
+            raise ValueError("batches is empty; pass some text (a generator can be read only once)")
     sums.add_processes(texts)
     return sums
 

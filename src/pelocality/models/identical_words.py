@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -67,8 +68,8 @@ def positional_attention(
             unless the first token differs.
         layers: Layers to return, by their index in the model; by default all that have attention. Long inputs to
             large models take much memory: ask for a few layers at a time.
-        batch_size: Words at a time; by default as many as fit into 16 MiB of attention weights of a layer. Memory does
-            not grow with the number of words.
+        batch_size: Words at a time; by default at most 64, as many as fit into 16 MiB of attention weights of a
+            layer. Memory does not grow with the number of words.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -128,7 +129,7 @@ def positional_attention(
         special_tokens=special_tokens,
         words=names,
         word_ids=ids,
-        seed=seed if isinstance(words, int) else None,
+        seed=count("seed", seed, 0) if isinstance(words, int | np.integer) else None,
         prefix=tuple(fed),
         equal_states=equal_states,
     )

@@ -64,7 +64,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     if options.pop("output_loading_info", False):
         raise ValueError("output_loading_info=True is not supported: load returns the model alone; leave it out")
     location = {name: options[name] for name in _LOCATION if name in options}
-    loaded_class = _class(options.get("config") or _configuration(path, location), model_class)
+    config = options.get("config", path)
+    loaded_class = _class(_configuration(config, location) if isinstance(config, str | Path) else config, model_class)
     saved = _read(str(path), options.get("variant"), location)
     if not saved:
         raise ValueError(

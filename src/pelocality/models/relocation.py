@@ -162,8 +162,9 @@ def relocate(
         True
     """
     counts = {"tokens": tokens, "batch_size": batch_size, "held_out": held_out, "every": every}
-    for name, number in counts.items():
-        count(name, number)
+    counts = {name: count(name, number) for name, number in counts.items()}
+    tokens, batch_size, held_out, every = counts.values()
+    seed = count("seed", seed, 0)
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}")
     teacher = find_base(model)

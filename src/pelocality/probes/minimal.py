@@ -42,10 +42,8 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
         ('up you go', True, 'random_shuffling')
     """
     check_dataset(probe)
-    if not {"builder", "spans", "side"} <= set(probe.column_names):
-        raise ValueError(f"probe must have the columns builder, spans and side; got {probe.column_names}")
     sides = (SENTENCE,) if SENTENCE in probe.column_names else ("premise", "hypothesis")
-    needed = [*sides, *(f"original_{side}" for side in sides), *_COPIED]
+    needed = ["builder", *sides, *(f"original_{side}" for side in sides), *_COPIED]
     missing = [name for name in needed if name not in probe.column_names]
     if missing:
         raise ValueError(f"probe must have all columns of its builder but the labels; no {', '.join(missing)}")

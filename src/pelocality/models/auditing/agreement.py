@@ -12,7 +12,7 @@ from pelocality._checks import HIDDEN
 from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing import declared
 from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, distances
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, steps_back
 from pelocality.models.auditing.rotations import Rotation, wrapped
 from pelocality.models.families._declared import declarations
 
@@ -22,7 +22,7 @@ Finding = tuple[str, str, list[str]]
 UNDECLARED = "undeclared"
 
 
-def number(value: float) -> str:
+def as_written(value: float) -> str:
     """Return a number as one would write it in a configuration."""
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1e4 else f"{value:.4g}"
 
@@ -39,7 +39,7 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
     if rotation == "unseen":
         return words, "queries not seen", []
     if not isinstance(rotation, Rotation):
-        missing = [] if rotary is None else [f"declared rotary base {number(rotary.base)}, measured no rotation"]
+        missing = [] if rotary is None else [f"declared rotary base {as_written(rotary.base)}, measured no rotation"]
         return words, "" if rotation is None else f"queries {rotation} by position", missing
     rotations = [each for each in (rotation, layer.far) if isinstance(each, Rotation) and each.dims == rotation.dims]
     departure = math.inf
@@ -62,13 +62,13 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
 
 def _rotary_text(rotary: Rotary | None, factor: float | None, dims: int, head: int) -> str:
     """Return rotary embeddings in words; None for those of no known form."""
-    words = ["rotary"] if rotary is None else [f"rotary, base {number(rotary.base)}"]
+    words = ["rotary"] if rotary is None else [f"rotary, base {as_written(rotary.base)}"]
     if rotary is not None and rotary.scaling != "default":
         words.append(_scaling_text(rotary))
     if dims != head:
         words.append(f"{dims} of {head} dimensions")
     if factor is not None and abs(factor - 1) > 1e-2:
-        words.append(f"attention factor {number(factor)}")
+        words.append(f"attention factor {as_written(factor)}")
     return ", ".join(words)
 
 
@@ -77,7 +77,7 @@ def _scaling_text(rotary: Rotary) -> str:
     factor = rotary.options.get("factor")
     if rotary.scaling == "default":
         return "none"
-    return rotary.scaling if factor is None else f"{rotary.scaling} (factor {number(factor)})"
+    return rotary.scaling if factor is None else f"{rotary.scaling} (factor {as_written(factor)})"
 
 
 def _departure(rotations: Sequence[Rotation], rotary: Rotary) -> float:
@@ -108,7 +108,7 @@ def _factor_difference(wanted: float, rotation: Rotation) -> list[str]:
     allowed = max(1e-3, 10 * rotation.tolerance - 1e-2) * wanted
     if rotation.factor is None or abs(rotation.factor - wanted) <= allowed:
         return []
-    return [f"declared attention factor {number(wanted)}, measured {number(rotation.factor)}"]
+    return [f"declared attention factor {as_written(wanted)}, measured {as_written(rotation.factor)}"]
 
 
 def _angle_differences(wanted: Rotary, rotation: Rotation, found: Rotary | None) -> list[str]:
@@ -116,7 +116,7 @@ def _angle_differences(wanted: Rotary, rotation: Rotation, found: Rotary | None)
     differences = []
     if wanted.dims != rotation.dims:
         differences.append(f"declared {wanted.dims} rotated dimensions of {rotation.head}, measured {rotation.dims}")
-    for name, text in (("base", lambda rotary: number(rotary.base)), ("scaling", _scaling_text)):
+    for name, text in (("base", lambda rotary: as_written(rotary.base)), ("scaling", _scaling_text)):
         if found is not None and text(found) != text(wanted):
             differences.append(f"declared rotary {name} {text(wanted)}, measured {text(found)}")
     return differences
@@ -150,7 +150,7 @@ def compare_biases(config: Any, call: Call, lookups: Sequence[Lookup]) -> Findin
     if buckets is None:
         return words, text, ["declared no buckets, measured some"]
     off = (lookup.rows[:n, :n].cpu() != buckets[:n, :n]) & ~bias.isnan().all(0)
-    nearest = int(distances(n).abs()[off].min()) if bool(off.any()) else None
+    nearest = int(steps_back(n).abs()[off].min()) if bool(off.any()) else None
     return words, text, [] if nearest is None else [f"declared {words}, measured others from distance {nearest} on"]
 
 
@@ -172,7 +172,7 @@ def _rounding_of(call: Call, bias: Tensor) -> Tensor:
 def _slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
     """Return the slopes (head,) of a bias that falls in proportion to distance but for rounding (head,), else None."""
     n = bias.shape[-1]
-    distance = distances(n).abs().to(bias.dtype)
+    distance = steps_back(n).abs().to(bias.dtype)
     past = ~bias.isnan() & (distance > 0)
     rates = torch.where(past, -bias / distance.clamp(min=1), torch.nan)
     slopes = rates[:, -1, 0] if not bool(rates[:, -1, 0].isnan().any()) else rates.nanmean((1, 2))
@@ -198,7 +198,7 @@ def _slope_differences(wanted: Tensor | None, slopes: Tensor | None, error: Tens
 
 def _slope_text(slopes: Tensor) -> str:
     """Return the range of the slopes in words."""
-    return f"{number(float(slopes.max()))} to {number(float(slopes.min()))}"
+    return f"{as_written(float(slopes.max()))} to {as_written(float(slopes.min()))}"
 
 
 def _bucket_lookup(bias: Tensor, lookups: Sequence[Lookup]) -> Lookup | None:
@@ -276,7 +276,7 @@ def position_lookup(reading: Reading) -> Lookup | None:
 
 
 def _is_sinusoidal(table: Tensor) -> bool:
-    """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
+    """Return whether rows of a table are sines and cosines of steps_back, in any order of dimensions."""
     some = table[2 : 2 + 32].double().cpu()  # the first rows may be padding
     middle, around = some[1:-1], some[:-2] + some[2:]
     moving = middle.square().sum(0) > 1e-12

@@ -14,7 +14,7 @@ from pelocality.models._run import device_of, find_base
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import agreement, declared
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, read
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, read, steps_back
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.eager import eager_attention
@@ -81,7 +81,7 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     """Return the audit of one model, and what was read from it."""
     base = find_base(model)
     inner, config = pretrained(model), base.config.get_text_config()
-    own = config._attn_implementation in ("sdpa", "eager", None)
+    observable = config._attn_implementation in ("sdpa", "eager", None)
     wanted = [declared.rotary(config, layer) for layer in range(config.num_hidden_layers)]
     rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
     causal = declared.causal(base, config)
@@ -92,7 +92,7 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
         raise ValueError(f"{described(base)} cannot be audited: an audit needs at least {PADDING + 2} positions")
     word, ids = _tokens(base, input_ids, min(length, SHORT))
     dims, farthest = sorted({each.dims for each in rotary}), _farthest(config, rotary)
-    with inference(model) if own else eager_attention(model):
+    with inference(model) if observable else eager_attention(model):
         reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
         raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
@@ -209,4 +209,4 @@ def _differs_from(one: Call, two: Call) -> int | None:
     a, b = agreement.bias_of(one), agreement.bias_of(two)
     allowed = 1e-3 * a.nan_to_num().abs().max().clamp(min=1)
     off = ((a - b).abs() > allowed) | (a.isnan() != b.isnan())
-    return int(distances(a.shape[-1]).abs()[off.any(0)].min()) if bool(off.any()) else None
+    return int(steps_back(a.shape[-1]).abs()[off.any(0)].min()) if bool(off.any()) else None

@@ -126,8 +126,8 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
         if given is None:
             return None
     bases = getattr(config, "layer_rope_theta", None) or ()
-    own = bases[layer] if layer < len(bases) else None
-    if own == 0 or getattr(config, "use_mem_rope", True) is False or family.slopes(config) is not None:
+    base_of_layer = bases[layer] if layer < len(bases) else None
+    if base_of_layer == 0 or getattr(config, "use_mem_rope", True) is False or family.slopes(config) is not None:
         return None
     if (dims := family.rotated(config)) is not None:
         return Rotary(DEFAULT_BASE, dims, "default", {}, 0)
@@ -143,7 +143,9 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
     dims = head or int(head_size(config) * (1.0 if scaling == "proportional" else share))
     most = getattr(config, "max_position_embeddings", 0) or 0
     trained = most if scaling == "dynamic" else given.get("original_max_position_embeddings") or most
-    return Rotary(float(own or given["rope_theta"]), dims, scaling, {"max_position_embeddings": most, **given}, trained)
+    return Rotary(
+        float(base_of_layer or given["rope_theta"]), dims, scaling, {"max_position_embeddings": most, **given}, trained
+    )
 
 
 def of_layer(config: Any, layer: int) -> Any:
@@ -171,8 +173,8 @@ def buckets(config: Any, length: int) -> Tensor | None:
 
 def causal(base: Any, config: Any) -> bool | None:
     """Return whether queries see no later key; None where nothing says."""
-    if (own := getattr(config, "is_causal", None)) is not None:
-        return bool(own)
+    if (given := getattr(config, "is_causal", None)) is not None:
+        return bool(given)
     if (of_family := declarations(config).causal(config)) is not None:
         return of_family
     if (wide := getattr(config, "use_bidirectional_attention", None)) is not None:

@@ -188,7 +188,7 @@ def _flat(states: Tensor) -> Tensor:
     return states.reshape(-1, *states.shape[-2:])
 
 
-def distances(n: int, device: torch.device | None = None) -> Tensor:
+def steps_back(n: int, device: torch.device | None = None) -> Tensor:
     """Return how far each key is behind each query, i - j: (n, n)."""
     position = torch.arange(n, device=device)
     return position[:, None] - position
@@ -196,7 +196,7 @@ def distances(n: int, device: torch.device | None = None) -> Tensor:
 
 def _reach_of(visible: Tensor) -> Reach:
     """Return which keys are seen, from (n, n) of bool; a window without a name is "irregular"."""
-    n, distance = len(visible), distances(len(visible), visible.device)
+    n, distance = len(visible), steps_back(len(visible), visible.device)
     seen = distance[visible]
     behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
     causal = ahead <= 0 and n > 1
@@ -291,7 +291,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         inputs = {"position_ids": far[None].to(ids.device), "attention_mask": torch.ones_like(ids)}
         distant = _run(base, n, True, input_ids=ids, **inputs).calls
-    own = _run(base, text.shape[1], False, input_ids=text).calls
+    on_text = _run(base, text.shape[1], False, input_ids=text).calls
     numbers, _, others = layer_numbers(base, [call.block for call in constant.calls])
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
@@ -299,7 +299,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
         layer = Layer(
             number=numbers[place],
             constant=call,
-            text=own[place] if place < len(own) else call,
+            text=on_text[place] if place < len(on_text) else call,
             queries=rotation_of(call.query, query, near, length, dims),
             keys=rotation_of(call.key, key, near, length, dims),
             far=None if distant is None else rotation_of(distant[place].query, query, far, farthest + 1, dims),

@@ -1,7 +1,5 @@
 """Agreement of the verb with its new subject: by number in English, by features in other languages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Semantic role swaps: two arguments of a verb change places."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Candidates: pairs of arguments with the two roles, found by frames, by a rule over a tree, or by the caller."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every list is short, so that it can be checked by reading; a swap is skipped where the rules are in doubt.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -182,7 +180,7 @@ def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
     None if it has neither. Verbs without features are tagged ``VB?``, any form.
     """
     if sentence.constituents is not None and sentence.constituents.tags is not None:
-        return sentence.constituents.tags
+        return tuple(sentence.constituents.tags)
     layer = sentence.dependencies
     if layer is None or layer.upos is None:
         return None

@@ -1,7 +1,5 @@
 """The exchange of two arguments, with the pronoun case, capitals and verb form that follow from it."""
 
-from __future__ import annotations
-
 from pelocality.corpora import Sentence
 from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap import english

@@ -3,8 +3,6 @@
 Each function returns the reason, or None if nothing speaks against the exchange.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Negation and mood, on which depends what label a swapped sentence has."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence

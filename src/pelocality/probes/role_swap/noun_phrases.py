@@ -1,7 +1,5 @@
 """Noun phrases: the head, the number as a subject, and whether the determiner agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pelocality.corpora import Dependencies

@@ -1,7 +1,5 @@
 """What an English argument would leave behind: words after its end that may belong to its noun."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ Most wrong swaps of parsed text come from phrases attached to the wrong word. Wh
 clauses are used in which little can be attached wrongly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
