@@ -77,6 +77,23 @@ def test_pseudo_log_likelihood_agrees_with_masking_one_token_at_a_time(within_wo
     assert found.dtype == torch.float64
 
 
+def test_the_batch_size_does_not_matter_where_padding_is_not_inert():
+    config = hf.ConvBertConfig(vocab_size=15, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                               intermediate_size=16, max_position_embeddings=24, initializer_range=0.5)  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.ConvBertForMaskedLM(config).eval()
+    one, several = (pseudo_log_likelihood(model, masking(), SENTENCES, batch_size=size) for size in (1, 64))
+    torch.testing.assert_close(several, one, rtol=1e-4, atol=0)
+    assert len({len(masking()(text)["input_ids"]) for text in SENTENCES}) > 1
+
+
+def test_a_float64_window_scores_short_texts_beside_long_ones():
+    config = hf.MistralConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                              num_key_value_heads=1, intermediate_size=16, sliding_window=2)  # fmt: skip
+    model = hf.MistralForCausalLM._from_config(config, attn_implementation="eager").double().eval()
+    assert not log_likelihood(model, wordpiece(), SENTENCES, beginning=False).isnan().any()
+
+
 def test_within_word_masking_matters_only_for_words_of_several_tokens():
     model, tokenizer = masked_model(), masking()
     one, following = (pseudo_log_likelihood(model, tokenizer, SENTENCES, within_word=w) for w in ("one", "following"))

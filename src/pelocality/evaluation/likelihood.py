@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from reprlib import repr as brief
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ def pseudo_log_likelihood(
         within_word: ``"one"`` masks one token at a time; ``"following"`` also masks the later tokens of its word
             (needs a fast tokenizer).
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
-        batch_size: Masked copies per forward pass; a sentence of n tokens takes n copies.
+        batch_size: Masked copies of one length per forward pass; a sentence of n tokens takes n copies.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -118,7 +118,7 @@ def log_likelihood(
         sentences: Texts.
         beginning: Add the beginning-of-sentence token before the text.
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
-        batch_size: Sentences per forward pass.
+        batch_size: Sentences of one length per forward pass.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -169,11 +169,12 @@ def _log_likelihood(
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     longest = longest_input(model)
     bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # little padding
-    stream, checked = passes([texts[i] for i in order]), False
+    lengths = [len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) for text in texts]
+    order = sorted(range(len(texts)), key=lengths.__getitem__)
+    checked = False
     with bar, inference(model):
-        while batch := list(islice(stream, batch_size)):
-            number, ids, _ = max(batch, key=lambda row: len(row[1]))
+        for batch in _equally_long(passes([texts[i] for i in order]), batch_size):
+            number, ids, _ = batch[0]
             if longest and len(ids) > longest:
                 where = f"sentences[{order[number]}], {brief(texts[order[number]])},"
                 raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
@@ -196,12 +197,19 @@ def _log_likelihood(
     return summed
 
 
+def _equally_long(rows: Iterator[Row], batch_size: int) -> Iterator[list[Row]]:
+    """Yield rows in batches without padding, which moves the logits of models with convolutions, for one."""
+    for _, equal in groupby(rows, lambda row: len(row[1])):
+        while batch := list(islice(equal, batch_size)):
+            yield batch
+
+
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits (batch, n, vocabulary) of rows of token ids, padded on the right."""
+    """Return the logits (batch, n, vocabulary) of rows of token ids of one length."""
     inner = pretrained(model)
-    inputs = padded(ids, tokenizer.pad_token_id or 0, device_of(inner))  # hidden by the mask, so that any id will do
+    inputs = torch.tensor(ids, device=device_of(inner))
     check_ids(inner, inputs)
-    mask = padded([[1] * len(row) for row in ids], 0, inputs.device)
+    mask = torch.ones_like(inputs)
     more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
     logits: Tensor | None = getattr(model(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):

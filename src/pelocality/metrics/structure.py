@@ -134,7 +134,8 @@ def entropy(
         rows: One value per query; NaN for a query with one visible key, which the mean leaves out.
 
     Returns:
-        (...), or (..., n) for rows: 0 all on one key, 1 uniform over the visible ones; NaN for a single position.
+        (...), or (..., n) for rows: 0 all on one key, 1 uniform over the visible ones, beyond it by as much
+        as a row sums to more than 1 (bfloat16: up to 1.01); NaN for a single position.
 
     Raises:
         TypeError: As for `adjusted_locality`.

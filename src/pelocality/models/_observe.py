@@ -1,6 +1,7 @@
 """A model's attention together with the layer numbers and visible keys, which the attention maps do not hold."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -258,6 +259,8 @@ def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor
         totals = totals.transpose(1, 2)[mask.bool().to(totals.device)]
     off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
     if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
+        if math.isnan(off):
+            raise _unprobed(base, f"attention in layer {layer} is NaN; try texts of one length, or float32")
         reason = f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g})"
         raise _unprobed(base, f"{reason}, as with heads mixed after the softmax, or logits")
 

@@ -76,7 +76,7 @@ def semantic_role_swap(
         label_policy: The label of a perturbed pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
             or a function from the old label to the new, None to leave the pair out. Published data sets
             disagree, so there is no default where pairs have labels. Only a swap in an entailed hypothesis
-            certainly changes the label: ``labels=("entailment",)`` keeps those.
+            changes the label, unless the premise says both: ``labels=("entailment",)`` keeps those.
         parser: ``"spacy"`` or ``"stanza"`` (English), or a function from texts to sentences such as
             ``StanzaParser("de")``. It parses items without trees, which may be plain strings, and ``source`` is then
             ``"dependencies"`` by default. Where items have trees that a parser made, it is the second opinion: only

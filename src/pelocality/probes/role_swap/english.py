@@ -130,9 +130,9 @@ FLOATING = frozenset({"all", "both", "each"})
 # likeness, place, company, arrival and passage that hold in both directions, or so nearly that no label changes: the
 # road takes you to town, you take the road; the court clears the sale, the sale clears the court
 SYMMETRIC_VERBS = words(
-    "meet marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
+    "meet encounter marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
     "intersect overlap fight battle duel debate wrestle tie rhyme "
-    "hug embrace cuddle kiss touch face join rival mirror complement oppose "
+    "hug embrace cuddle snuggle kiss touch face join rival mirror complement oppose "
     "take bring drive catch hit reach enter clear pass"
 )
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",), "take": ("took", "taken")}
