@@ -1,5 +1,7 @@
 """Audits find what is wrong in models that run without an error, and nothing in models that are right."""
 
+import sys
+
 import pytest
 import torch
 import transformers as hf
@@ -204,6 +206,70 @@ def test_keys_that_are_turned_otherwise_than_queries_are_found(monkeypatch):
     # in the other direction: what a wrong sign does
     found = audit(llama()).mismatches
     assert found == ("layers 0-3: queries and keys are rotated by different angles",)
+
+
+def neighbours_rotated(q, k, cos, sin, *args, **kwargs):
+    """Rotate neighbouring dimensions, as GPT-J does, by Llama's angles."""
+    cos, sin = (each[..., : each.shape[-1] // 2].repeat_interleave(2, -1).unsqueeze(1) for each in (cos, sin))
+    return tuple(x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin for x in (q, k))
+
+
+HALVES, NEIGHBOURS = "both halves (as in Llama)", "neighbouring dimensions (as in GPT-J)"
+WRONG_ROTATIONS = {
+    "queries are rotated by position, keys are not": lambda right: lambda q, k, *a, **b: (right(q, k, *a, **b)[0], k),
+    "keys are rotated by position, queries are not": lambda right: lambda q, k, *a, **b: (q, right(q, k, *a, **b)[1]),
+    "declared rotation by positive angles, measured negative angles": lambda right: (
+        lambda q, k, cos, sin, *a, **b: right(q, k, cos, -sin, *a, **b)
+    ),
+    f"declared pairs of dimensions from {HALVES}, measured pairs of {NEIGHBOURS}": lambda right: neighbours_rotated,
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG_ROTATIONS)
+def test_a_rotation_of_one_side_alone_backwards_or_of_other_pairs_is_found(sentence, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    right = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", WRONG_ROTATIONS[sentence](right))
+    assert f"layers 0-3: {sentence}" in audit(llama()).mismatches
+
+
+@pytest.mark.parametrize("name", ["Cohere", "Ernie4_5", "Glm", "GPTJ", "Helium", "NanoChat"])
+def test_families_of_other_pairs_or_direction_have_no_mismatch(name):
+    result = audit(build(getattr(hf, f"{name}Config")(**SMALL, head_dim=8, rotary_dim=4)))
+    assert result.mismatches == ()
+    assert "rotary" in result.layers[0].positions[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Ernie4_5", f"declared pairs of {NEIGHBOURS}, measured pairs of dimensions from {HALVES}"),
+        ("NanoChat", "declared rotation by negative angles, measured positive angles"),
+    ],
+)
+def test_a_rotation_as_in_llama_is_found_in_families_with_another(name, sentence, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    model = build(getattr(hf, f"{name}Config")(**SMALL))
+    for function in ("apply_rotary_pos_emb", "rotate_half"):
+        monkeypatch.setattr(sys.modules[type(model).__module__], function, getattr(modeling_llama, function))
+    assert audit(model).mismatches == (f"layers 0-3: {sentence}",)
+
+
+def test_pairs_and_direction_of_a_model_type_unknown_to_transformers_are_not_judged(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    class OwnConfig(hf.LlamaConfig):
+        model_type = "own-llama"
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", neighbours_rotated)
+    assert audit(hf.LlamaModel(OwnConfig(**SMALL)).eval()).mismatches == ()
+
+
+@pytest.mark.parametrize("most", [700_000, 1_048_576])  # the second position of the far run is then 4 or 5
+def test_a_million_declared_positions_are_as_declared(most):
+    assert audit(llama(max_position_embeddings=most)).mismatches == ()
 
 
 def without_rope(attention):

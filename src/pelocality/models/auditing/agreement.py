@@ -20,6 +20,10 @@ Finding = tuple[str, str, list[str]]
 """Declared and measured, in words, and what differs."""
 
 UNDECLARED = "undeclared"
+_LAYOUTS = {
+    "half": "pairs of dimensions from both halves (as in Llama)",
+    "interleaved": "pairs of neighbouring dimensions (as in GPT-J)",
+}
 
 
 def as_written(value: float) -> str:
@@ -40,6 +44,7 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
         return words, "queries not seen", []
     if not isinstance(rotation, Rotation):
         missing = [] if rotary is None else [f"declared rotary base {as_written(rotary.base)}, measured no rotation"]
+        missing += _key_differences(rotation, layer.keys)
         return words, "" if rotation is None else f"queries {rotation} by position", missing
     rotations = [each for each in (rotation, layer.far) if isinstance(each, Rotation) and each.dims == rotation.dims]
     departure = math.inf
@@ -54,10 +59,18 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
         differences += _angle_differences(rotary, rotation, found)
         if not differences and departure < math.inf:
             differences.append(f"declared {words}, measured other angles from position {departure:.0f} on")
+        differences += _pair_differences(rotary, rotation)
         differences += _factor_difference(rotary.attention_factor, rotation)
-    if isinstance(layer.keys, Rotation) and not rotation.like(layer.keys):
-        differences.append("queries and keys are rotated by different angles")
-    return words, text, differences
+    return words, text, differences + _key_differences(rotation, layer.keys)
+
+
+def _key_differences(queries: Rotation | str | None, keys: Rotation | str | None) -> list[str]:
+    """Return whether keys are rotated otherwise than queries."""
+    if isinstance(queries, Rotation) and isinstance(keys, Rotation):
+        return [] if queries.like(keys) else ["queries and keys are rotated by different angles"]
+    if isinstance(queries, Rotation):
+        return ["queries are rotated by position, keys are not"]
+    return ["keys are rotated by position, queries are not"] if isinstance(keys, Rotation) else []
 
 
 def _rotary_text(rotary: Rotary | None, factor: float | None, dims: int, head: int) -> str:
@@ -81,10 +94,13 @@ def _scaling_text(rotary: Rotary) -> str:
 
 
 def _departure(rotations: Sequence[Rotation], rotary: Rotary) -> float:
-    """Return the first position with other angles than those of rotary embeddings, infinity for none."""
+    """Return the first position with other angles than those of rotary embeddings, infinity for none.
+
+    In the direction of the first rotation, which has consecutive positions.
+    """
     for rotation in rotations:
-        wanted = rotation.positions[:, None] * rotary.frequencies(rotation.length)
-        off = (wrapped(rotation.angles - wanted).abs() > rotation.tolerance + 1e-6 * wanted).any(1)
+        wanted = rotations[0].direction * rotation.positions[:, None] * rotary.frequencies(rotation.length)
+        off = (wrapped(rotation.angles - wanted).abs() > rotation.tolerance + 1e-6 * wanted.abs()).any(1)
         if bool(off.any()):
             return float(rotation.positions[off][0])
     return math.inf
@@ -119,6 +135,17 @@ def _angle_differences(wanted: Rotary, rotation: Rotation, found: Rotary | None)
     for name, text in (("base", lambda rotary: as_written(rotary.base)), ("scaling", _scaling_text)):
         if found is not None and text(found) != text(wanted):
             differences.append(f"declared rotary {name} {text(wanted)}, measured {text(found)}")
+    return differences
+
+
+def _pair_differences(wanted: Rotary, rotation: Rotation) -> list[str]:
+    """Return whether other dimensions are rotated as a pair, or in the other direction."""
+    differences = []
+    if wanted.layout and wanted.dims == rotation.dims and not rotation.pairs_as(wanted.layout):
+        differences.append(f"declared {_LAYOUTS[wanted.layout]}, measured {_LAYOUTS[rotation.layout]}")
+    if wanted.direction and wanted.direction != rotation.direction:
+        signs = ("positive", "negative")[:: wanted.direction]
+        differences.append("declared rotation by {} angles, measured {} angles".format(*signs))
     return differences
 
 

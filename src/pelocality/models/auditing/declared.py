@@ -34,6 +34,8 @@ class Rotary:
         scaling: "default" or the name of a scaling with a published formula.
         options: The options of the scaling.
         trained: The length from which the scaling starts or to which it refers.
+        layout: Which dimensions are a pair, "half" or "interleaved"; None where nothing says.
+        direction: 1 where the first of a pair is rotated towards the second, -1 for the reverse; None likewise.
     """
 
     base: float
@@ -41,6 +43,8 @@ class Rotary:
     scaling: str
     options: Mapping[str, Any]
     trained: int
+    layout: str | None = None
+    direction: int | None = None
 
     def frequencies(self, length: int) -> Tensor:
         """Return radians per position (dims / 2,), of a sequence of this length."""
@@ -130,7 +134,7 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
     if base_of_layer == 0 or getattr(config, "use_mem_rope", True) is False or family.slopes(config) is not None:
         return None
     if (dims := family.rotated(config)) is not None:
-        return Rotary(DEFAULT_BASE, dims, "default", {}, 0)
+        return Rotary(DEFAULT_BASE, dims, "default", {}, 0, family.layout, family.direction)
     if not isinstance(given, Mapping) or "rope_theta" not in given:
         return None if family.table(config) is not None or family.unrotated else "undeclared"
     if getattr(config, "position_embedding_type", "") is None:
@@ -144,7 +148,13 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
     most = getattr(config, "max_position_embeddings", 0) or 0
     trained = most if scaling == "dynamic" else given.get("original_max_position_embeddings") or most
     return Rotary(
-        float(base_of_layer or given["rope_theta"]), dims, scaling, {"max_position_embeddings": most, **given}, trained
+        base=float(base_of_layer or given["rope_theta"]),
+        dims=dims,
+        scaling=scaling,
+        options={"max_position_embeddings": most, **given},
+        trained=trained,
+        layout=family.layout,
+        direction=family.direction,
     )
 
 

@@ -16,7 +16,7 @@ class Rotation:
         angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
         positions: (n,), of these angles.
         length: The number of positions of the whole run.
-        sign: 1 or -1, the direction in which they were rotated before ``angles`` were given the sign of the first pair.
+        layout: Which dimensions are a pair: "half" for i and i + d / 2, "interleaved" for neighbours.
         factor: The factor on the rotated dimensions; None where there is nothing to compare with.
         head: D_head.
         tolerance: How far an angle may be off, by the precision of the states.
@@ -25,7 +25,7 @@ class Rotation:
     angles: Tensor
     positions: Tensor
     length: int
-    sign: int
+    layout: str
     factor: float | None
     head: int
     tolerance: float
@@ -36,9 +36,14 @@ class Rotation:
         return 2 * self.angles.shape[1]
 
     @property
+    def direction(self) -> int:
+        """1 where the first pair (a, b) is rotated from a to b, -1 where from b to a; from consecutive positions."""
+        return 1 if float(torch.sin(self.angles[1:2, 0]).sum()) >= 0 else -1
+
+    @property
     def frequencies(self) -> Tensor:
-        """Radians per position (pair,), from consecutive positions."""
-        steps = wrapped(self.angles.diff(dim=0))
+        """Radians per position (pair,), from consecutive positions, of either direction."""
+        steps = self.direction * wrapped(self.angles.diff(dim=0))
         position = torch.arange(len(steps) + 1, dtype=steps.dtype)
         total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # unwrapped
         return (total * position[:, None]).sum(0) / (position**2).sum()
@@ -53,9 +58,13 @@ class Rotation:
 
     def like(self, other: Self) -> bool:
         """Return whether queries and keys are rotated alike."""
-        if self.angles.shape != other.angles.shape or self.sign != other.sign:
+        if self.angles.shape != other.angles.shape or not self.pairs_as(other.layout):
             return False
         return bool(wrapped(self.angles - other.angles).abs().max() < self.tolerance)
+
+    def pairs_as(self, layout: str) -> bool:
+        """Return whether dimensions are paired in this layout; two dimensions are one pair in either."""
+        return self.dims == 2 or self.layout == layout
 
 
 def wrapped(angles: Tensor) -> Tensor:
@@ -97,11 +106,11 @@ def rotation_of(
         if start <= first and last < start + dims
         for layout in ("half", "interleaved")
     ]
-    least, rotation = 0.03, None
+    least, rotation, paired = 0.03, None, ""
     for part, layout in planes:
         misfit, found = _fit(states[..., part], still[..., part], layout)
         if misfit < least:
-            least, rotation = misfit, found
+            least, rotation, paired = misfit, found, layout
         if misfit < max(1e-4, 2 * eps):  # wider ones, whose further pairs stand still, fit as well but for rounding
             break
     if rotation is None:
@@ -109,9 +118,8 @@ def rotation_of(
     angles = rotation.angle() - rotation[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
-    sign = 1 if float(torch.sin(angles[1:2, 0]).sum()) >= 0 else -1
     factor = float(rotation[0].abs().mean()) if compared else None
-    return Rotation(sign * angles, positions, length, sign, factor, head, tolerance)
+    return Rotation(angles, positions, length, paired, factor, head, tolerance)
 
 
 def _fit(states: Tensor, still: Tensor, layout: str) -> tuple[float, Tensor]:

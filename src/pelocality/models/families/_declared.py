@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
 
 from pelocality.encodings.alibi import published_slopes
 
@@ -31,6 +32,9 @@ class Declared:
         rotated: The rotated dimensions of a family of which no option tells, with base 10,000, or None.
         unrotated: Whether a configuration without options for rotation has none; otherwise nothing is declared.
         rotated_in_windows_alone: Whether layers without a window have no rotation where others have one.
+        layout: Which dimensions are rotated as a pair: "half" for i and i + d / 2 (Llama), "interleaved" for neighbours
+            (GPT-J), in queries and keys as they enter the product; None where nothing says.
+        direction: 1 where the first of a pair is rotated towards the second, -1 for the reverse; None likewise.
         slopes: The slopes of ALiBi (head,), or None.
         relative_terms: Whether content meets embeddings of distances; None where nothing says.
         causal: Whether queries see no later key; None where nothing says.
@@ -43,6 +47,8 @@ class Declared:
     rotated: Callable[[Any], int | None] = lambda config: None
     unrotated: bool = False
     rotated_in_windows_alone: bool = False
+    layout: str | None = "half"
+    direction: int | None = 1
     slopes: Callable[[Any], Tensor | None] = lambda config: None
     relative_terms: Callable[[Any], bool | None] = lambda config: False
     causal: Callable[[Any], bool | None] = lambda config: None
@@ -70,6 +76,7 @@ def _falcon_slopes(config: Any) -> Tensor | None:
 
 
 _LEARNED, _SINUSOIDAL = Declared("learned"), Declared("sinusoidal")
+_INTERLEAVED = Declared(layout="interleaved")
 _FROM_TWO, _AFTER_PADDING = replace(_LEARNED, first_row=2), replace(_LEARNED, first_row=None, counts_tokens=True)
 _DEBERTA = replace(
     _LEARNED,
@@ -107,18 +114,25 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
     ("xlnet", Declared(relative_terms=lambda config: True, causal=lambda config: bool(config.attn_type == "uni"))),
     ("inkling_text inkling2_text", Declared(relative_terms=lambda config: True)),
     ("prophetnet", Declared(relative_terms=lambda config: None)),  # only its decoder
-    ("gptj codegen", Declared(rotated=lambda config: config.rotary_dim or head_size(config))),
-    ("roformer", Declared(rotated=head_size)),
+    ("gptj codegen", replace(_INTERLEAVED, rotated=lambda config: config.rotary_dim or head_size(config))),
+    ("roformer", replace(_INTERLEAVED, rotated=head_size)),
+    (
+        "cohere deepseek_v2 deepseek_v4 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 glm4v_text glm_ocr_text "
+        "helium llama4_text moonshine moonshine_streaming",
+        _INTERLEAVED,
+    ),
+    ("nanochat", Declared(direction=-1)),
     ("jamba kimi_linear nemotron_h zamba", Declared(unrotated=True)),
-    ("afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1", Declared(rotated_in_windows_alone=True)),
+    ("afmoe exaone4 exaone_moe flint kolibri1", Declared(rotated_in_windows_alone=True)),
+    ("cohere2 cohere2_moe", replace(_INTERLEAVED, rotated_in_windows_alone=True)),
     ("bloom", Declared(slopes=lambda config: published_slopes(config.n_head))),
     ("falcon", Declared(slopes=_falcon_slopes)),
     ("mpt", Declared(slopes=_mpt_slopes)),
 )
 _BY_TYPE = {model_type: declared for types, declared in _GROUPS for model_type in types.split()}
-_NOTHING = Declared()
+_NOTHING, _UNKNOWN = Declared(), Declared(layout=None, direction=None)
 
 
 def declarations(config: Any) -> Declared:
     """Return what the family of a configuration declares."""
-    return _BY_TYPE.get(config.model_type, _NOTHING)
+    return _BY_TYPE.get(config.model_type, _NOTHING if config.model_type in CONFIG_MAPPING_NAMES else _UNKNOWN)
