@@ -257,6 +257,13 @@ def test_a_rotation_as_in_llama_is_found_in_families_with_another(name, sentence
     assert audit(model).mismatches == (f"layers 0-3: {sentence}",)
 
 
+def test_keys_that_are_zero_are_not_said_to_lack_a_rotation():
+    model = llama()
+    for layer in model.layers:
+        layer.self_attn.k_proj.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+    assert audit(model).mismatches == ()
+
+
 def test_pairs_and_direction_of_a_model_type_unknown_to_transformers_are_not_judged(monkeypatch):
     from transformers.models.llama import modeling_llama
 

@@ -44,7 +44,7 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
         return words, "queries not seen", []
     if not isinstance(rotation, Rotation):
         missing = [] if rotary is None else [f"declared rotary base {as_written(rotary.base)}, measured no rotation"]
-        missing += _key_differences(rotation, layer.keys)
+        missing += _key_differences(rotation, layer.keys) if rotary is not None else []
         return words, "" if rotation is None else f"queries {rotation} by position", missing
     rotations = [each for each in (rotation, layer.far) if isinstance(each, Rotation) and each.dims == rotation.dims]
     departure = math.inf
@@ -68,6 +68,8 @@ def _key_differences(queries: Rotation | str | None, keys: Rotation | str | None
     """Return whether keys are rotated otherwise than queries."""
     if isinstance(queries, Rotation) and isinstance(keys, Rotation):
         return [] if queries.like(keys) else ["queries and keys are rotated by different angles"]
+    if "unseen" in (queries, keys):
+        return []
     if isinstance(queries, Rotation):
         return ["queries are rotated by position, keys are not"]
     return ["keys are rotated by position, queries are not"] if isinstance(keys, Rotation) else []

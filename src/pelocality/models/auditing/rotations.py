@@ -86,9 +86,9 @@ def rotation_of(
 
     Returns:
         None if they do not differ between positions, "scaled" or "change" if they do, but not by a rotation, "unseen"
-        for None.
+        for None or zeros.
     """
-    if states is None:
+    if states is None or not bool(states.any()):  # zero in untrained models, such as the keys of ZAYA
         return "unseen"
     compared = still is not None
     eps = torch.finfo(states.dtype).eps

@@ -118,7 +118,7 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
     ("roformer", replace(_INTERLEAVED, rotated=head_size)),
     (
         "cohere deepseek_v2 deepseek_v4 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 glm4v_text glm_ocr_text "
-        "helium llama4_text moonshine moonshine_streaming",
+        "helium llama4_text moonshine moonshine_streaming openai_privacy_filter",
         _INTERLEAVED,
     ),
     ("nanochat", Declared(direction=-1)),
