@@ -83,6 +83,17 @@ def test_a_prompt_in_two_parts_gives_the_output_of_the_whole_prompt(padding):
     torch.testing.assert_close(rest, whole[:, 5:], rtol=0, atol=1e-6)
 
 
+def test_continuous_batching_of_an_attached_model_is_refused():
+    model, ids = language_model("llama").float(), tokens(1, 6)
+    own = model.init_continuous_batching
+    with attach(model, ALiBi(1)):
+        with pytest.raises(ValueError, match="call model.generate with padded prompts"):
+            model.generate_batch(inputs=ids.tolist())
+        with pytest.raises(ValueError, match="call model.generate with padded prompts"):
+            model(ids, cache=object(), use_cache=False)
+    assert model.init_continuous_batching == own
+
+
 @pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
 def test_the_memory_of_xlnet_has_positions_before_the_queries(position_embeddings):
     model, ids = tiny("xlnet"), tokens(2, 8)

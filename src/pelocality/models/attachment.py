@@ -24,6 +24,7 @@ from pelocality.models._run import device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
+from pelocality.models.families._mask import no_continuous_batching
 from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained
 
@@ -177,6 +178,7 @@ def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, 
     for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
         mark_saved_folders(module)
+        module.__dict__["init_continuous_batching"] = functools.partial(_init_continuous_batching, module)
     base.register_load_state_dict_pre_hook(check_state_dict)
     if disable:
         disable_positions(record, base)
@@ -193,6 +195,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
         unhook(module, _check_call)
         if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
             module.__dict__.pop("save_pretrained", None)
+            module.__dict__.pop("init_continuous_batching", None)
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
             del base._load_state_dict_pre_hooks[key]
@@ -266,6 +269,13 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
         raise ValueError(
             "output_attentions=True under 'sdpa' would return no weights; call model.set_attn_implementation('eager')"
         )
+
+
+def _init_continuous_batching(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse continuous batching before transformers starts the thread in which it would call the model."""
+    if attached_biases(model):  # not removed through a part of the model
+        no_continuous_batching()
+    return type(model).init_continuous_batching(model, *args, **kwargs)
 
 
 def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base: Any) -> list[Encoding]:

@@ -1,7 +1,7 @@
 """How a bias is added to the logits of most families: through the mask, which the attention module adds to them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
 
 def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of keys up to the last query, and the number of slots for keys in the cache."""
+    if call.get("cache") is not None:
+        no_continuous_batching()
     cache = next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
     slots = None if mask is None else mask.shape[-1]
     shared = call["shared_kv_states"] if getattr(attention, "is_kv_shared_layer", False) else None
@@ -53,6 +55,14 @@ def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | Non
         ) from error
     longest, first = cache.get_mask_sizes(queries, layer)
     return past + queries - int(first), slots or longest
+
+
+def no_continuous_batching() -> NoReturn:
+    """Raise the error of an attached model for continuous batching."""
+    raise ValueError(
+        "continuous batching (generate_batch) packs several prompts into one row, where an attached encoding would give "
+        "wrong distances; call model.generate with padded prompts"
+    )
 
 
 def _visible_and_added(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
