@@ -12,7 +12,7 @@ from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
 from pelocality.models import _proof, attach, attached, load
 from pelocality.models.families import longest_input, record_of
-from tests.families import ANY, assert_same_outputs, same, same_weights, spread, state, tiny, tiny_any, tokens
+from tests.families import ANY, assert_same_outputs, same, same_weights, small, spread, state, tiny, tiny_any, tokens
 from tests.test_models_attachment import hooks, set_implementation
 from tests.test_models_restore import lines_of
 from tests.test_models_unknown_families import BESIDE_IMAGES
@@ -93,6 +93,15 @@ def test_a_cache_of_which_the_layer_is_not_known_is_refused():
         with pytest.raises(ValueError, match=r"Qwen3Attention does not say which layer .* with use_cache=False"):
             model(ids, use_cache=True)
         output(model, ids)
+
+
+def test_entities_of_luke_are_refused():
+    config = small(hf.LukeConfig, entity_vocab_size=9, entity_emb_size=8, use_entity_aware_attention=True)
+    model, ids = spread(hf.LukeModel(config)), tokens(1, N)
+    with attach(model, random_table(2)), torch.no_grad():
+        model(ids)
+        with pytest.raises(ValueError, match="call the model without entity_ids"):
+            model(ids, entity_ids=torch.tensor([[3]]), entity_position_ids=torch.tensor([[[1, 2]]]))
 
 
 def test_the_decoder_of_an_encoder_decoder_model_generates_the_same_with_and_without_a_key_cache():

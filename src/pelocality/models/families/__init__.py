@@ -23,7 +23,7 @@ _RECORDS: dict[str, Architecture] = {
 
 
 _ANY = Architecture()
-_TO_ATTACH: dict[str, Architecture] = _RECORDS | {"roformer": rotary.RoFormer()}
+_TO_ATTACH: dict[str, Architecture] = _RECORDS | {"luke": absolute.Luke(), "roformer": rotary.RoFormer()}
 
 
 def known_families() -> tuple[str, ...]:
