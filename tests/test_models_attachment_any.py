@@ -95,6 +95,15 @@ def test_a_cache_of_which_the_layer_is_not_known_is_refused():
         output(model, ids)
 
 
+def test_a_prompt_in_two_parts_is_right_where_one_module_fills_several_layers_of_a_cache():
+    torch.manual_seed(1)
+    model, ids = spread(hf.HrmTextForCausalLM(small(hf.HrmTextConfig, num_hidden_layers=3, head_dim=8))), tokens(2, N)
+    with attach(model, random_table(2)), torch.no_grad():
+        cache = hf.StaticCache(config=model.config, max_cache_len=20)
+        parts = [model(part, past_key_values=cache).logits for part in (ids[:, :6], ids[:, 6:])]
+        torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-4)
+
+
 def test_entities_of_luke_are_refused():
     config = small(hf.LukeConfig, entity_vocab_size=9, entity_emb_size=8, use_entity_aware_attention=True)
     model, ids = spread(hf.LukeModel(config)), tokens(1, N)
@@ -102,6 +111,13 @@ def test_entities_of_luke_are_refused():
         model(ids)
         with pytest.raises(ValueError, match="call the model without entity_ids"):
             model(ids, entity_ids=torch.tensor([[3]]), entity_position_ids=torch.tensor([[[1, 2]]]))
+
+
+def test_a_mask_with_other_keys_than_the_tokens_is_refused():
+    model, ids = tiny_any("qwen3"), tokens(1, N)
+    mask, message = torch.ones(1, 1, N, N + 2).bool(), r"for 11 tokens and 0 before them, .* Qwen3Attention has 13 keys"
+    with attach(model, random_table(2)), pytest.raises(ValueError, match=message):
+        output(model, ids, attention_mask=mask)
 
 
 def test_the_decoder_of_an_encoder_decoder_model_generates_the_same_with_and_without_a_key_cache():

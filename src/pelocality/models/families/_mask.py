@@ -19,6 +19,12 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
     mask: Tensor | None = call.get(mask_argument)
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)
+    if slots < keys or (slots > keys and _cache(call) is None):
+        raise ValueError(
+            f"an attached encoding has biases for {queries} tokens and {keys - queries} before them, but the mask of "
+            f"{type(attention).__name__} has {slots} keys; call the model without what adds other keys, "
+            "or with use_cache=False"
+        )
     if mask is None and _causal_without_mask(attention, call):
         # the kernel is not causal by itself once it is given a mask
         mask = torch.ones(queries, slots, dtype=torch.bool, device=hidden.device).tril(keys - queries)[None, None]
@@ -31,11 +37,16 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
     call[mask_argument] = biased
 
 
+def _cache(call: dict[str, Any]) -> Any:
+    """Return the cache of keys in a call, or None."""
+    return next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
+
+
 def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of keys up to the last query, and the number of slots for keys in the cache."""
     if call.get("cache") is not None:
         no_continuous_batching()
-    cache = next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
+    cache = _cache(call)
     slots = None if mask is None else mask.shape[-1]
     shared = call["shared_kv_states"] if getattr(attention, "is_kv_shared_layer", False) else None
     if shared and getattr(attention, "layer_type", None) in shared:  # the keys of an earlier layer, which cached them
@@ -46,6 +57,8 @@ def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | Non
     # Zamba's modules serve several layers, and GPT-Neo's have another name for it
     layer = call["layer_idx"] if "layer_idx" in call else getattr(attention, "layer_idx", None)
     layer = getattr(attention, "layer_id", None) if layer is None else layer
+    if call.get("cycle_offset"):  # HRM-Text runs its layers in cycles, each with a layer of the cache
+        layer += call["cycle_offset"]
     try:
         past = int(cache.get_seq_length(layer))  # a tensor in a static cache
     except (TypeError, ValueError) as error:
@@ -60,8 +73,8 @@ def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | Non
 def no_continuous_batching() -> NoReturn:
     """Raise the error of an attached model for continuous batching."""
     raise ValueError(
-        "continuous batching (generate_batch) packs several prompts into one row, where an attached encoding would give "
-        "wrong distances; call model.generate with padded prompts"
+        "continuous batching (generate_batch) packs several prompts into one row, where an attached encoding would "
+        "give wrong distances; call model.generate with padded prompts"
     )
 
 
@@ -79,11 +92,15 @@ def _visible_and_added(mask: Tensor | None) -> tuple[Tensor | None, Tensor | Non
 
 def _causal_without_mask(attention: Any, call: dict[str, Any]) -> bool:
     """Return whether the kernel hides the future without a mask, decided as in transformers."""
-    config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
-    if config is None or config._attn_implementation != "sdpa":  # eager hides only what a mask hides
+    if not _runs_sdpa(attention):  # eager hides only what a mask hides
         return False
     asked = call.get("is_causal")
     return bool(getattr(attention, "is_causal", True) if asked is None else asked)
+
+
+def _runs_sdpa(attention: Any) -> bool:
+    config = getattr(attention, "config", None)  # where there is none (BLOOM), attention is eager
+    return config is not None and config._attn_implementation == "sdpa"
 
 
 def _least(hidden: Tensor) -> float:
