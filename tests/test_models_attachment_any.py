@@ -104,6 +104,17 @@ def test_a_prompt_in_two_parts_is_right_where_one_module_fills_several_layers_of
         torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-4)
 
 
+def test_left_padding_does_not_carry_later_tokens_into_recurrent_layers():
+    config = small(hf.RecurrentGemmaConfig, num_hidden_layers=3, head_dim=8, lru_width=16, num_key_value_heads=1,
+                   attention_window_size=16, block_types=("attention", "recurrent", "attention"))  # fmt: skip
+    torch.manual_seed(1)
+    model, ids = spread(hf.RecurrentGemmaModel(config)), tokens(1, N)
+    mask = (torch.arange(N) >= 3).long()[None]
+    with attach(model, NoEncoding(), position_embeddings="keep"):
+        same_as_plain = output(model, ids, attention_mask=mask)
+    torch.testing.assert_close(same_as_plain, output(model, ids, attention_mask=mask))
+
+
 def test_entities_of_luke_are_refused():
     config = small(hf.LukeConfig, entity_vocab_size=9, entity_emb_size=8, use_entity_aware_attention=True)
     model, ids = spread(hf.LukeModel(config)), tokens(1, N)

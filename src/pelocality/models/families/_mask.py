@@ -32,8 +32,9 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
     biased = bias(queries, keys, visible, hidden.dtype, added)
     if slots > keys:  # a static cache has room for later tokens
         biased = nn.functional.pad(biased, (0, slots - keys), value=-torch.inf)
-    if mask is not None:
-        biased = biased.clamp(min=_least(hidden))  # the softmax of a row of -inf alone would be NaN
+    if mask is not None and not (mask.dtype == torch.bool and _runs_sdpa(attention)):
+        # the softmax of a row of -inf alone would be NaN; SDPA gives zeros there, as for a row of False alone
+        biased = biased.clamp(min=_least(hidden))
     call[mask_argument] = biased
 
 
