@@ -87,9 +87,9 @@ def test_continuous_batching_of_an_attached_model_is_refused():
     model, ids = language_model("llama").float(), tokens(1, 6)
     own = model.init_continuous_batching
     with attach(model, ALiBi(1)):
-        with pytest.raises(ValueError, match="call model.generate with padded prompts"):
+        with pytest.raises(ValueError, match=r"call model\.generate with padded prompts"):
             model.generate_batch(inputs=ids.tolist())
-        with pytest.raises(ValueError, match="call model.generate with padded prompts"):
+        with pytest.raises(ValueError, match=r"call model\.generate with padded prompts"):
             model(ids, cache=object(), use_cache=False)
     assert model.init_continuous_batching == own
 
