@@ -1,7 +1,8 @@
 """Examples of an evaluation: columns taken from a dataset, and numbers for the values of a column."""
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import datasets
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pelocality.models._names import name_with_encoding
+
+T = TypeVar("T")
 
 
 def scalar_columns(
@@ -61,6 +64,17 @@ def by_columns(
         raise ValueError(f"by must name columns among {', '.join(map(str, examples))}, got {list(columns)}")
     groups = examples.groupby(list(columns), dropna=False)
     return pd.DataFrame([dict(zip(columns, values, strict=True)) | numbers(group) for values, group in groups])
+
+
+def equally_long(items: Iterable[T], length: Callable[[T], int], batch_size: int) -> Iterator[list[T]]:
+    """Yield items that are in the order of their length in batches of one length.
+
+    Padding changes what models answer that count positions through it (BERT and GPT-2 after padding on the left), read
+    the first or last place, or mix neighbours (ConvBERT).
+    """
+    for _, equal in itertools.groupby(items, length):
+        while batch := list(itertools.islice(equal, batch_size)):
+            yield batch
 
 
 def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Predictions of a classifier: a transformers model, or any callable."""
 
-import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as brief
@@ -19,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 from pelocality._checks import check_tokenizer, count
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
-from pelocality.evaluation._examples import array_of
+from pelocality.evaluation._examples import array_of, equally_long
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
@@ -57,21 +56,17 @@ class Classifier:
         self.truncated: set[Texts] = set()
 
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
-        """Return the class of each text and its probability, in order.
-
-        Texts of one length in tokens make a batch: padding changes what models answer that count positions through it
-        (BERT and GPT-2 after padding on the left) or read the first or last place.
-        """
+        """Return the class of each text and its probability, in order."""
         encoded = self._encoded(texts)
         lengths = [len(ids) for ids in encoded["input_ids"]]
         predictions: list[Prediction] = [("", 0.0)] * len(texts)
         with inference(self.model):
-            for _, equal in itertools.groupby(sorted(range(len(texts)), key=lengths.__getitem__), lengths.__getitem__):
-                while chosen := list(itertools.islice(equal, self.batch_size)):
-                    batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
-                    best = self._logits(batch).double().softmax(-1).max(-1)  # of (batch, classes)
-                    for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
-                        predictions[i] = self.classes[index], value
+            in_order = sorted(range(len(texts)), key=lengths.__getitem__)
+            for chosen in equally_long(in_order, lengths.__getitem__, self.batch_size):
+                batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
+                best = self._logits(batch).double().softmax(-1).max(-1)  # of (batch, classes)
+                for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
+                    predictions[i] = self.classes[index], value
         return predictions
 
     def _encoded(self, texts: Sequence[Texts]) -> Mapping[str, Sequence[list[int]]]:

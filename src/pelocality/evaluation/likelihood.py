@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice
 from reprlib import repr as brief
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from pelocality._checks import check_choice, check_tokenizer, count, flag
-from pelocality.evaluation._examples import padded
+from pelocality.evaluation._examples import equally_long, padded
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of, largest_difference
 from pelocality.models._weights import check_ids
@@ -173,7 +172,7 @@ def _log_likelihood(
     order = sorted(range(len(texts)), key=lengths.__getitem__)
     checked = False
     with bar, inference(model):
-        for batch in _equally_long(passes([texts[i] for i in order]), batch_size):
+        for batch in equally_long(passes([texts[i] for i in order]), lambda row: len(row[1]), batch_size):
             number, ids, _ = batch[0]
             if longest and len(ids) > longest:
                 where = f"sentences[{order[number]}], {brief(texts[order[number]])},"
@@ -195,13 +194,6 @@ def _log_likelihood(
     total[tokens == 0] = torch.nan
     summed: Tensor = total / tokens if reduction == "mean" else total
     return summed
-
-
-def _equally_long(rows: Iterator[Row], batch_size: int) -> Iterator[list[Row]]:
-    """Yield rows in batches without padding, which moves the logits of models with convolutions, for one."""
-    for _, equal in groupby(rows, lambda row: len(row[1])):
-        while batch := list(islice(equal, batch_size)):
-            yield batch
 
 
 def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:

@@ -305,7 +305,7 @@ def position_lookup(reading: Reading) -> Lookup | None:
 
 
 def _is_sinusoidal(table: Tensor) -> bool:
-    """Return whether rows of a table are sines and cosines of steps_back, in any order of dimensions."""
+    """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
     some = table[2 : 2 + 32].double().cpu()  # the first rows may be padding
     middle, around = some[1:-1], some[:-2] + some[2:]
     moving = middle.square().sum(0) > 1e-12
