@@ -79,7 +79,7 @@ def test_half_of_the_mixed_heads_mirror_the_other_half():
 
 def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks():
     pytest.importorskip("statsmodels")
-    slope = importlib.import_module("downstream_accuracy").slope
+    slope = importlib.import_module("downstream_tables").slope
     draw = np.random.default_rng(0)
     cells, tasks = draw.uniform(0, 0.3, 12), [2.6, 2.8, 3.0, 3.2, 3.4]
     rows = [
@@ -95,12 +95,12 @@ def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks(
 def test_no_optimiser_finds_a_more_likely_fit_of_the_committed_scores(monkeypatch):
     """The likelihood of several variances has local optima, and the processor decides which is met first."""
     pytest.importorskip("statsmodels")
-    study = importlib.import_module("downstream_accuracy")
+    tables = importlib.import_module("downstream_tables")
     table = pd.read_csv(ROOT / "docs" / "results" / "downstream_accuracy.csv")
-    rows = table[(table["kind"] == "shuffled premises") & table["cell"].isin(study.SCALINGS)]
-    best_fit, models = study.best_fit, []
-    monkeypatch.setattr(study, "best_fit", lambda model: models.append(model) or best_fit(model))
-    study.slope(rows, "symmetry")
+    rows = table[(table["kind"] == "shuffled premises") & table["cell"].isin(tables.SCALINGS)]
+    best_fit, models = tables.best_fit, []
+    monkeypatch.setattr(tables, "best_fit", lambda model: models.append(model) or best_fit(model))
+    tables.slope(rows, "symmetry")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = best_fit(models[0]).llf
@@ -111,15 +111,15 @@ def test_no_optimiser_finds_a_more_likely_fit_of_the_committed_scores(monkeypatc
 
 def test_scores_that_cannot_be_fitted_do_not_end_a_study(monkeypatch):
     pytest.importorskip("statsmodels")
-    study = importlib.import_module("downstream_accuracy")
+    tables = importlib.import_module("downstream_tables")
 
     def stop(*given, **settings):
         raise np.linalg.LinAlgError("Singular matrix")
 
-    monkeypatch.setattr(study.MixedLM, "fit", stop)
+    monkeypatch.setattr(tables.MixedLM, "fit", stop)
     cells = [{"cell": c, "seed": 0, "locality": 0.1 * c, "score": 3.0 * c} for c in range(6)]
     rows = pd.DataFrame([cell | {"task": task} for cell in cells for task in ("MR", "CR")])
-    found = study.slope(rows, "locality")
+    found = tables.slope(rows, "locality")
     assert np.isnan([found.value, found.low, found.high]).all()
 
 
@@ -152,18 +152,29 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
 
 
 def test_models_from_nothing_alone_are_summarised_and_compared_on_the_same_sentences():
-    downstream = importlib.import_module("downstream_accuracy")
+    tables = importlib.import_module("downstream_tables")
     scores = {"from nothing: none": (0.5, 0.6), "from nothing: mixed": (0.75, 0.85)}
     rows = [
-        {"cell": cell, "seed": seed, "held_out_loss": 5.0, "scores": {"MR": score}}
-        | dict.fromkeys(downstream.METRICS, 0.5)
+        {"cell": cell, "seed": seed, "held_out_loss": 5.0, "scores": {"MR": score}} | dict.fromkeys(tables.METRICS, 0.5)
         for cell, found in scores.items()
         for seed, score in enumerate(found)
     ]
-    table = downstream.long_table(rows)
-    assert downstream.summary(table)[["held out loss", "sentence tasks"]].values.tolist() == [
+    table = tables.long_table(rows)
+    assert tables.summary(table)[["held out loss", "sentence tasks"]].values.tolist() == [
         ["5.000", "55.0"],
         ["5.000", "80.0"],
     ]
-    assert "token loss" not in downstream.summary(table)
-    assert downstream.differences(table).values.tolist() == [["from nothing: mixed", "+25.0 [+25.0, +25.0]"]]
+    assert "token loss" not in tables.summary(table)
+    assert tables.differences(table).values.tolist() == [["from nothing: mixed", "+25.0 [+25.0, +25.0]"]]
+
+
+def test_cells_with_other_seeds_are_compared_where_both_have_one():
+    tables = importlib.import_module("downstream_tables")
+    found = {("original", 0): 0.5, ("original", 1): 0.7, ("none", 1): 0.4}
+    rows = [
+        {"cell": c, "seed": s, "scores": {"MR": x}} | dict.fromkeys(tables.METRICS, 0.5) for (c, s), x in found.items()
+    ]
+    table = tables.long_table(rows)
+    assert tables.summary(table)["seeds"].tolist() == [2, 1]
+    assert tables.differences(table)["sentence tasks"].tolist() == ["-30.0"]
+    tables.figure(table)
