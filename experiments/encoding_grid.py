@@ -26,11 +26,11 @@ SYMMETRIES = (0.25, 1.0, 4.0)
 MARKS = ("o--", "s-", "^:")
 
 
-def configurations() -> dict[str, dict[str, object]]:
+def configurations(decays: tuple[float, ...] = DECAYS) -> dict[str, dict[str, object]]:
     """Return the flags of `pretrain.py` for each encoding, by name."""
     attenuated = {
         f"w={decay:g},s={symmetry:g}": {"encoding": "attenuated", "decay": decay, "symmetry": symmetry}
-        for decay in DECAYS
+        for decay in decays
         for symmetry in SYMMETRIES
     }
     published = {"encoding": "attenuated", "form": "weights"}
@@ -99,9 +99,10 @@ def main() -> None:
     arguments, options = parse_runs(parser)
 
     shared = ["--steps", arguments.steps, "--every", arguments.steps, "--layers", 2, *options]
+    chosen = configurations(DECAYS[-1:] if arguments.smoke else DECAYS)
     folders, flags = {}, {}
     for seed in arguments.seeds:  # an interrupted grid has complete seeds
-        for name, configuration in configurations().items():
+        for name, configuration in chosen.items():
             folders[name, seed] = arguments.output / f"grid-{name}-{seed}"
             given = [part for flag, value in configuration.items() for part in (f"--{flag}", value)]
             flags[folders[name, seed]] = [*shared, *given, "--seed", seed]
