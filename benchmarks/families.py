@@ -306,9 +306,9 @@ def in_short(built: pd.DataFrame) -> str:
     types = built.type.str.split(" ").str[0]
     numbers = {name: types[built[name] != "no"].nunique() for name in ("measured", "attached", "audited")}
     return (
-        f"Of {types.nunique()} model types that read text, {numbers['measured']} are measured on identical words, "
-        f"{numbers['attached']} take an encoding, and {numbers['audited']} are audited; the others are refused with a "
-        "reason."
+        f"Of {types.nunique()} model types that read text and could be built small, {numbers['measured']} are "
+        f"measured on identical words, {numbers['attached']} take an encoding, and {numbers['audited']} are audited; "
+        "the others are refused with a reason."
     )
 
 
@@ -328,7 +328,9 @@ def page(table: pd.DataFrame) -> str:
         "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
         "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
         '`position_embeddings="keep"`, as their absence cannot be proved. An encoder-decoder model is '
-        "two: the first is its encoder.",
+        "two: the first is its encoder. Positions: *learned from row 2*, as the first rows of the table are for "
+        "padding; *relative terms*, *computed at the input*, *queries scaled* or *queries change by position*: the "
+        "kind is measured and no formula; *queries not seen*: they do not reach a function that the audit records.",
         "",
         "| type | measured | attached | audited: positions | refused, or differs |",
         "|---|---|---|---|---|",

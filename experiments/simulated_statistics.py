@@ -4,17 +4,21 @@
 
 Prints (1) the share of false discoveries among the heads that are found to be better than an offset, with items that
 depend on each other within sentences, by McNemar's test of the items and by exchanging whole sentences; (2) how often
-the interval of a mean over few groups contains it, by a percentile bootstrap and by `mean_over_groups`.
+the interval of a mean over few groups contains it, by a percentile bootstrap and by `mean_over_groups`; (3) how often
+the interval of a slope over cells and tasks contains it, by the mixed model of `downstream_tables.py`, where cells
+differ by 3.6 points (standard deviation), a score in a cell and task by 2, and slopes of tasks by nothing or one point.
 """
 
 import argparse
 
 import numpy as np
+import pandas as pd
+from downstream_tables import slope
 from scipy import stats
 
 from pelocality.statistics import mean_over_groups, sign_flip, wilson
 
-RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS = 400, 144, 14, 150, 5, 2000
+RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS, SLOPES = 400, 144, 14, 150, 5, 2000, 400
 
 
 def discoveries(rng, correlated):
@@ -43,10 +47,20 @@ def covered(rng, groups, effect=0.5):
     return low <= 0 <= high, here.low <= 0 <= here.high
 
 
+def slope_covered(rng, tasks, spread, cells=13):
+    """Return whether the interval of a slope contains it: 0, of a metric that is 1 in half of the cells."""
+    metric = np.where(np.arange(cells) < cells // 2, 1.0, rng.uniform(0.5, 0.7, cells))
+    of_cell, of_task = rng.normal(0, 3.6, cells), rng.normal(0, spread, tasks)  # points; points per .1
+    scores = of_cell[:, None] + 10 * (metric - metric.mean())[:, None] * of_task + rng.normal(0, 2, (cells, tasks))
+    rows = pd.DataFrame(scores).stack().rename_axis(["cell", "task"]).rename("score").reset_index()
+    found = slope(rows.astype({"task": str}).assign(seed=0, metric=np.repeat(metric, tasks)), "metric")
+    return found.low <= 0 <= found.high
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="few runs: to see it run")
-    runs, means_of = (2, 10) if parser.parse_args().smoke else (RUNS, MEANS)
+    runs, means_of, slopes_of = (2, 10, 2) if parser.parse_args().smoke else (RUNS, MEANS, SLOPES)
     rng = np.random.default_rng(0)
     print(f"{HEADS} heads, {TRUE} of them better; {SENTENCES} sentences of {ITEMS} items; {runs} runs")
     print("correlated   false: items  sentences   found: items  sentences")
@@ -62,6 +76,11 @@ def main() -> None:
             f"{n} {k / means_of:.1%} [{a:.1%}, {b:.1%}]" for n, k, a, b in zip(names, both, low, high, strict=True)
         ]
         print(f"{groups:3} groups: {', '.join(cells)}")
+    print("\n95 % intervals of a slope that contain it, over 13 cells, with Wilson's interval")
+    for tasks, spread in ((3, 0), (3, 1), (6, 0), (6, 1)):
+        held = sum(slope_covered(rng, tasks, spread) for _ in range(slopes_of))
+        low, high = wilson(held, slopes_of)
+        print(f"{tasks} tasks, slopes differ by {spread}: {held / slopes_of:.1%} [{low:.1%}, {high:.1%}]")
 
 
 if __name__ == "__main__":

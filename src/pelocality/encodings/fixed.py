@@ -80,7 +80,7 @@ class SinusoidalEncoding(RelativeEncoding):
     Args:
         heads: H, all equal.
         width: d, the width of the table, even.
-        base: The longest wavelength is 2 pi base tokens.
+        base: Of the frequencies; the longest wavelength is 2 pi base^(1 - 2/d) tokens.
         causal: Whether the future gets -inf.
 
     Raises:

@@ -45,7 +45,7 @@ def evaluate(
 ) -> Evaluation:
     """Return a classifier's accuracy on the original and on the perturbed texts of a probe, and the difference.
 
-    The experiment of Chen et al. (2023, section 5.4). The correct class of an original is ``original_label``, that of
+    The experiment of Chen et al. (2023). The correct class of an original is ``original_label``, that of
     a perturbed text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
 
     Classes are matched by name, never by number. The names come from ``config.id2label``; case, hyphens and

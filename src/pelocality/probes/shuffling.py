@@ -46,7 +46,7 @@ def constituency_shuffling(
 ) -> datasets.Dataset:
     """Permute the words inside constituents, and leave everything else unchanged.
 
-    Shuffle-x of Chen et al. (2023, section 5.4): the words of a constituent of x words change places; the
+    Shuffle-x of Chen et al. (2023): the words of a constituent of x words change places; the
     label stays. The unit is the surface token: ``don't`` counts as one word and is never split; punctuation keeps
     its place and does not count. Constituents come from the sentence's phrase structure or, without one, from full
     subtrees of its dependency tree, which ``provenance`` then names. A constituent that is the whole sentence is not
@@ -74,7 +74,7 @@ def constituency_shuffling(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an invalid value.
+        ValueError: ``size`` below 2, an unknown ``side`` or ``spans``, or ``side`` or ``labels`` with sentences.
 
     Examples:
         >>> from pelocality.corpora import Sentence, parse_bracketed
@@ -126,7 +126,7 @@ def window_shuffling(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an invalid value.
+        ValueError: ``size`` below 2, an unknown ``side`` or ``spans``, or ``side`` or ``labels`` with sentences.
 
     Examples:
         >>> from pelocality.corpora import Sentence, parse_bracketed
@@ -169,7 +169,7 @@ def random_shuffling(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an invalid value.
+        ValueError: An unknown ``side``, or ``side`` or ``labels`` with sentences.
 
     Examples:
         >>> from pelocality.corpora import plain_sentence

@@ -58,7 +58,7 @@ def semantic_role_swap(
 ) -> datasets.Dataset:
     """Exchange the arguments of two semantic roles: *the dog bit a man* becomes *a man bit the dog*.
 
-    Shuffle-SR of Chen et al. (2023, section 5.4); how they found roles is not known. Only swaps that change who did
+    Shuffle-SR of Chen et al. (2023); how they found roles is not known. Only swaps that change who did
     what to whom and leave a grammatical sentence are made: copulas, symmetric verbs (*meet*, *marry*), reflexives and
     reciprocals, arguments that overlap, that are not plain noun phrases, or whose case endings would reveal the
     swap are skipped and counted by reason in ``probe_info``. In English, pronouns change case (*he*, *him*), the
@@ -110,7 +110,8 @@ def semantic_role_swap(
     Raises:
         TypeError: An argument has the wrong type, or ``label_policy`` returns something other than a string or None.
         ImportError: The parser or its model is not installed.
-        ValueError: An argument has an invalid value, or labelled pairs come without ``label_policy``.
+        ValueError: An unknown choice; roles that are not two different ones, or others than ARG0 and ARG1 with a rule;
+            ``side`` or ``labels`` with sentences; or labelled pairs without ``label_policy``.
 
     Examples:
         >>> from pelocality.corpora import Argument, Frame, Sentence
