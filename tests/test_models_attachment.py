@@ -429,3 +429,16 @@ def test_attaching_to_one_model_does_not_change_another_of_the_same_configuratio
     assert attached(two) is None
     assert_same_outputs(hidden(two, tokens(1, N)), before)
     assert two.config.to_dict() == described
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "xlnet"])
+def test_hooks_of_the_user_find_the_arguments_where_they_were_given(name):
+    model, ids, found = tiny(name), tokens(2, 6), []
+    attention = modules_of(model)[0]
+    attention.register_forward_hook(lambda module, args, output: found.append(args))
+    model(ids)
+    with models.attach(model, AttenuatedEncoding(1, 0.3)):
+        model(ids)
+    plain, attached = found[0], found[-1]
+    assert len(plain) == len(attached) > 0
+    assert plain[0].shape == attached[0].shape

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pelocality.encodings import Encoding
 from pelocality.models._restore import unhook
 from pelocality.models._weights import loaded
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import argument_names, as_given, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"
@@ -148,4 +148,5 @@ class PositionalBias(nn.Module):
 
 
 def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    return (), getattr(attention, ATTACHED).added(attention, args, kwargs)
+    attached: PositionalBias = getattr(attention, ATTACHED)
+    return as_given(attached.arguments, args, attached.added(attention, args, kwargs))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import argument_names, as_given, by_name
 from pelocality.models.families._record import Architecture
 
 
@@ -47,4 +47,5 @@ def _zero_position_ids(
     if call.get("position_ids") is None:  # they would be read from a buffer as long as the table
         words = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
-    return (), call | {"position_ids": torch.zeros_like(call["position_ids"])}
+    call["position_ids"] = torch.zeros_like(call["position_ids"])
+    return as_given(names, args, call)

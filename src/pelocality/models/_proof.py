@@ -20,7 +20,7 @@ from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import device_of, largest_difference, run
 from pelocality.models._softmaxes import Softmaxes
 from pelocality.models._weights import some_ids
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import argument_names, as_given, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
 
 Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
@@ -170,7 +170,8 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
         disabled = attached.positions_disabled
         zero = PositionalBias(NoEncoding(), record, attention, positions_disabled=disabled, implementation=None)
         plain = zero.to(_states(output)[0].device).added(attention, *calls[attention])
-        (_, without), (again, biased) = _logits(attention, plain), _logits(attention, kwargs)
+        call = by_name(argument_names(attention), args, kwargs)
+        (_, without), (again, biased) = _logits(attention, plain), _logits(attention, call)
         if not all(_same(one, other) for one, other in zip(_states(output), again, strict=True)):
             raise NotProvedError("its attention implementation gives another output with a bias than 'eager'")
         weights = [each for name, each in attention.named_parameters() if ATTACHED not in name]
@@ -242,15 +243,17 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
     problems: list[nn.Module] = []
 
     def open_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        call = by_name(argument_names(attention), args, kwargs)
+        names = argument_names(attention)
+        call = by_name(names, args, kwargs)
         record.open_mask(attention, call)
-        return (), call
+        return as_given(names, args, call)
 
     def permute(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not hybrid:
             return
-        name = argument_names(attention)[0]
-        again = attention.forward(**kwargs | {name: kwargs[name][:, _ORDER]})
+        names = argument_names(attention)
+        call = by_name(names, args, kwargs)
+        again = attention.forward(**call | {names[0]: call[names[0]][:, _ORDER]})
         pairs = zip(_states(output), _states(again), strict=True)
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)

@@ -1,4 +1,4 @@
-"""Reading the arguments of a call in a forward pre-hook."""
+"""Reading and changing the arguments of a call in a forward pre-hook."""
 
 import functools
 import inspect
@@ -23,3 +23,10 @@ def _argument_names(module_class: Any) -> tuple[str, ...]:
 def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return all arguments of a call by name."""
     return dict(zip(names, args, strict=False)) | kwargs
+
+
+def as_given(names: tuple[str, ...], args: tuple[Any, ...], call: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments by name as the caller gave them: as many by place, where other hooks look for them."""
+    by_place = names[: len(args)]
+    others = {name: value for name, value in call.items() if name not in by_place}
+    return (*(call[name] for name in by_place), *args[len(by_place) :]), others

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import HIDDEN
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import argument_names, as_given, by_name
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
@@ -118,9 +118,10 @@ def without_bias(indexer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     An indexer selects the keys of each query, as in DeepSeek V3.2, and gets the mask of the attention module around it.
     """
-    call = by_name(argument_names(indexer), args, kwargs)
+    names = argument_names(indexer)
+    call = by_name(names, args, kwargs)
     mask = call.get("attention_mask")
     if mask is not None and mask.is_floating_point():
         least = _least(mask)
         call["attention_mask"] = torch.zeros_like(mask).masked_fill(mask <= least, least)
-    return (), call
+    return as_given(names, args, call)
