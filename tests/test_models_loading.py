@@ -3,6 +3,8 @@
 import copy
 import json
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -34,6 +36,24 @@ def transformers_log(caplog):
     library.addHandler(caplog.handler)
     yield caplog
     library.removeHandler(caplog.handler)
+
+
+def test_loading_in_threads_leaves_the_classes_of_transformers_as_they_were(tmp_path, monkeypatch):
+    model = tiny("bert")
+    attach(model, AttenuatedEncoding(1, 0.3))
+    model.save_pretrained(tmp_path)
+    expected, from_pretrained = hf.BertModel._keys_to_ignore_on_load_unexpected, hf.BertModel.from_pretrained
+
+    waits = iter((0.2, 0.6))  # the second call begins before the first one ends, and ends after it
+
+    def slow(*given, **options):
+        time.sleep(next(waits))
+        return from_pretrained(*given, **options)
+
+    monkeypatch.setattr(hf.BertModel, "from_pretrained", slow)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(load, [tmp_path] * 2))) == 2
+    assert hf.BertModel._keys_to_ignore_on_load_unexpected == expected
 
 
 @pytest.mark.parametrize("name", [*SAVABLE, "xlnet"])

@@ -1,6 +1,7 @@
 """Loading a model with its encodings from the folder that ``save_pretrained`` wrote."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from pelocality.models.families._record import ATTACHED
 
 # The options of from_pretrained that locate files.
 _LOCATION = ("subfolder", "revision", "token", "cache_dir", "local_files_only", "force_download", "proxies")
+# A class of transformers is told which keys to expect for the time of a call.
+_LOCK = threading.Lock()
 
 
 def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTrainedModel:
@@ -75,9 +78,10 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     configurations = {name: _restored(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
     options[BLOCKING_KEY] = None
-    expected = [*(loaded_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
-    with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
-        model = loaded_class.from_pretrained(path, **options)
+    with _LOCK:
+        expected = [*(loaded_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
+        with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
+            model = loaded_class.from_pretrained(path, **options)
     names = _names_by_module(list(saved), model)
     for part, attentions in _attachable(model):
         found = [names.pop(module) for module in attentions if module in names]
