@@ -181,7 +181,8 @@ def test_groups_are_told_apart_by_their_names():
     values = [1, 1, 0, 0, -1, -1]
     expected = mean_over_groups(values, ["a", "a", "b", "b", "c", "c"])
     for names in ([1, 1, "1", "1", 2, 2], [("a", 1), ("a", 1), ("a", 2), ("a", 2), ("b", 1), ("b", 1)],
-                  [None, None, "b", "b", 3.5, 3.5], np.repeat([0, 1, 2], 2), pd.Series(list("xxyyzz"))):  # fmt: skip
+                  [None, None, "b", "b", 3.5, 3.5], np.repeat([0, 1, 2], 2), pd.Series(list("xxyyzz")),
+                  [("a", 1), ("a", 1), ("a", "b"), ("a", "b"), (1,), (1,)], [1, 1, "1", "1", (1,), (1,)]):  # fmt: skip
         assert mean_over_groups(values, names) == expected
 
 

@@ -189,11 +189,16 @@ def mean_over_groups(
 
 
 def _group_numbers(groups: Sequence[Any] | NDArray[Any]) -> NDArray[np.intp]:
-    """Return the number of each row's group, in the order of their names where they have one."""
+    """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
+    rows = pd.Series(list(groups), dtype=object).to_numpy()
     try:
-        return pd.factorize(pd.Series(list(groups), dtype=object), sort=True, use_na_sentinel=False)[0]
+        numbers, names = pd.factorize(rows, use_na_sentinel=False)
     except TypeError as error:
         raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
+    try:
+        return names.argsort().argsort()[numbers]
+    except TypeError:  # such as 1 and "1"
+        return numbers
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
