@@ -18,6 +18,7 @@ from pelocality.encodings import (
     Encoding,
     FixedWindow,
     NoEncoding,
+    PositionalSelfAttention,
     RelativeEncoding,
     SinusoidalEncoding,
     T5Buckets,
@@ -317,6 +318,17 @@ def test_an_encoding_may_be_built_on_the_meta_device_and_filled_later(make):
     filled = empty.to_empty(device="cpu")
     filled.load_state_dict(encoding.state_dict())
     assert torch.equal(filled(4), encoding(4))
+
+
+@pytest.mark.parametrize("make", [*LEARNED, lambda: ALiBi(2), lambda: SinusoidalEncoding(2)])
+def test_a_layer_built_on_the_meta_device_may_be_assigned_its_tensors(make):
+    layer, x = PositionalSelfAttention(8, 2, make()), torch.randn(1, 4, 8)
+    with torch.device("meta"):
+        empty = PositionalSelfAttention(8, 2, make())
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    for need_weights in (True, False):
+        assert torch.equal(empty(x, need_weights=need_weights)[0], layer(x, need_weights=need_weights)[0])
+    assert empty.state_dict().keys() == layer.state_dict().keys()
 
 
 @pytest.mark.parametrize("double", [False, True])

@@ -279,6 +279,11 @@ class Encoding(nn.Module, ABC):
             if here is not None and given in ((1,), (self.heads,)) and here.shape != given:
                 self._buffers[name] = here.new_empty(given)
         super()._load_from_state_dict(state_dict, prefix, *options)
+        if self._like.is_meta and options[0].get("assign_to_params_buffers"):
+            # it is not in the state, and goes where the tensors that are go
+            tensors = (each for key, each in state_dict.items() if key.startswith(prefix) and isinstance(each, Tensor))
+            device = next((each.device for each in tensors), torch.get_default_device())
+            self._like = torch.empty(0, dtype=self._like.dtype, device=device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self._buffers)
