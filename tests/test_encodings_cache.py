@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from pelocality.encodings import (
@@ -373,3 +374,15 @@ def test_extreme_learned_numbers_have_finite_biases_and_gradients(make, number, 
     assert bias.isfinite().all()
     (bias.softmax(-1) * torch.arange(16.0).reshape(4, 4)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in encoding.parameters())
+
+
+@pytest.mark.parametrize("make", FIXED)
+def test_shapes_computed_with_fake_tensors_leave_the_cache_as_it_was(make):
+    cached, empty = make(), make()
+    expected = cached(6).clone()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert mode.is_our_fake(cached(6))  # not read from it
+        assert mode.is_our_fake(empty(7))
+    for encoding in (cached, empty, make()):
+        assert type(encoding(7)) is torch.Tensor  # not written to it
+        assert torch.equal(encoding(6), expected)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pelocality.metrics._inputs import transformed
@@ -33,7 +34,8 @@ def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tens
     """Return the bias of an encoding, from the cache if it is valid.
 
     Every call reads and compares everything that the bias of an encoding of this library depends on: its class,
-    attributes and buffers. The bias is cached only if all of these are constants and buffers.
+    attributes and buffers. The bias is cached only if all of these are constants and buffers. Inside a dispatch mode,
+    such as FakeTensorMode, in which tensors may be without numbers, the cache is neither read nor written to.
 
     Args:
         encoding: The encoding.
@@ -43,6 +45,8 @@ def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tens
     Returns:
         The bias. Do not write into it; after a write, the next call builds it again.
     """
+    if _get_current_dispatch_mode() is not None:
+        return build()
     try:
         content = _content(encoding)
     except RuntimeError:  # inside `torch.func` numbers cannot be read
