@@ -450,6 +450,20 @@ def test_invalid_attention_raises_an_error(name, attention, error, words, backen
         getattr(metrics, name)(attention)
 
 
+def test_masked_entries_raise_an_error_in_every_argument():
+    attention, hidden = torch.eye(4), np.ma.masked_array(np.ones(4, bool), [False, False, False, True])
+    for call in (
+        lambda: locality(attention, mask=hidden),
+        lambda: metrics.adjusted_locality(attention, visible=np.ma.masked_array(np.ones((4, 4), bool), np.eye(4))),
+        lambda: ALiBi(4, slopes=hidden.astype(float)),
+    ):
+        with pytest.raises(TypeError, match=r"(mask|visible|slopes) must not be a masked array"):
+            call()
+    nothing_hidden = np.ma.masked_array(np.ones(4, bool))
+    assert locality(attention, mask=nothing_hidden) == locality(attention)
+    assert locality(np.ma.masked_array(np.eye(4))) == locality(attention)
+
+
 @BOTH
 def test_negative_zeros_are_accepted(backend):
     assert locality(torch.tensor([[1.0, -0.0], [-0.0, 1.0]])).item() == 1

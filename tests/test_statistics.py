@@ -205,6 +205,24 @@ def test_input_that_would_be_misread_is_refused(call, error, words):
         call()
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("values", mean_over_runs),
+        ("values", t_interval),
+        ("values", lambda masked: mean_over_groups(masked, "abc")),
+        ("groups", lambda masked: mean_over_groups([0, 0, 1], masked)),
+        ("successes", lambda masked: wilson(masked, 3)),
+        ("trials", lambda masked: wilson(0, masked)),
+        ("differences", lambda masked: sign_flip(masked[:, None])),
+    ],
+)
+def test_masked_entries_are_refused(name, call):
+    with pytest.raises(TypeError, match=f"{name} must not be a masked array, whose mask would be lost; give"):
+        call(np.ma.masked_array([1, 0, 1], [False, False, True]))
+    call(np.ma.masked_array([1, 1, 1]))  # nothing is masked
+
+
 def test_whole_numbers_may_be_floats():
     assert sign_flip([[1.0], [3.0]]) == sign_flip([[1], [3]])
 

@@ -52,6 +52,12 @@ def number(name: str, value: Any) -> float:
     return float(given)
 
 
+def check_unmasked(name: str, value: Any, advice: str = "give its .filled() or its .compressed() values") -> None:
+    """Raise a TypeError if entries of a numpy array are masked: conversions would read them as numbers."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(f"{name} must not be a masked array, whose mask would be lost; {advice}")
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise a ValueError unless a value is among the choices."""
     if value not in choices:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
-from pelocality._checks import count, number
+from pelocality._checks import check_unmasked, count, number
 
 Floats = NDArray[np.float64]
 FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
@@ -81,7 +81,7 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
         (0.596, 0.982)
     """
     check_confidence(confidence)
-    k, n = np.asarray(successes, float), np.asarray(trials, float)
+    k, n = _numbers("successes", successes), _numbers("trials", trials)
     if ((k < 0) | (k > n)).any():
         raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
     z = stats.norm.ppf(0.5 + confidence / 2)
@@ -156,7 +156,7 @@ def mean_over_groups(
     """
     check_confidence(confidence)
     count("resamples", resamples)
-    rows = np.asarray(values, float)
+    rows = _numbers("values", values)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
     index = _group_numbers(groups)
@@ -188,8 +188,15 @@ def mean_over_groups(
     return Estimate(mean, float(low), float(high))
 
 
+def _numbers(name: str, given: ArrayLike) -> Floats:
+    """Return an argument as an array of float64 after checking that no entry is masked."""
+    check_unmasked(name, given)
+    return np.asarray(given, float)
+
+
 def _group_numbers(groups: Sequence[Any] | NDArray[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
+    check_unmasked("groups", groups)
     rows = pd.Series(list(groups), dtype=object).to_numpy()
     try:
         numbers, names = pd.factorize(rows, use_na_sentinel=False)
@@ -222,7 +229,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         (0.67, 0.77)
     """
     check_confidence(confidence)
-    x = np.asarray(values, float)
+    x = _numbers("values", values)
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
     mean, half = x.mean(0), stats.t.ppf(0.5 + confidence / 2, len(x) - 1) * stats.sem(x, 0)
@@ -246,7 +253,7 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         >>> print(mean_over_runs([0.70, 0.72, 0.74]))
         0.720 [0.670, 0.770]
     """
-    runs = np.asarray(values, float)
+    runs = _numbers("values", values)
     low, high = t_interval(runs, confidence)
     return Estimate(float(runs.mean()) if len(runs) else float("nan"), float(low), float(high))
 
@@ -303,6 +310,7 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
         >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]]), mcnemar(5, 0)
         (array([0.03125]), array([0.5]), 0.0625)
     """
+    check_unmasked("differences", differences)
     given = np.asarray(differences)
     if given.dtype.kind not in "biuf":
         raise TypeError(f"differences must be whole numbers, got an array of {given.dtype}")

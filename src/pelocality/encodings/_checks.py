@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pelocality._checks import check_unmasked
+
 PerHead = float | Sequence[float] | Tensor
 
 
@@ -26,6 +28,7 @@ def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = T
         ValueError: The wrong number of numbers; or one that is NaN, infinite, not positive, or one of these after
             rounding to the dtype that encodings work in.
     """
+    check_unmasked(name, value)
     elements = value if isinstance(value, Sequence) else [value]
     try:
         numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from pelocality._checks import flag
+from pelocality._checks import check_unmasked, flag
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 
@@ -107,6 +107,7 @@ def resolve_visible(attention: Attention, visible: Visible | None, causal: bool 
         flag("causal", causal)
     if visible is not None and causal is not None:
         raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
+    check_unmasked("visible", visible)
     carried = getattr(attention, "visible", None)
     if visible is not None or causal is not None or carried is None:
         return None if visible is None else torch.as_tensor(visible)
@@ -124,8 +125,7 @@ def validated_weights(flat: Tensor) -> Tensor:
 
 def float_tensor(name: str, given: Any) -> Tensor:
     """Return a floating-point tensor or numpy array as a tensor; it may share memory with the input."""
-    if isinstance(given, np.ma.MaskedArray):
-        raise TypeError(f"{name} must not be a masked array, whose mask would be lost; pass {name}.data and mask=")
+    check_unmasked(name, given, f"pass {name}.data and mask=")
     if isinstance(given, np.ndarray) and given.dtype.newbyteorder("=") in (np.float16, np.float32, np.float64):
         # torch takes native numbers and strides of at least 0, and warns about read-only memory
         native = np.require(given, given.dtype.newbyteorder("="), ["C", "W"])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality._checks import HIDDEN, count
+from pelocality._checks import HIDDEN, check_unmasked, count
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 
 Mask = Tensor | np.ndarray | Sequence[Any]
@@ -60,6 +60,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 
 def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
+    check_unmasked("mask", mask)
     try:
         given = torch.as_tensor(mask).detach().cpu()
         one, zero, hidden = given == 1, given == 0, given <= HIDDEN
