@@ -7,10 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from pelocality.statistics import (
+    Estimate,
     check_confidence,
     mcnemar,
     mean_over_groups,
@@ -197,12 +199,27 @@ def test_groups_are_told_apart_by_their_names():
         (lambda: mcnemar(3, 0.5), TypeError, "gained must be an integer"),
         (lambda: mean_over_groups([1, 0, 1], ["a"]), ValueError, r"one group for each value, got 1 for values \(3,\)"),
         (lambda: mean_over_groups([[1, 0]], ["a", "b"]), ValueError, r"got 2 for values \(1, 2\)"),
+        (lambda: mean_over_groups([1, 0], "ab", least="a"), TypeError, "least must be a number, got 'a'"),
+        (lambda: mean_over_runs([[0.7, 0.72]]), ValueError, r"values must be one number for each run, got .*\(1, 2\)"),
+        (lambda: mean_over_runs(0.7), ValueError, r"values must be one number for each run, got shape \(\)"),
+        (lambda: mean_over_runs(["a", "b"]), ValueError, "values must be numbers: could not convert"),
+        (lambda: t_interval(0.7), ValueError, r"values must be several independent values, got the number 0\.7"),
+        (lambda: proportion(np.array([1, 2]), 3), TypeError, "successes must be a number, got array"),
         (lambda: mean_over_groups([1, 0], [["a"], ["b"]]), TypeError, "groups must be names that can be keys"),
     ],
 )
 def test_input_that_would_be_misread_is_refused(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_values_may_be_tensors_of_any_precision_with_gradients():
+    runs = torch.tensor([0.5, 0.75, 1.0], dtype=torch.bfloat16, requires_grad=True)
+    assert mean_over_runs(runs) == mean_over_runs([0.5, 0.75, 1.0])
+
+
+def test_an_estimate_of_integers_is_a_float():
+    assert isinstance(float(Estimate(1, 0, 1)), float)
 
 
 @pytest.mark.parametrize(

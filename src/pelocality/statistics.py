@@ -38,7 +38,7 @@ class Estimate:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def __float__(self) -> float:
-        return self.value
+        return float(self.value)
 
     def columns(self, name: str, ends: str | None = None) -> dict[str, float]:
         """Return the value and the ends of the interval as columns of a table.
@@ -108,8 +108,9 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
         >>> print(proportion(9, 10))
         0.900 [0.596, 0.982]
     """
-    low, high = wilson(successes, trials, confidence)
-    return Estimate(successes / trials if trials else float("nan"), float(low), float(high))
+    k, n = number("successes", successes), number("trials", trials)
+    low, high = wilson(k, n, confidence)
+    return Estimate(k / n if n else float("nan"), float(low), float(high))
 
 
 def mean_over_groups(
@@ -156,7 +157,7 @@ def mean_over_groups(
     """
     check_confidence(confidence)
     count("resamples", resamples)
-    rows = _numbers("values", values)
+    rows, least, most = _numbers("values", values), number("least", least), number("most", most)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
     index = _group_numbers(groups)
@@ -189,9 +190,14 @@ def mean_over_groups(
 
 
 def _numbers(name: str, given: ArrayLike) -> Floats:
-    """Return an argument as an array of float64 after checking that no entry is masked."""
+    """Return an argument, which may be a tensor, as an array of float64 after checking that no entry is masked."""
     check_unmasked(name, given)
-    return np.asarray(given, float)
+    if hasattr(given, "detach"):  # a tensor, recognised without importing torch
+        given = given.detach().cpu().double()
+    try:
+        return np.asarray(given, float)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} must be numbers: {error}") from error
 
 
 def _group_numbers(groups: Sequence[Any] | NDArray[Any]) -> NDArray[np.intp]:
@@ -230,6 +236,8 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
     """
     check_confidence(confidence)
     x = _numbers("values", values)
+    if not x.ndim:
+        raise ValueError(f"values must be several independent values, got the number {x}")
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
     mean, half = x.mean(0), stats.t.ppf(0.5 + confidence / 2, len(x) - 1) * stats.sem(x, 0)
@@ -254,6 +262,8 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         0.720 [0.670, 0.770]
     """
     runs = _numbers("values", values)
+    if runs.ndim != 1:
+        raise ValueError(f"values must be one number for each run, got shape {runs.shape}; t_interval takes more axes")
     low, high = t_interval(runs, confidence)
     return Estimate(float(runs.mean()) if len(runs) else float("nan"), float(low), float(high))
 
