@@ -227,7 +227,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         Lower and upper ends, (...); NaN for fewer than two values.
 
     Raises:
-        ValueError: A coverage outside (0, 1).
+        ValueError: A coverage outside (0, 1), or a single number.
 
     Examples:
         >>> low, high = t_interval([0.70, 0.72, 0.74])
@@ -256,6 +256,9 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
     Returns:
         The mean and its interval; the interval is NaN for a single run, the mean too for no runs.
+
+    Raises:
+        ValueError: A coverage outside (0, 1), or not one number for each run.
 
     Examples:
         >>> print(mean_over_runs([0.70, 0.72, 0.74]))
