@@ -284,6 +284,13 @@ def test_a_previous_token_head_is_distinguished_from_a_symmetric_one():
         assert metrics.symmetry(head) > 0.9
 
 
+def test_attention_without_weight_on_either_side_is_not_one_sided(recwarn):
+    assert metrics.symmetry(torch.eye(8)) == 1
+    assert not recwarn
+    with pytest.warns(UserWarning, match="one-sided"):
+        metrics.symmetry(torch.stack([torch.eye(8), uniform(8, causal=True).float()]))
+
+
 def test_a_small_asymmetry_gives_a_small_relative_asymmetry():
     i = torch.arange(64, dtype=torch.float64)
     distance = i - i[:, None]

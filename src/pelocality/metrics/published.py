@@ -129,7 +129,7 @@ def symmetry(
     def kernel(flat: Tensor) -> Tensor:
         statistics = validated_statistics(flat, rtol=rtol)
         weights = flat.detach()
-        one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) | is_causal(weights.mT)).any()))
+        one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) ^ is_causal(weights.mT)).any()))
         return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
 
     values = map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
