@@ -132,6 +132,12 @@ def test_each_head_is_measured(similarity, backend):  # noqa: F811
     assert_same(result, measure(position_weights(table, query, key, **options)))
 
 
+def test_no_heads_give_empty_results():
+    absolute = measure_absolute(random_table(5, 6), random_table(0, 6, 4), random_table(0, 6, 4))
+    for result in (absolute, measure_relative(random_table(0, 9))):
+        assert [getattr(result, field).shape for field in FIELDS] == [(0,)] * 3
+
+
 @BOTH
 @pytest.mark.parametrize("n", [2, 70])
 def test_similarities_beyond_the_precision_raise_an_error(n, backend):  # noqa: F811

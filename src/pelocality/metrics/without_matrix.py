@@ -150,14 +150,13 @@ def measure_absolute(
     """
     queries, keys = project(table, query, key, similarity, temperature)
     n = queries.shape[-2]
-    heads = []
+    by_head = [each.reshape(-1, n, each.shape[-1]) for each in (queries, keys)]
+    sums = queries.new_zeros(len(by_head[0]), 4, dtype=torch.float64)
     with torch.no_grad():
-        for q, k in zip(queries.reshape(-1, n, queries.shape[-1]), keys.reshape(-1, n, keys.shape[-1]), strict=True):
-            sums = q.new_zeros(4, dtype=torch.float64)
+        for q, k, total in zip(*by_head, sums, strict=True):
             for _, first, stop in row_blocks(1, n, q.device):
                 block = softmax_weights(q[rows_needed(first, stop, n)], k)
                 statistics = block_statistics(block[None], first, stop, rtol=rtol)
-                sums += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
-            heads.append(sums)
-    values = pool_sums(n, *torch.stack(heads).unbind(-1))
+                total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
+    values = pool_sums(n, *sums.unbind(-1))
     return Measurement(*(value.to(queries.dtype).reshape(queries.shape[:-2]) for value in values))
