@@ -8,6 +8,7 @@ import torch
 
 from pelocality.metrics import adjusted_locality
 from pelocality.metrics.position_tables import position_weights
+from pelocality.metrics.without_matrix import measure_absolute
 from tests.data import DATA, NEEDS_DATA
 
 
@@ -39,6 +40,15 @@ def test_arrays_and_half_precision_are_accepted():
     table = random_table(7, 5)
     torch.testing.assert_close(position_weights(table.numpy()), position_weights(table))
     assert position_weights(table.half()).dtype == torch.float32
+
+
+def test_autocast_does_not_lower_the_precision():
+    table, *projections = random_table(7, 5), random_table(3, 5, 4, seed=1), random_table(3, 5, 4, seed=2)
+    for given in ([table.float()], [each.float() for each in (table, *projections)]):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            weights, measured = position_weights(*given), measure_absolute(*given)
+        assert torch.equal(weights, position_weights(*given))
+        assert torch.equal(measured.locality, measure_absolute(*given).locality)
 
 
 @pytest.mark.parametrize(

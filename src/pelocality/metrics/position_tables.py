@@ -61,7 +61,7 @@ def position_weights(
 
 def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the weights, (..., m, n), of scaled queries (..., m, d_head) and keys (..., n, d_head)."""
-    weights = (queries @ keys.transpose(-1, -2)).softmax(-1)
+    weights = _product(queries, keys.transpose(-1, -2)).softmax(-1)
     if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
         raise ValueError(f"table gives similarities beyond the range of {queries.dtype}; raise the temperature")
     return weights
@@ -83,7 +83,7 @@ def project(
     queries = keys = positions
     if query is not None:
         queries, keys = (
-            positions @ _projection(name, given, positions) for name, given in (("query", query), ("key", key))
+            _product(positions, _projection(name, given, positions)) for name, given in (("query", query), ("key", key))
         )
         if queries.shape != keys.shape:
             raise ValueError(f"query and key must agree, they give {tuple(queries.shape)} and {tuple(keys.shape)}")
@@ -95,6 +95,12 @@ def project(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     return queries / temperature, keys
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in their own precision, also inside a `torch.autocast`."""
+    with torch.autocast(left.device.type, enabled=False):
+        return left @ right
 
 
 def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
