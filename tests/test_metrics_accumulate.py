@@ -3,11 +3,13 @@
 import copy
 import multiprocessing
 import os
+import pickle
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+from torchmetrics import MetricCollection
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import metrics
@@ -113,6 +115,36 @@ def test_the_mean_matrix_of_padded_sequences_starts_at_their_first_token(left, a
     alone = [metrics.crop(a, 12 - m if left else 0, 12 if left else m) for a, m in zip(attention, lengths, strict=True)]
     torch.testing.assert_close(result[:, 0, 0], torch.stack([a[:, 0, 0] for a in alone]).mean(0))
     torch.testing.assert_close(result[:, 6, :9], torch.stack([alone[0][:, 6], alone[2][:, 6, :9]]).mean(0))
+
+
+@pytest.mark.parametrize("first", [torch.ones(1, 1), torch.full((8, 8), 1 / 8)])
+def test_a_collection_keeps_metrics_of_different_functions_apart(first):
+    functions = {
+        "symmetry": metrics.symmetry,
+        "past_locality": metrics.past_locality,
+        "relative_asymmetry": metrics.relative_asymmetry,
+        "direction_balance": metrics.direction_balance,
+        "negative": lambda attention, mask: -metrics.direction_balance(attention, mask=mask),
+    }
+    collection = MetricCollection({name: MeanOver(function) for name, function in functions.items()})
+    for attention in (first, random_attention(9, 9)):
+        collection.update(attention)
+    for name, found in collection.compute().items():
+        alone = MeanOver(functions[name])
+        alone.update(first)
+        alone.update(random_attention(9, 9))
+        torch.testing.assert_close(found, alone.compute(), rtol=0, atol=0)
+    same = MetricCollection({"one": MeanOver(metrics.locality), "other": MeanOver(metrics.locality)})
+    same.update(first)
+    assert len(same.compute_groups) == 1
+
+
+def test_a_copied_accumulator_continues():
+    mean = MeanOver(metrics.locality)
+    mean.update(torch.eye(8))
+    for other in (copy.deepcopy(mean), pickle.loads(pickle.dumps(mean))):
+        other(torch.full((8, 8), 1 / 8))
+        torch.testing.assert_close(other.compute().item(), 0.65634, rtol=0, atol=1e-4)
 
 
 def test_sums_stay_in_float64_and_can_be_reset():
