@@ -13,6 +13,7 @@ from torchmetrics import MetricCollection
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import metrics
+from pelocality.encodings import SinusoidalEncoding
 from pelocality.metrics.accumulate import MeanAttention, MeanOver
 from tests.test_metrics import random_attention
 from tests.test_metrics_masks import padded
@@ -101,6 +102,22 @@ def test_symmetry_of_the_mean_matrix_differs_from_mean_symmetry():
         mean.update(batch)
     torch.testing.assert_close(mean.compute(), attention.mean(0))
     assert (metrics.symmetry(mean.compute()) - metrics.symmetry(attention).mean(0)).abs().min() > 0.01
+
+
+@pytest.mark.parametrize("n", [16, 64])
+def test_the_mean_of_symmetric_matrices_is_symmetric_in_their_precision(n):
+    tables = [SinusoidalEncoding(width=width).table(n) for width in (32, 64, 128)]
+    attention = torch.stack([(table @ table.T / 8).softmax(-1) for table in tables])
+    mean = MeanAttention(length=n)
+    mean.update(attention)
+    assert mean.compute().dtype == torch.float32
+    assert metrics.symmetry(mean.compute()) == 1
+    mean.update(attention.double())
+    assert mean.compute().dtype == torch.float32
+    for dtype, expected in [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]:
+        mean.reset()
+        mean.update(torch.eye(n, dtype=dtype))
+        assert mean.compute().dtype == expected
 
 
 @pytest.mark.parametrize("left", [False, True])

@@ -124,18 +124,20 @@ class MeanAttention(Metric):
         >>> mean.update(torch.eye(8))
         >>> mean.update(torch.full((8, 8), 1 / 8))
         >>> locality(mean.compute())
-        tensor(0.6564, dtype=torch.float64)
+        tensor(0.6564)
     """
 
     full_state_update = False
     total: Tensor
     count: Tensor
+    eps: Tensor
 
     def __init__(self, length: int, shape: int | Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
         self.length, self.shape = count("length", length), _sizes(shape)
         self.add_state("total", torch.zeros(*self.shape, length, length, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("eps", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="max")  # of the coarsest input
 
     def update(self, attention: Attention, mask: Mask | None = None) -> None:
         """Add the matrices of a batch, each shifted so that its first counting token is token 0.
@@ -162,15 +164,18 @@ class MeanAttention(Metric):
             raise ValueError(f"a sequence of {m} tokens is longer than length={self.length}; increase length=")
         self.total[..., :m, :m] += matrices[..., :m, :m].nan_to_num(0).sum(0, dtype=torch.float64)
         self.count[:m] += present[:, :m].sum(0)
+        self.eps = self.eps.clamp(min=torch.finfo(matrices.dtype).eps)
 
     def compute(self) -> Tensor:
         """Return the mean matrix over all batches and processes.
 
         Returns:
-            (*shape, m, m) with m the longest sequence seen; rows sum to 1, float64.
+            (*shape, m, m) with m the longest sequence seen; rows sum to 1. Summed in float64 and returned in the dtype
+            of the input, by whose rounding `symmetry` judges it; half precision as float32.
         """
         m = int((self.count > 0).sum())
-        return self.total[..., :m, :m] / self.count[:m, None]
+        dtype = torch.float32 if self.eps > torch.finfo(torch.float64).eps else torch.float64
+        return (self.total[..., :m, :m] / self.count[:m, None]).to(dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(length={self.length}, shape={self.shape})"
