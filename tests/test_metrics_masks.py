@@ -68,6 +68,20 @@ def test_weight_on_padding_is_left_out_and_the_row_renormalised():
     torch.testing.assert_close(locality(attention, mask=mask), locality(crop(attention, 0, 6)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["symmetry", "half_life", "measure"])
+def test_a_mask_keeps_the_tolerance_of_half_precision(name, dtype):
+    metric, attention = getattr(metrics, name), (2e-3 * random_attention(4, 32, 32)).softmax(-1).to(dtype)
+    for given, mask in [(attention, torch.ones(4, 32)), ((attention, attention), torch.ones(4, 32)[:1])]:
+        together = zip(numbers(metric(given, mask=mask)), numbers(metric(given)), strict=True)
+        for masked, whole in together:
+            torch.testing.assert_close(masked, whole, rtol=1e-3, atol=1e-3)
+    for cut, whole in zip(
+        numbers(metric(attention, without_first=1)), numbers(metric(attention[:, 1:, 1:] * (32 / 31))), strict=True
+    ):
+        torch.testing.assert_close(cut, whole, rtol=1e-2, atol=1e-2)
+
+
 def test_padding_rows_may_be_nan():
     attention, mask = padded([5, 8], 8)
     attention[0, :, 5:] = torch.nan

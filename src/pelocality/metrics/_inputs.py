@@ -45,6 +45,7 @@ def map_matrices(
     without_first: int = 0,
     visible: Tensor | None = None,
     layout: Layout = "scalar",
+    with_dtype: bool = False,
 ) -> Tensor:
     """Apply a kernel to every matrix of the attention and reshape its values to the leading axes of the input.
 
@@ -58,6 +59,7 @@ def map_matrices(
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
         layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
             Entries of padding are NaN; a matrix starts at its first counting token.
+        with_dtype: Also give the kernel ``dtype=``, that of the attention: half precision is cropped to float32.
 
     Returns:
         (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
@@ -75,7 +77,9 @@ def map_matrices(
             several = ", ".join(map(str, shapes))
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         seen = visible_by_layer(visible, attention)
-        each = partial(map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout)
+        each = partial(
+            map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout, with_dtype=with_dtype
+        )
         return torch.stack([each(a, visible=v) for a, v in zip(attention, seen, strict=True)])
     matrices = float_tensor("attention", attention)
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
@@ -83,6 +87,8 @@ def map_matrices(
             f"attention must be square with positions, (..., n, n), got shape {tuple(matrices.shape)}: "
             "cross-attention and steps of generate are not"
         )
+    if with_dtype:
+        kernel = partial(kernel, dtype=matrices.dtype)
     given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
     flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
     whole = mask is None and without_first == 0

@@ -68,25 +68,30 @@ def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
     return torch.where(whole == 0, otherwise, quotient)
 
 
-def validated_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
+def validated_statistics(
+    flat: Tensor, *, pairs: bool = True, rtol: float | None = None, dtype: torch.dtype | None = None
+) -> RowStatistics:
     """Return `row_statistics`, after checking that the rows are distributions."""
-    statistics = row_statistics(flat, pairs=pairs, rtol=rtol)
+    statistics = row_statistics(flat, pairs=pairs, rtol=rtol, dtype=dtype)
     check_rows(statistics.total, statistics.smallest, flat)
     return statistics
 
 
-def row_statistics(flat: Tensor, *, pairs: bool = True, rtol: float | None = None) -> RowStatistics:
+def row_statistics(
+    flat: Tensor, *, pairs: bool = True, rtol: float | None = None, dtype: torch.dtype | None = None
+) -> RowStatistics:
     """Measure every row of (batch, n, n) in one pass, differentiably.
 
     Args:
         flat: (batch, n, n), float; not modified.
         pairs: Also compare left with right.
         rtol: Relative range up to which a row counts as constant; None: see `Tolerance`.
+        dtype: The dtype whose tolerance applies; None: that of flat.
 
     Returns:
         Sums in float32 or float64, on the same device.
     """
-    tolerance, weights = Tolerance.for_dtype(flat.dtype, rtol), flat.detach()
+    tolerance, weights = Tolerance.for_dtype(dtype or flat.dtype, rtol), flat.detach()
     if _is_compiled(flat):
         found = _measure_compiled(weights, 0, pairs, tolerance)
     else:

@@ -329,7 +329,7 @@ def half_life(
     """
     check_choice("side", side, ("both", "past", "future"))
 
-    def kernel(flat: Tensor) -> Tensor:
+    def kernel(flat: Tensor, dtype: torch.dtype) -> Tensor:
         n = flat.shape[-1]
         sums = diagonal_sums(validated_weights(flat), torch.float64)
         k = torch.arange(1, n, device=flat.device, dtype=torch.float64)
@@ -343,12 +343,12 @@ def half_life(
         fall = -(weight * away * (log_p - (weight * log_p).sum(-1, keepdim=True))).sum(-1)  # times spread: -slope
         spread = (weight * away**2).sum(-1)
         # the error of log p is at most eps of the input, that of fall this times the mean distance from the mean
-        falling = fall > torch.finfo(flat.dtype).eps * (weight * away.abs()).sum(-1)
+        falling = fall > torch.finfo(dtype).eps * (weight * away.abs()).sum(-1)
         values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
         values = torch.where(held.sum(-1) < 2, torch.nan, values)
         return values.to(torch.promote_types(flat.dtype, torch.float32))
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first)
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, with_dtype=True)
 
 
 def _distance(flat: Tensor) -> Tensor:

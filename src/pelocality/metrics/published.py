@@ -126,13 +126,15 @@ def symmetry(
     """
     one_sided = []
 
-    def kernel(flat: Tensor) -> Tensor:
-        statistics = validated_statistics(flat, rtol=rtol)
+    def kernel(flat: Tensor, dtype: torch.dtype) -> Tensor:
+        statistics = validated_statistics(flat, rtol=rtol, dtype=dtype)
         weights = flat.detach()
         one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) ^ is_causal(weights.mT)).any()))
         return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
 
-    values = map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    values = map_matrices(
+        attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows), with_dtype=True
+    )
     if any(one_sided):
         _warn_caller(
             "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
@@ -170,10 +172,11 @@ def measure(
         Measurement(locality=tensor(0.5063), symmetry=tensor(1.), relative_asymmetry=tensor(1.))
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        return torch.stack(validated_statistics(flat, rtol=rtol).pooled(), -1)
+    def kernel(flat: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.stack(validated_statistics(flat, rtol=rtol, dtype=dtype).pooled(), -1)
 
-    return Measurement(*map_matrices(attention, kernel, mask=mask, without_first=without_first).unbind(-1))
+    values = map_matrices(attention, kernel, mask=mask, without_first=without_first, with_dtype=True)
+    return Measurement(*values.unbind(-1))
 
 
 def _symmetry_of_rows(irregularity: Tensor) -> Tensor:

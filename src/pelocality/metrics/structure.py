@@ -227,7 +227,8 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
         stop: End of the tokens kept, exclusive; may be negative, as in a slice.
 
     Returns:
-        (..., stop - start, stop - start), rows sum to 1; half precision comes back as float32.
+        (..., stop - start, stop - start), rows sum to 1; half precision comes back as float32. (`symmetry` then has the
+        tolerance of float32: with its own ``mask=`` or ``without_first=`` it keeps that of the input.)
 
     Raises:
         TypeError: As for `locality`.
