@@ -105,8 +105,17 @@ def test_attention_between_words_keeps_the_weight_that_is_not_on_special_tokens(
     assert torch.allclose(words[:, :, 0].sum(-1), expected, atol=1e-6)
 
 
-def test_the_batch_size_changes_no_result_and_the_model_stays_unchanged():
-    model, tokenizer = tiny("bert").train(), wordpiece()
+def mixing_neighbours():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    torch.manual_seed(0)
+    return hf.ConvBertModel(hf.ConvBertConfig(vocab_size=200, embedding_size=16, head_ratio=2, **sizes))
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("bert"), mixing_neighbours])
+@pytest.mark.parametrize("inputs", [["input_ids", "attention_mask"], ["input_ids"]])
+def test_the_batch_size_changes_no_result_and_the_model_stays_unchanged(make, inputs):
+    model, tokenizer = make().train(), wordpiece()
+    tokenizer.model_input_names = inputs
     before = state(model)
     sentences = random_sentences(11, longest=12)
     one, many = (dependency_accuracy(model, tokenizer, sentences, batch_size=size) for size in (1, 8))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
-from pelocality.evaluation._examples import padded
+from pelocality.evaluation._examples import equally_long
 from pelocality.models._observe import observable, observe
 from pelocality.models._run import device_of, find_base
 from pelocality.models.families import longest_input
@@ -26,7 +26,7 @@ def most_attended(
         model: A transformers model.
         tokenizer: Its fast tokenizer.
         sentences: The words of each sentence.
-        batch_size: Sentences per forward pass.
+        batch_size: Sentences of one length in tokens per forward pass.
         progress: Show a progress bar.
 
     Returns:
@@ -44,25 +44,24 @@ def most_attended(
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
     layers: tuple[int, ...] = ()
     looks_ahead = False
-    by_length = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding
-    bar = tqdm(total=len(sentences), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
+    encoded: Any = tokenizer([list(words) for words in sentences], is_split_into_words=True) if sentences else {}
+    lengths = [len(ids) for ids in encoded.get("input_ids", ())]
+    fits = [i for i in sorted(range(len(lengths)), key=lengths.__getitem__) if not limit or lengths[i] <= limit]
+    accepted = {*inspect.signature(base.forward).parameters, "attention_mask"}
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded and name in accepted]
+    bar = tqdm(total=len(fits), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
     with bar, observable(model, base):
-        for start in range(0, len(by_length), batch_size):
-            chosen = by_length[start : start + batch_size]
-            encoded = tokenizer([list(sentences[i]) for i in chosen], is_split_into_words=True)
-            fits = [k for k, ids in enumerate(encoded["input_ids"]) if not limit or len(ids) <= limit]
-            bar.update(len(chosen))
-            if not fits:
-                continue
-            words = [len(sentences[chosen[k]]) for k in fits]
-            inputs = _padded(encoded, fits, base, tokenizer)
-            membership = _membership([encoded.word_ids(k) for k in fits], inputs["input_ids"].shape[1], max(words))
+        for chosen in equally_long(fits, lengths.__getitem__, batch_size):
+            inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=device_of(base)) for name in names}
+            words = [len(sentences[i]) for i in chosen]
+            membership = _membership([encoded.word_ids(i) for i in chosen], lengths[chosen[0]], max(words))
             observed = observe(base, **inputs)
             layers = observed.layers
             looks_ahead = looks_ahead or any(bool(visible.triu(1).any()) for visible in observed.visible)
             words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
-            for row, k in enumerate(fits):
-                found[chosen[k]] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
+            for row, i in enumerate(chosen):
+                found[i] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
+            bar.update(len(chosen))
     return found, layers, looks_ahead
 
 
@@ -107,19 +106,8 @@ def check_alignment(tokenizer: Any) -> None:
         raise ValueError("tokenizer loses spaces between words; load it with add_prefix_space=True")
 
 
-def _padded(encoded: Any, rows: Sequence[int], base: Any, tokenizer: Any) -> dict[str, Tensor]:
-    """Return a batch of model inputs (batch, n), padded on the right."""
-    accepted = {*inspect.signature(base.forward).parameters, "attention_mask"}
-    padding = {"input_ids": tokenizer.pad_token_id or 0}
-    return {
-        name: padded([encoded[name][k] for k in rows], padding.get(name, 0), device_of(base))
-        for name in ("input_ids", "attention_mask", "token_type_ids")
-        if name in encoded and name in accepted
-    }
-
-
 def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: int) -> Tensor:
-    """Return (batch, n, words), 1 where a token belongs to a word; special tokens and padding belong to none."""
+    """Return (batch, n, words), 1 where a token belongs to a word; special tokens belong to none."""
     membership = torch.zeros(len(word_ids), tokens, words)
     for row, ids in enumerate(word_ids):
         places = [token for token, word in enumerate(ids) if word is not None]

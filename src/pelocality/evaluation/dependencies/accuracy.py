@@ -60,7 +60,7 @@ def dependency_accuracy(
             Byte-level tokenizers need ``add_prefix_space=True``.
         sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return.
         subtypes: Keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
-        batch_size: Sentences per forward pass.
+        batch_size: Sentences of one length in tokens per forward pass; nothing is padded.
         confidence: Coverage of the intervals.
         resamples: Bootstrap resamples for the intervals of differences.
         seed: Seeds the split into halves and the bootstrap.
