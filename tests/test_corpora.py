@@ -52,10 +52,10 @@ def test_snli_drops_pairs_without_gold_label_and_counts_them_at_every_pass(tmp_p
     assert "a.jsonl:1" in pairs[0].premise.provenance
 
 
-@pytest.mark.parametrize("none", [None, "", "-"])
+@pytest.mark.parametrize("none", [None, "", "-", " - "])
 def test_snli_pairs_whose_gold_label_is_empty_have_none(tmp_path, none):
     missing = {name: value for name, value in snli_row().items() if name != "gold_label"}
-    corpus = read_snli(write(tmp_path / "a.jsonl", snli_row(gold_label=none), missing))
+    corpus = read_snli(write(tmp_path / "a.jsonl", snli_row(gold_label=none, sentence1_parse=None), missing))
     assert list(corpus) == []
     assert corpus.dropped == {"no gold label": 2}
 

@@ -353,6 +353,18 @@ def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
     assert probe_info(probe).skipped == {why: 1}
 
 
+@pytest.mark.parametrize(
+    "text", ["He saw by me .", "He wanted to leave .", "He looked at me .", "He asked whether rain ."]
+)
+def test_frames_without_a_tree_are_swapped_between_noun_phrases_only(text):
+    words = tuple(text.split())
+    last = Argument("ARG1", len(words) - 3, len(words) - 1)
+    frame = Frame("see.01", (1, 2), (Argument("ARG0", 0, 1), last), "made up")
+    probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
+    assert len(probe) == 0
+    assert probe_info(probe).skipped == {"an argument is not a noun phrase": 1}
+
+
 def test_a_swap_that_would_leave_the_text_is_skipped():
     item = Sentence(("人", "咬", "人", "人"), ("", "", "", ""), uid="1", language="zh")
 

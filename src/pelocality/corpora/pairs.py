@@ -53,11 +53,13 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
 def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     row = json_object(line)
+    if row.get("gold_label") is None:
+        return NO_GOLD_LABEL
+    label = field(row, "gold_label", str, "a text, '-' where there is none").strip()
+    if label in ("", "-"):
+        return NO_GOLD_LABEL
     texts = {name: field(row, name, str, "a text") for name in ("sentence1", "sentence2")}
     parses = {name: field(row, f"{name}_parse", str, "a bracketed tree") for name in texts}
-    if row.get("gold_label") in (None, "", "-"):
-        return NO_GOLD_LABEL
-    label = field(row, "gold_label", str, "a text, '-' where there is none")
     uid = identifier(row, "pairID") if row.get("pairID") not in (None, "") else where
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):

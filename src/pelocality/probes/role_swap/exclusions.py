@@ -327,8 +327,9 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return "an argument has a false start"  # "th- the hat", "the the hat"
     if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
         return "an argument is not headed by a noun"
-    if tags is None:
-        return None
+    if tags is None:  # the agent of a passive in a frame: "by the nun"
+        begins_otherwise = words[0] in english.PREPOSITIONS | english.VERB_LINKS | {"whether"}
+        return "an argument is not a noun phrase" if begins_otherwise else None
     if tags[-1] in ("IN", "TO", "VBG"):
         return "an argument has the gap of a relative clause"  # "hats that she knew the owners of"
     if "UH" in tags:
