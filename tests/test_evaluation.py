@@ -176,6 +176,13 @@ def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
     assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
 
 
+def test_a_model_that_is_called_otherwise_is_refused_with_the_way_out():
+    model = classifier()
+    model.predict = lambda pairs: pairs  # as a CrossEncoder has
+    with pytest.raises(ValueError, match=r"model must be called as classifiers of transformers are.*pass its \.model"):
+        evaluate(model, wordpiece(), shuffled())
+
+
 def test_a_model_without_a_classification_head_is_refused_with_the_class_that_has_one():
     base = tiny("bert")
     for model, labels in ((base, None), (base, THREE), (hf.BertForMaskedLM(base.config), THREE)):

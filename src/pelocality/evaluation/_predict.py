@@ -108,6 +108,9 @@ def _check_head(model: Any) -> None:
     if isinstance(model, PreTrainedModel) and any(name in names.values() for names in _WITHOUT_CLASSES):
         advice = "load it with AutoModelForSequenceClassification"
         raise ValueError(f"model must have a classification head, {name} has none; {advice}")
+    if hasattr(model, "encode") or hasattr(model, "predict"):  # of sentence-transformers
+        advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and labels="
+        raise ValueError(f"model must be called as classifiers of transformers are, {name} is not; {advice}")
 
 
 class CallableClassifier:
