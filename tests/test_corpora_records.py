@@ -235,6 +235,12 @@ def test_a_row_with_too_many_or_too_few_cells_is_an_error(tmp_path, text, says):
         list(read_pairs(tmp_path / "a.csv"))
 
 
+def test_a_row_of_a_tsv_with_another_number_of_cells_is_explained_by_tabs(tmp_path):
+    (tmp_path / "a.tsv").write_text("premise\thypothesis\tlabel\na\tb, c\n")
+    with pytest.raises(ValueError, match=r"a\.tsv:2: .*must have 3 cells, got 2.*holds no tab"):
+        list(read_pairs(tmp_path / "a.tsv"))
+
+
 def test_quoted_cells_hold_commas_line_breaks_and_doubled_quotes(tmp_path):
     text = 'premise,hypothesis,label\r\n"a ""b"", c","d\r\ne",n\r\n\r\nf g"h,"i",n'
     (tmp_path / "a.csv").write_bytes(text.encode())

@@ -49,7 +49,8 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
         complete = reader.line_num
         for row in filter(None, reader):
             if len(row) != len(header):
-                given = f"{len(row)}: {brief(row)}; a text with a comma must be quoted in a .csv"
+                advice = "a text in a .tsv holds no tab" if tabs else "a text with a comma must be quoted in a .csv"
+                given = f"{len(row)}: {brief(row)}; {advice}"
                 raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
             complete = reader.line_num
             quoted = next(filter(_QUOTED.fullmatch, row), None) if tabs else None
