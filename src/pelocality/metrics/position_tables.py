@@ -99,7 +99,10 @@ def project(
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right in their own precision, also inside a `torch.autocast`."""
-    with torch.autocast(left.device.type, enabled=False):
+    device = left.device.type
+    if not torch.is_autocast_enabled(device):  # a device may have no autocast
+        return left @ right
+    with torch.autocast(device, enabled=False):
         return left @ right
 
 
