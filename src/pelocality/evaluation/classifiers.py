@@ -45,8 +45,8 @@ def evaluate(
 ) -> Evaluation:
     """Return a classifier's accuracy on the original and on the perturbed texts of a probe, and the difference.
 
-    The experiment of Chen et al. (2023). The correct class of an original is ``original_label``, that of
-    a perturbed text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
+    The experiment of Chen et al. (2023). The correct class of an original is ``original_label``, that of a perturbed
+    text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
 
     Classes are matched by name, never by number. The names come from ``config.id2label``; case, hyphens and
     underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``labels`` names the classes.

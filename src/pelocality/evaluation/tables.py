@@ -89,10 +89,10 @@ def paper_table(
 ) -> PaperTable:
     """Return evaluations in the layout of the paper: Sym, Loc, original, shuffles, original (SR), swaps.
 
-    The table of Chen et al. (2023). Probes that keep the labels (shuffles) follow ``original``, the
-    accuracy on their originals; probes that change labels (swaps of roles) follow ``original (SR)``. Each is the
-    difference in percentage points from the accuracy on the originals of that probe. As probes perturb different pairs,
-    ``original`` is the accuracy on all pairs that any of them perturbs.
+    The table of Chen et al. (2023). Probes that keep the labels (shuffles) follow ``original``, the accuracy on their
+    originals; probes that change labels (swaps of roles) follow ``original (SR)``. Each is the difference in percentage
+    points from the accuracy on the originals of that probe. As probes perturb different pairs, ``original`` is the
+    accuracy on all pairs that any of them perturbs.
 
     Args:
         models: By name of the model, by name of the probe, an `Evaluation`, or several of one probe from models

@@ -46,11 +46,11 @@ def constituency_shuffling(
 ) -> datasets.Dataset:
     """Permute the words inside constituents, and leave everything else unchanged.
 
-    Shuffle-x of Chen et al. (2023): the words of a constituent of x words change places; the
-    label stays. The unit is the surface token: ``don't`` counts as one word and is never split; punctuation keeps
-    its place and does not count. Constituents come from the sentence's phrase structure or, without one, from full
-    subtrees of its dependency tree, which ``provenance`` then names. A constituent that is the whole sentence is not
-    local and is skipped. Words keep their capitals: the multiset of words is exactly that of the original.
+    Shuffle-x of Chen et al. (2023): the words of a constituent of x words change places; the label stays. The unit is
+    the surface token: ``don't`` counts as one word and is never split; punctuation keeps its place and does not count.
+    Constituents come from the sentence's phrase structure or, without one, from full subtrees of its dependency tree,
+    which ``provenance`` then names. A constituent that is the whole sentence is not local and is skipped. Words keep
+    their capitals: the multiset of words is exactly that of the original.
 
     Args:
         pairs: A corpus (``read_snli(...)``), or any iterable of pairs or sentences. ``side`` and ``labels`` are for

@@ -58,11 +58,11 @@ def semantic_role_swap(
 ) -> datasets.Dataset:
     """Exchange the arguments of two semantic roles: *the dog bit a man* becomes *a man bit the dog*.
 
-    Shuffle-SR of Chen et al. (2023); how they found roles is not known. Only swaps that change who did
-    what to whom and leave a grammatical sentence are made: copulas, symmetric verbs (*meet*, *marry*), reflexives and
-    reciprocals, arguments that overlap, that are not plain noun phrases, or whose case endings would reveal the
-    swap are skipped and counted by reason in ``probe_info``. In English, pronouns change case (*he*, *him*), the
-    capital of the first word stays with the position, and in a passive *by* keeps its place.
+    Shuffle-SR of Chen et al. (2023); how they found roles is not known. Only swaps that change who did what to whom and
+    leave a grammatical sentence are made: copulas, symmetric verbs (*meet*, *marry*), reflexives and reciprocals,
+    arguments that overlap, that are not plain noun phrases, or whose case endings would reveal the swap are skipped and
+    counted by reason in ``probe_info``. In English, pronouns change case (*he*, *him*), the capital of the first word
+    stays with the position, and in a passive *by* keeps its place.
 
     Args:
         pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings. ``side`` and
