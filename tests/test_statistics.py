@@ -240,6 +240,11 @@ def test_masked_entries_are_refused(name, call):
     call(np.ma.masked_array([1, 1, 1]))  # nothing is masked
 
 
+def test_masked_entries_in_a_list_of_arrays_are_refused():
+    with pytest.raises(TypeError, match="values must not be a masked array"):
+        mean_over_runs([np.ma.masked_array([1, 2]), np.ma.masked_array([1, 0], [False, True])])
+
+
 def test_whole_numbers_may_be_floats():
     assert sign_flip([[1.0], [3.0]]) == sign_flip([[1], [3]])
 

@@ -53,8 +53,9 @@ def number(name: str, value: Any) -> float:
 
 
 def check_unmasked(name: str, value: Any, advice: str = "give its .filled() or its .compressed() values") -> None:
-    """Raise a TypeError if entries of a numpy array are masked: conversions would read them as numbers."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    """Raise a TypeError if entries of a numpy array, or of several, are masked: conversions would read them."""
+    arrays = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in arrays):
         raise TypeError(f"{name} must not be a masked array, whose mask would be lost; {advice}")
 
 

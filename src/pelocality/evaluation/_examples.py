@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from transformers import Pipeline
 
 from pelocality.models._names import name_with_encoding
 
@@ -31,10 +32,11 @@ def scalar_columns(
 def check_callable(model: Any, loader: str) -> None:
     """Raise a TypeError unless something in place of a model can be called on texts, and is not its tokenizer."""
     swapped, is_class = hasattr(model, "all_special_ids"), isinstance(model, type) and issubclass(model, nn.Module)
-    if not callable(model) or swapped or is_class:
+    of_pipeline = isinstance(model, Pipeline)
+    if not callable(model) or swapped or is_class or of_pipeline:
         given = f"the class {model.__name__}" if is_class else type(model).__name__
         order = "that is a tokenizer: pass the model first, then its tokenizer"
-        advice = order if swapped else f"load it with {loader}"
+        advice = order if swapped else "pass its .model and .tokenizer" if of_pipeline else f"load it with {loader}"
         raise TypeError(f"model must be a transformers model or a callable, got {given}; {advice}")
 
 
