@@ -326,6 +326,17 @@ def test_hooks_of_the_user_may_change_the_input_of_attention():
     assert hooks(model) == registered
 
 
+def test_positions_below_a_decoder_are_noticed_also_where_its_encoder_is_deeper():
+    sizes = {"d_model": 16, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64}
+    model = spread(
+        hf.BartModel(hf.BartConfig(vocab_size=99, encoder_layers=3, decoder_layers=2, **sizes)).get_decoder()
+    )
+    ramp = torch.linspace(-1, 1, 64, dtype=torch.float64)
+    model.layernorm_embedding.register_forward_hook(lambda module, args, x: x + ramp[: x.shape[1], None])
+    with pytest.raises(ValueError, match="its outputs depend on the order of tokens; remove its hooks"):
+        attach(model, ALiBi(4))
+
+
 def test_a_refusal_names_the_hooks_that_may_be_its_reason():
     model = set_implementation(tiny_any("qwen3"), "eager")
     output(model, tokens(1, N), output_attentions=True)  # with hooks of transformers

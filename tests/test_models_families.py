@@ -226,5 +226,22 @@ def test_the_longest_input_is_that_of_the_table_unless_it_is_disabled():
         assert longest_input(model) == 40
         assert not positions_disabled(model)
     assert longest_input(tiny("t5")) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["Data2VecText", "IBert", "XLMRobertaXL", "Xmod", "RobertaPreLayerNorm", "Luke", "Esm"]
+)
+def test_the_longest_input_runs_and_one_token_more_does_not_where_positions_are_counted_from_the_padding_id(name):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    more = {"Luke": {"entity_vocab_size": 9}, "Esm": {"mask_token_id": 3}, "Xmod": {"default_language": "en_XX"}}
+    config = {"vocab_size": 97, "max_position_embeddings": 42, "pad_token_id": 1} | sizes | more.get(name, {})
+    model = getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(**config)).eval()
+    assert longest_input(model) == 40
+    model(tokens(1, 40))
+    with pytest.raises((IndexError, RuntimeError), match="out of "):
+        model(tokens(1, 41))
+
+
+def test_a_family_without_a_record_is_as_long_as_its_configuration_says():
     assert longest_input(UNKNOWN["rembert"]()) == 512
     assert not positions_disabled(UNKNOWN["rembert"]())

@@ -18,7 +18,7 @@ from pelocality.models._bias import PositionalBias
 from pelocality.models._names import described
 from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import device_of, largest_difference, run
-from pelocality.models._softmaxes import Softmaxes
+from pelocality.models._softmaxes import Softmaxes, blocks_of
 from pelocality.models._weights import some_ids
 from pelocality.models.families._calls import argument_names, as_given, by_name
 from pelocality.models.families._record import ATTACHED, Architecture
@@ -258,10 +258,17 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
-    # layers without attention, or a state space beside it in every layer (Falcon-H1)
-    hybrid = len(record.attention_layers(base)) < base.config.num_hidden_layers
-    hybrid = hybrid or any("A_log" in module._parameters for module in base.modules())
+    hybrid = _is_hybrid(record, base)
     with hooked(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
         one, other = _run(base, rows)
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")
+
+
+def _is_hybrid(record: Architecture, base: Any) -> bool:
+    """Return whether layers have no attention, or a state space beside it (Falcon-H1)."""
+    attentions = set(record.attention_modules(base))
+    attends: dict[nn.ModuleList, set[bool]] = {}
+    for layer, (layers, _) in blocks_of(base).items():
+        attends.setdefault(layers, set()).add(not attentions.isdisjoint(layer.modules()))
+    return {True, False} in attends.values() or any("A_log" in module._parameters for module in base.modules())

@@ -39,7 +39,7 @@ class Softmaxes(TorchFunctionMode):
     @contextmanager
     def recording(self, base: nn.Module) -> Iterator[None]:
         """Record the softmaxes of a model inside the context."""
-        blocks = _blocks(base)
+        blocks = blocks_of(base)
 
         def undo() -> None:
             if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
@@ -56,12 +56,12 @@ class Softmaxes(TorchFunctionMode):
         return result
 
 
-def _blocks(module: nn.Module) -> dict[nn.Module, Block]:
+def blocks_of(module: nn.Module) -> dict[nn.Module, Block]:
     """Return the members of the outermost module lists, each with its list and its index in it."""
     found: dict[nn.Module, Block] = {}
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             found |= {block: (child, index) for index, block in enumerate(child)}
         else:
-            found |= _blocks(child)
+            found |= blocks_of(child)
     return found

@@ -23,11 +23,10 @@ _RECORDS: dict[str, Architecture] = {
 
 
 _ANY = Architecture()
-_TO_ATTACH: dict[str, Architecture] = _RECORDS | {"luke": absolute.Luke(), "roformer": rotary.RoFormer()}
 
 
 def known_families() -> tuple[str, ...]:
-    """Return the model types that have a record.
+    """Return the model types whose logits have a closed form.
 
     Returns:
         The ``config.model_type`` values, sorted.
@@ -36,11 +35,11 @@ def known_families() -> tuple[str, ...]:
         >>> known_families()[:4]
         ('albert', 'bert', 'bloom', 'camembert')
     """
-    return tuple(sorted(_RECORDS))
+    return tuple(sorted(name for name, record in _RECORDS.items() if record.closed_form))
 
 
 def architecture(model: nn.Module) -> Architecture:
-    """Return the record of a model's family.
+    """Return the record of a model's family, by which its logits have a closed form.
 
     Args:
         model: A transformers model with or without a task head, or a wrapper around one.
@@ -50,7 +49,7 @@ def architecture(model: nn.Module) -> Architecture:
 
     Raises:
         TypeError: ``model`` is not and does not hold a transformers model.
-        ValueError: The family has no record; the message lists those that have.
+        ValueError: The family has no record, or none with a closed form; the message lists those that have.
 
     Examples:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -60,7 +59,7 @@ def architecture(model: nn.Module) -> Architecture:
         (True, 2)
     """
     model_type = pretrained(model).config.model_type
-    if model_type not in _RECORDS:
+    if model_type not in known_families():
         raise ValueError(f"model type '{model_type}' is not supported; known: {', '.join(known_families())}")
     return _RECORDS[model_type]
 
@@ -84,7 +83,7 @@ def record_of(model: nn.Module) -> Architecture:
         >>> [type(module).__name__ for module in record_of(neox).attention_layers(neox)]
         ['GPTNeoXAttention', 'GPTNeoXAttention']
     """
-    return _TO_ATTACH.get(pretrained(model).config.model_type, _ANY)
+    return _RECORDS.get(pretrained(model).config.model_type, _ANY)
 
 
 def longest_input(model: nn.Module) -> int | None:
@@ -95,8 +94,8 @@ def longest_input(model: nn.Module) -> int | None:
 
     Returns:
         The number of tokens; None without a limit, which positions have that are computed for any distance, or a table
-        of torch's own class that an attached encoding has disabled. For a family without a record,
-        ``config.max_position_embeddings``.
+        of torch's own class that an attached encoding has disabled. For a family without a closed form
+        ``config.max_position_embeddings``, less the rows up to the padding id of a table that is counted from there.
 
     Raises:
         TypeError: ``model`` is not and does not hold a transformers model.
@@ -113,9 +112,14 @@ def longest_input(model: nn.Module) -> int | None:
     # a table of a class of its own looks its rows up before they are replaced
     if positions_disabled(model) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    if record not in _RECORDS.values():
-        return getattr(base.config, "max_position_embeddings", None) or None
-    return record.max_length(base)
+    if record is not _ANY and record.closed_form:
+        return record.max_length(base)
+    most = getattr(base.config, "max_position_embeddings", None) or None
+    for table in record.position_tables(base):
+        padding, weight = getattr(table, "padding_idx", None), getattr(table, "weight", None)
+        if most and padding is not None and weight is not None:  # read from the row after the padding id, as RoBERTa's
+            most = min(most, len(weight) - padding - 1)
+    return most
 
 
 def positions_disabled(model: nn.Module) -> bool:

@@ -107,6 +107,9 @@ class Architecture:
     model_types: ClassVar[tuple[str, ...]] = ()
     """The ``config.model_type`` values of the family."""
 
+    closed_form: ClassVar[bool] = True
+    """Whether the logits of the family are those of the equation; `architecture` returns no other record."""
+
     projections: ClassVar[tuple[str, str]] = ("query", "key")
     """The submodules of an attention module that give its queries and its keys."""
 

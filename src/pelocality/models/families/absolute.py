@@ -55,10 +55,10 @@ class Gpt2(Architecture):
 
 
 class Luke(Architecture):
-    """LUKE (Yamada et al., 2020): RoBERTa whose words may attend to entities too, which have no place in the text.
+    """LUKE (Yamada et al., 2020): RoBERTa whose words may attend to entities too, which have no place in the text."""
 
-    Known to `attach` alone.
-    """
+    model_types = ("luke",)
+    closed_form = False
 
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         if call.get("entity_hidden_states") is not None:
@@ -69,4 +69,4 @@ class Luke(Architecture):
         super().add_bias(attention, bias, call)
 
 
-RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), Gpt2())
+RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), Gpt2(), Luke())

@@ -62,12 +62,15 @@ class ModernBert(Llama):
 class RoFormer(Architecture):
     """RoFormer (Su et al., 2021): a table of sines, and then cosines, by which queries and keys are rotated.
 
-    Known to `attach` alone: its pairs of dimensions are not those of the equation.
+    Its pairs of dimensions are not those of the equation.
     """
+
+    model_types = ("roformer",)
+    closed_form = False
 
     def without_position(self, output: Tensor) -> Tensor:
         sin, cos = output.chunk(2, dim=-1)
         return torch.cat([torch.zeros_like(sin), torch.ones_like(cos)], dim=-1)
 
 
-RECORDS: tuple[Architecture, ...] = (Llama(), ModernBert())
+RECORDS: tuple[Architecture, ...] = (Llama(), ModernBert(), RoFormer())
