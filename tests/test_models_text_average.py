@@ -207,6 +207,19 @@ def test_texts_of_other_lengths_have_the_metrics_that_they_have_alone(name, leng
     torch.testing.assert_close(together, torch.cat([each["locality"] for each in alone]), rtol=0, atol=0)
 
 
+def test_of_batches_of_any_lengths_the_attention_of_one_layer_is_in_memory_at_a_time(monkeypatch):
+    observe, sizes = _observe.observe, []
+
+    def spy(base, **inputs):
+        sizes.append(len(inputs["input_ids"]))
+        return observe(base, **inputs)
+
+    monkeypatch.setattr(_observe, "observe", spy)
+    text = [{"input_ids": tokens(3, n)} for n in (7, 9, 9, 12, 7)]
+    text_average(tiny("bert"), text, special_tokens=True)
+    assert sizes == [1] * 4  # the layers are found on one text; the batches themselves are run layer by layer
+
+
 def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
     model = tiny("bert")
     run = type(model).forward
@@ -220,6 +233,6 @@ def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
     for beginning in (500, 6):
         monkeypatch.setattr(_observe, "_BEGINNING", beginning)
         with pytest.raises(
-            ValueError, match="cannot be probed: on 2 x 9 tokens it fails with RuntimeError: too long for"
+            ValueError, match=r"cannot be probed: on [12] x 9 tokens it fails with RuntimeError: too long for"
         ):
             text_average(model, [{"input_ids": tokens(2, n)} for n in (7, 9)], special_tokens=True)

@@ -168,8 +168,7 @@ def observe_by_layer(
 ) -> None:
     """Run a base model and hand on the attention of each layer as it is computed, so that one is in memory.
 
-    The attention of all layers is in memory where it matches no softmax, and for short inputs that have another number
-    of tokens than those on which the layers were found.
+    The attention of all layers is in memory where it matches no softmax, and for a single short text.
 
     Args:
         base: A model.
@@ -183,9 +182,11 @@ def observe_by_layer(
         ValueError: As `observe`; or another number of softmaxes than before.
     """
     batch, n = inputs["input_ids"].shape
-    if known.tokens < _BEGINNING < n:
+    elsewhere = min(n, _BEGINNING) != known.tokens
+    alone = batch == 1 and n <= _BEGINNING
+    if elsewhere and not alone:
         known = attention_layers(base, **inputs)
-    if None in known.order or (n <= _BEGINNING and n != known.tokens):
+    if None in known.order or (elsewhere and alone):
         observed = observe(base, **inputs)
         for layer, weights, visible in zip(observed.layers, observed.maps, observed.visible, strict=True):
             if layer in layers:
