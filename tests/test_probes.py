@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from pelocality.corpora import (
 )
 from pelocality.evaluation import evaluate
 from pelocality.probes import (
+    _build,
     constituency_shuffling,
     minimal_pairs,
     probe_info,
@@ -400,6 +402,14 @@ def test_a_changed_file_is_read_again_and_the_cache_of_datasets_stays_empty(tmp_
 @pytest.mark.parametrize("num_proc", [None, 2])
 def test_a_generator_is_read_once(num_proc):
     assert random_shuffling((p for p in PAIRS), num_proc=num_proc)[:] == random_shuffling(PAIRS)[:]
+
+
+def test_what_a_process_is_given_does_not_hold_the_items(monkeypatch):
+    given = []
+    monkeypatch.setattr(_build.multiprocess, "Pool", lambda workers, keep, worker: given.extend(worker))
+    with pytest.raises(TypeError):  # there is no pool
+        random_shuffling((p for p in PAIRS), num_proc=2)
+    assert pickle.loads(pickle.dumps(given[0])) == given[0]  # as where processes are spawned
 
 
 @pytest.mark.parametrize("num_proc", [None, 2])

@@ -7,7 +7,7 @@ import logging
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -75,7 +75,7 @@ def build(
     if kind is Sentence and (side != perturb.default_side or labels is not None):
         given = f"side={side!r} and labels={labels!r}"
         raise ValueError(f"side and labels are for pairs, not for single sentences, got {given}; leave both out")
-    worker = _Worker(source, kind, perturb)
+    worker = _Worker(source.parse if isinstance(source, Corpus) else None, kind, perturb)
     counts: Counts = Counter()
 
     def rows() -> Iterator[Row]:
@@ -114,13 +114,13 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
 class _Worker:
     """What a process needs to turn records into rows."""
 
-    source: Iterable[Item]
+    parse: Callable[[Any], Any] | None  # of a corpus, from a record to an item
     kind: type[Pair] | type[Sentence]
     perturb: Perturbation
 
     def __call__(self, record: Any) -> tuple[list[Row], Counts]:
         """Return the rows of a record, and counts of the item, its unusable candidates, and why it has no rows."""
-        item: Any = self.source.parse(record) if isinstance(self.source, Corpus) else record
+        item = record if self.parse is None else self.parse(record)
         if not isinstance(item, Dropped | self.kind):
             raise TypeError(f"pairs must all be of one kind, got a {type(item).__name__} after a {self.kind.__name__}")
         counts: Counts = Counter({("items", ""): 1})
