@@ -332,8 +332,17 @@ def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     differing = [name for name in settings if found.get(name) != settings[name]]
     if differing:
         raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
-    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]  # written last
+    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_whole(path)]
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
+
+
+def _is_whole(state: Path) -> bool:
+    """Return whether the file that a checkpoint is ended with was written to its end."""
+    try:
+        json.loads(state.read_text())
+    except ValueError:
+        return False
+    return True
 
 
 def _steps(rows: list[list[int]], tokens: int, batch_size: int) -> int:
