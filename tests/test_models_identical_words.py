@@ -13,7 +13,7 @@ from torch import nn
 import pelocality.models.identical_words as identical
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
-from pelocality.models import attach, positional_attention
+from pelocality.models import AttentionFunction, attach, positional_attention
 from pelocality.models.families import architecture
 from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_words import byte_level
@@ -382,6 +382,22 @@ def test_a_prefix_is_fed_and_cut_out():
     assert result.source.prefix == ("5",)
     assert not result.source.equal_states
     assert ", token 5 fed before them and cropped" in repr(result)
+
+
+def test_a_query_whose_other_weights_underflow_beside_the_prefix_is_uniform_over_the_others():
+    logits = torch.zeros(N + 1, N + 1)
+    logits[:, 0] = 1e4
+    model = AttentionFunction(lambda ids: [logits.expand(len(ids), 1, -1, -1).softmax(-1)], vocabulary_size=9)
+    result = positional_attention(model, length=N, words=2, prefix=0)
+    torch.testing.assert_close(result.attention, torch.full((1, 1, N, N), 1 / N))
+
+
+def test_a_query_with_all_its_weight_on_the_prefix_is_refused():
+    first = torch.zeros(N + 1, N + 1)
+    first[:, 0] = 1
+    model = AttentionFunction(lambda ids: [first.expand(len(ids), 1, -1, -1)], vocabulary_size=9)
+    with pytest.raises(ValueError, match="in layer 0 a query has all its weight on tokens that are cut out"):
+        positional_attention(model, length=N, words=2, prefix=0)
 
 
 def test_the_prefix_is_the_beginning_of_text_by_default():

@@ -172,7 +172,14 @@ class _Sums:
             self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
         total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
         whole = given.shape == weights.shape
-        attention = weights if whole and not half and not self.sinks else weights / mass
+        attention = weights
+        if not whole or half or self.sinks:
+            keys = visible.sum(-1, keepdim=True)[:, None]
+            if bool(((mass <= 0) & (keys == 0)).any()):
+                cut = "a query has all its weight on tokens that are cut out, the prefix or special tokens"
+                raise ValueError(f"in layer {self.layers[place]} {cut}; measure without them")
+            uniform = (visible[:, None] / keys).to(weights.dtype)
+            attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
         values = sample_metrics(attention, visible)
         if not whole:
             values["cut_share"] = (total - mass).mean((-2, -1))
