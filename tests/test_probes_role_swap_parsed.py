@@ -457,3 +457,8 @@ def test_a_long_text_is_searched_for_an_ellipsis_once():
     candidate = SimpleNamespace(arguments=[SimpleNamespace(end=0)])
     assert not _has_ellipsis(candidate, Words(["nuns"] * n), ["NNS"] * n)
     assert Words.reads <= 3 * n  # not n squared
+
+
+def test_a_single_sentence_is_refused_with_a_parser_too():
+    with pytest.raises(TypeError, match="got Sentence; put it in a list"):
+        semantic_role_swap(plain_sentence("A dog bit him."), parser=lambda sentence: sentence)

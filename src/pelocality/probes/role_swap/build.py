@@ -136,7 +136,7 @@ def semantic_role_swap(
         seed=seed,
     )
     items: Any = pairs
-    if parser is not None and not isinstance(items, str | Corpus):
+    if parser is not None and isinstance(items, Iterable) and not isinstance(items, str | Corpus):
         items = [plain_sentence(item) if isinstance(item, str) else item for item in items]
     return build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
 
