@@ -73,7 +73,7 @@ class Observed(AttentionLayers):
 
 
 @contextmanager
-def observable(model: nn.Module, base: Any) -> Iterator[None]:
+def checked_eager_attention(model: nn.Module, base: Any) -> Iterator[None]:
     """Run a model with eager attention, which returns weights, once it was seen to compute what the model does.
 
     Raises:
@@ -95,7 +95,7 @@ def _check_eager(model: nn.Module, base: Any) -> None:
             expected = run(base, output_attentions=False, input_ids=ids)[0]
         with eager_attention(model):
             eager = run(base, output_attentions=False, input_ids=ids)[0]
-    except Exception:  # its own is for other machines; why eager attention fails, `observe` says
+    except Exception:  # the one in use may need other hardware; `observe` raises what eager attention fails with
         return
     if not isinstance(expected, Tensor):
         return

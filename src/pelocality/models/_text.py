@@ -15,7 +15,7 @@ from tqdm import tqdm
 from pelocality._checks import count
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
 from pelocality.models._inputs import token_batch, token_tensor, tokens_first
-from pelocality.models._observe import AttentionLayers, attention_layers, observable, observe_by_layer
+from pelocality.models._observe import AttentionLayers, attention_layers, checked_eager_attention, observe_by_layer
 from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
 
@@ -64,7 +64,7 @@ def text_sums(
     known: AttentionLayers | None = None
     texts = longest = 0
     rank, size = rank_and_size()
-    with failing_together() as same, observable(model, base):
+    with failing_together() as same, checked_eager_attention(model, base):
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
             inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
             if included.numel() == 0:

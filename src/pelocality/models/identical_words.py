@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pelocality._checks import count
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
-from pelocality.models._observe import attention_layers, observable, observe_by_layer
+from pelocality.models._observe import attention_layers, checked_eager_attention, observe_by_layer
 from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import metrics_with_sink, sample_metrics
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
@@ -108,7 +108,7 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     positions = slice(len(before), len(before) + length)
-    with failing_together() as same, observable(model, base):
+    with failing_together() as same, checked_eager_attention(model, base):
         same += (ids, rows.shape, layers)
         known = attention_layers(base, input_ids=rows)
         requested = known.requested(layers)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation._examples import equally_long
-from pelocality.models._observe import observable, observe
+from pelocality.models._observe import checked_eager_attention, observe
 from pelocality.models._run import device_of, find_base
 from pelocality.models.families import longest_input
 
@@ -50,7 +50,7 @@ def most_attended(
     accepted = {*inspect.signature(base.forward).parameters, "attention_mask"}
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded and name in accepted]
     bar = tqdm(total=len(fits), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
-    with bar, observable(model, base):
+    with bar, checked_eager_attention(model, base):
         for chosen in equally_long(fits, lengths.__getitem__, batch_size):
             inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=device_of(base)) for name in names}
             words = [len(sentences[i]) for i in chosen]
