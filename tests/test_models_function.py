@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from pelocality.encodings import ALiBi
 from pelocality.metrics import locality
 from pelocality.models import AttentionFunction, position_share, positional_attention, text_average
 from tests.families import tiny, tokens
@@ -62,6 +63,25 @@ def test_one_array_of_all_layers_is_enough():
 
     result = positional_attention(AttentionFunction(function, 50), length=N, words=4)
     torch.testing.assert_close(locality(result), locality(torch.from_numpy(weights)))
+
+
+def test_a_softmax_without_a_batch_axis_has_as_many_heads_for_one_text_as_for_several():
+    weights = ALiBi(8).weights(N)
+    function = AttentionFunction(lambda ids: [ALiBi(8)(ids.shape[1]).softmax(-1).expand(len(ids), -1, -1, -1)], 50)
+    for words in (1, 3, 4, 8):
+        result = positional_attention(function, length=N, words=words)
+        torch.testing.assert_close(result.attention[0], weights)
+        torch.testing.assert_close(result.per_sample["locality"], locality(weights).expand(words, 1, -1))
+    text = [{"input_ids": tokens(4, N, seed) % 50} for seed in range(2)]
+    mean = text_average(function, text, special_tokens=True).mean_of_metric
+    torch.testing.assert_close(mean.locality[0], locality(weights), check_dtype=False)
+    torch.testing.assert_close(position_share(function, text, special_tokens=True).share, torch.ones(1, 8).double())
+
+
+def test_a_softmax_of_other_heads_than_before_is_refused():
+    function = AttentionFunction(lambda ids: [torch.zeros(len(ids), 2 + len(ids), N, N).softmax(-1)], 50)
+    with pytest.raises(ValueError, match="the softmax of layer 0 is not one of 3 heads for each text"):
+        positional_attention(function, length=N, words=4)
 
 
 def test_what_is_not_attention_or_cannot_be_run_is_refused():

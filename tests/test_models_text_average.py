@@ -5,7 +5,14 @@ import torch
 import transformers as hf
 
 from pelocality import metrics
-from pelocality.models import TextAverage, _observe, position_share, positional_attention, text_average
+from pelocality.models import (
+    AttentionFunction,
+    TextAverage,
+    _observe,
+    position_share,
+    positional_attention,
+    text_average,
+)
 from tests.families import FAMILIES, offloaded, same, state, tiny, tokens
 from tests.test_models_observe import LEARNED_SINKS, jamba, with_sinks
 from tests.test_models_words import wordpiece
@@ -205,6 +212,18 @@ def test_texts_of_other_lengths_have_the_metrics_that_they_have_alone(name, leng
         text_average(model, [one], special_tokens=True).per_sample for one in text if one["input_ids"].shape[1] > 1
     ]
     torch.testing.assert_close(together, torch.cat([each["locality"] for each in alone]), rtol=0, atol=0)
+
+
+def test_texts_of_unequal_lengths_are_noted_where_the_mean_leans_to_the_left():
+    uniform = AttentionFunction(lambda ids: [torch.zeros(len(ids), 1, *[ids.shape[1]] * 2).softmax(-1)], 97)
+    for model, lengths, leans in ((uniform, (8, 16), True), (uniform, (8, 8), False), (tiny("gpt2"), (8, 16), False)):
+        result = text_average(model, [{"input_ids": tokens(2, n)} for n in lengths], special_tokens=True)
+        assert any("lean to the left" in note for note in result.notes) is leans
+        assert ("lean to the left" in repr(result)) is leans
+    mixed = text_average(uniform, [{"input_ids": tokens(2, n)} for n in (8, 16)], special_tokens=True)
+    assert (metrics.direction_balance(mixed) < -0.1).all()
+    cut = text_average(uniform, [{"input_ids": tokens(2, n)} for n in (8, 16)], special_tokens=True, length=8)
+    torch.testing.assert_close(metrics.direction_balance(cut), torch.zeros(1, 1).double())
 
 
 def test_of_batches_of_any_lengths_the_attention_of_one_layer_is_in_memory_at_a_time(monkeypatch):

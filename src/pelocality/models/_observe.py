@@ -201,9 +201,13 @@ def observe_by_layer(
         if layer is None:
             return
         try:
-            weights = softmax.weights.reshape(batch, -1, n, n).to(known.dtype)
+            shape = (-1, known.heads, n, n)  # of one text for the whole batch where content plays no part
+            if softmax.weights.numel() not in {texts * math.prod(shape[1:]) for texts in (1, batch)}:
+                raise _unprobed(base, f"the softmax of layer {layer} is not one of {known.heads} heads for each text")
+            weights = softmax.weights.reshape(shape).to(known.dtype).expand(batch, -1, -1, -1)
+            visible = softmax.visible.reshape(shape).any(1).expand(batch, -1, -1)
             _check_rows(base, layer, weights, softmax.sink, inputs.get("attention_mask"))
-            use(layers.index(layer), weights, softmax.visible.reshape(weights.shape).any(1))
+            use(layers.index(layer), weights, visible)
         except Exception as error:
             ours.append(error)
             raise

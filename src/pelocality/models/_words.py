@@ -142,7 +142,8 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int) -> list[int]:
             "" if tokenizer is None else f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})"
         )
         raise ValueError(
-            f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; ask for fewer, or give them"
+            f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; "
+            f"ask for fewer (words={len(drawn)}), or give them"
         )
     return drawn
 
