@@ -99,6 +99,11 @@ def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path, damage):
         list(read_pairs(tmp_path / "a.jsonl.gz"))
 
 
+def test_a_missing_field_is_an_error_with_the_argument_that_names_it():
+    with pytest.raises(ValueError, match=r"no field 'hypothesis'; there are 'premise', 'b'; name one with hypothesis="):
+        list(read_pairs([{"premise": "x", "b": "y"}], label=None))
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [("{", r"a.jsonl:2: "), ('["x"]', r"a.jsonl:2: expected one JSON object"),

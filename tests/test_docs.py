@@ -50,6 +50,8 @@ def known(tmp_path, monkeypatch):
         "bert": hf.BertModel(config).eval(),
         "model": hf.BertForSequenceClassification(config).eval(),
         "decoder": small_decoder(tokenizer).eval(),
+        "other_model": hf.BertForSequenceClassification(config).eval(),
+        "trained": hf.BertModel(config).eval(),
         "tokenizer": tokenizer,
         "its_tokenizer": hf.AutoTokenizer.from_pretrained(packaged, bos_token="[CLS]"),
         "texts": TEXTS,

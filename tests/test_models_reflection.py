@@ -18,7 +18,7 @@ from pelocality.encodings import (
     NoEncoding,
     SinusoidalEncoding,
 )
-from pelocality.models import attach
+from pelocality.models import AttentionFunction, attach
 from pelocality.models.reflection import reflection_gap
 from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_attachment import CAUSAL, DISABLEABLE, WITH_CONVOLUTION, random_table, set_implementation
@@ -251,6 +251,12 @@ def test_models_that_read_no_text_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             reflection_gap(REFUSED[model_type][0](), tokens(1, 9))
+
+
+def test_a_function_of_attention_alone_is_refused():
+    function = AttentionFunction(lambda ids: [torch.ones(len(ids), 1, 9, 9) / 9], 97)
+    with pytest.raises(ValueError, match="AttentionFunction returns no last_hidden_state"):
+        reflection_gap(function, tokens(1, 9))
 
 
 def test_a_mask_with_holes_is_refused():

@@ -438,6 +438,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
         (lambda: random_shuffling([{"premise": "a"}]), TypeError, "see read_pairs"),
+        (lambda: random_shuffling(["one two"]), TypeError, r"got str; .* plain_sentence\(text\) or a parser"),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
     ],
 )

@@ -79,10 +79,10 @@ def json_object(line: str) -> Mapping[str, Any]:
     return found
 
 
-def field(row: Mapping[str, Any], name: str, kind: Any, wanted: str) -> Any:
-    """Return a field of a row; ``wanted`` is its type in words, for the error."""
+def field(row: Mapping[str, Any], name: str, kind: Any, wanted: str, advice: str = "") -> Any:
+    """Return a field of a row; ``wanted`` is its type in words, and ``advice`` where it is missing, for the errors."""
     if name not in row:
-        raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}")
+        raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}{advice}")
     return checked(row[name], f"field {name!r}", kind, wanted)
 
 

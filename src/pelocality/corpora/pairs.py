@@ -173,7 +173,8 @@ class _PairReader:
         label = _label(field(row, self.label, object, "a label"), self.label_names) if self.label else None
         if self.label and label is None:
             return NO_GOLD_LABEL
-        texts = [field(row, name, str, "a text") for name in (self.premise, self.hypothesis)]
+        names = {"premise": self.premise, "hypothesis": self.hypothesis}
+        texts = [field(row, name, str, "a text", f"; name one with {side}=") for side, name in names.items()]
         uid = identifier(row, self.uid) if self.uid else where
         first, second = parsed(self.parser or _plain, texts, self.language)
         return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)

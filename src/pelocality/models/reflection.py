@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import token_batch, tokens_first
+from pelocality.models._names import described
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, find_base, run
 
@@ -92,5 +93,7 @@ def reflection_gap(
 def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
     padded = {} if bool(mask.all()) else {"attention_mask": mask}
-    states: Tensor = run(base, output_attentions=False, input_ids=ids, **padded).last_hidden_state
+    states = getattr(run(base, output_attentions=False, input_ids=ids, **padded), "last_hidden_state", None)
+    if not isinstance(states, Tensor):
+        raise ValueError(f"{described(base)} returns no last_hidden_state, whose reflection could be compared")
     return states

@@ -102,8 +102,8 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     first = next(iter(source), None)
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
-            f"pairs must hold Pair or Sentence, got {type(first).__name__}; see read_pairs, or "
-            "semantic_role_swap(texts, parser='spacy')"
+            f"pairs must hold Pair or Sentence, got {type(first).__name__}; "
+            "see read_pairs; of a text plain_sentence(text) or a parser of pelocality.corpora makes a Sentence"
         )
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
