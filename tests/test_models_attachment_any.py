@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
@@ -292,6 +293,52 @@ def test_a_model_that_breaks_a_promise_is_refused_by_the_check_that_failed_and_l
     assert torch.equal(output(model, ids), expected)
     with attach(model, ALiBi(2), prove=False):
         assert attached(model) is not None
+
+
+class OwnAttention(Qwen3Attention):
+    def forward(self, *arguments, **options):
+        return super().forward(*arguments, **options)
+
+
+class WithoutMask(Qwen3Attention):
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **options):
+        seen = torch.ones(2 * [hidden_states.shape[1]], dtype=torch.bool).tril()[None, None]
+        return super().forward(hidden_states, position_embeddings, seen, **options)
+
+
+def test_an_attention_module_of_a_subclass_gets_the_encoding_or_is_refused():
+    model, ids = tiny_any("qwen3"), tokens(2, N)
+    attach(model, ALiBi(2))
+    expected = output(model, ids)
+    attached(model).remove()
+    model.layers[1].self_attn.__class__ = OwnAttention
+    with attach(model, ALiBi(2)) as attachment:
+        assert len(attachment.encodings) == len(model.layers)
+        assert_same_outputs(output(model, ids), expected)
+    model.layers[1].self_attn.__class__ = WithoutMask
+    with pytest.raises(ValueError, match="another output with a bias than|the bias does not enter its logits exactly"):
+        attach(model, ALiBi(2))
+
+
+def test_a_model_whose_attention_computes_no_softmax_is_refused_with_that_reason():
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **options):
+        heads = hidden_states.unflatten(-1, (2, -1)).transpose(1, 2)
+        mixed = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=attention_mask)
+        return mixed.transpose(1, 2).flatten(2), None
+
+    model = tiny_any("qwen3")
+    for layer in model.layers:
+        replace_forward(layer.self_attn, forward)
+    with pytest.raises(ValueError, match="its attention computes no softmax over all keys"):
+        attach(model, ALiBi(2))
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_windows_of_one_or_two_tokens_are_taken(window):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = hf.MistralModel(hf.MistralConfig(vocab_size=99, intermediate_size=16, sliding_window=window, **sizes))
+    with attach(spread(model).float(), ALiBi(4)) as attachment:
+        assert len(attachment.encodings) == 2
 
 
 def test_hooks_of_the_user_may_change_the_output_of_attention():

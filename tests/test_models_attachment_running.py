@@ -394,3 +394,33 @@ def test_an_encoding_of_absolute_positions_can_be_attached():
     with attach(model, Even(), position_embeddings="keep"):
         after = attentions(model, ids)[0]
     torch.testing.assert_close(after, (before.log() + Even().double()(N)).softmax(-1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_padding_between_tokens_that_position_ids_skip_is_refused(family):
+    model, text = language_model(family), tokens(1, 8)
+    ids = torch.cat([text[:, :5], torch.zeros(1, 3, dtype=torch.long), text[:, 5:]], 1)
+    mask = torch.ones_like(ids)
+    mask[:, 5:8] = 0
+    skipping, counting = (mask.cumsum(1) - 1).clamp(min=0), torch.arange(11)[None]
+    with attach(model, ALiBi(model.config.num_attention_heads), position_embeddings="keep"):
+        with pytest.raises(ValueError, match="attention_mask has padding between tokens that position_ids skip"):
+            model(ids, attention_mask=mask, position_ids=skipping)
+        model(ids, attention_mask=mask, position_ids=counting)
+        padded, left = (torch.nn.functional.pad(each, (3, 0)) for each in (text, torch.ones_like(text)))
+        places = (left.cumsum(1) - 1).clamp(min=0)
+        on_the_left = model(padded, attention_mask=left, position_ids=places).logits[:, 3:]
+        torch.testing.assert_close(on_the_left, model(text).logits, rtol=0, atol=1e-6)
+    model(ids, attention_mask=mask, position_ids=skipping)
+
+
+def test_a_learned_prompt_before_padding_on_the_left_is_refused():
+    peft = pytest.importorskip("peft")
+    model = language_model("gpt2").float()
+    attach(model, ALiBi(2), position_embeddings="keep")
+    prompted = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    ids, mask = tokens(2, 6), torch.ones(2, 6, dtype=torch.long)
+    prompted.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2)
+    mask[0, :2] = 0
+    with pytest.raises(ValueError, match="a learned prompt or a cache before padding on the left"):
+        prompted.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2)

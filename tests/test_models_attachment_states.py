@@ -2,6 +2,7 @@
 
 import copy
 import os
+import types
 
 import numpy as np
 import pytest
@@ -376,6 +377,46 @@ def test_an_accelerator_saves_and_loads_the_state_of_an_attached_model(tmp_path)
         accelerator.load_state(tmp_path)
 
 
+def test_weights_of_distributed_checkpoints_are_loaded_whole_and_in_part():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    one, two, ids = tiny("bert"), tiny("bert", seed=1), tokens(1, N)
+    for model in (one, two):
+        attach(model, random_table(2))
+    state = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    some = StateDictOptions(strict=False, full_state_dict=True)
+    set_model_state_dict(two, {name: state[name] for name in state if "encoder" not in name}, options=some)
+    set_model_state_dict(two, state, options=some)
+    assert_same_outputs(two(ids)[0], one(ids)[0])
+
+
+def test_the_experts_of_a_loaded_model_run_as_asked(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"moe_intermediate_size": 8, "num_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 8}
+    model = hf.Qwen3MoeModel(hf.Qwen3MoeConfig(vocab_size=99, head_dim=4, **sizes, **experts))
+    attach(model, ALiBi(4))
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path, experts_implementation="eager").config._experts_implementation == "eager"
+    assert load(tmp_path).config._experts_implementation == model.config._experts_implementation
+
+
+def test_a_save_pretrained_of_the_users_own_is_called_and_put_back(tmp_path):
+    model, folders = tiny("bert"), []
+
+    def save(self, folder, **options):
+        folders.append(folder)
+        type(self).save_pretrained(self, folder, **options)
+
+    model.save_pretrained = own = types.MethodType(save, model)
+    with attach(model, NoEncoding()):
+        model.save_pretrained(tmp_path / "attached")
+        copy.deepcopy(model).save_pretrained(tmp_path / "copy")
+    assert model.save_pretrained is own
+    model.save_pretrained(tmp_path / "removed")
+    assert folders == [tmp_path / name for name in ("attached", "copy", "removed")]
+    assert attached(load(tmp_path / "copy")) is not None
+
+
 # ---- adapters
 
 
@@ -412,6 +453,17 @@ def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(tmp_pa
     assert attached(model) is None
     attached(again).remove()
     assert_same_outputs(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(("family", "table"), [("bert", "position_embeddings"), ("gpt2", "wpe")])
+def test_positions_are_restored_where_an_adapter_was_put_around_their_table(family, table):
+    peft = pytest.importorskip("peft")
+    model, ids = tiny(family), tokens(2, N)
+    expected = model(ids)[0]
+    attach(model, random_table(2))
+    around = peft.get_peft_model(model, peft.LoraConfig(target_modules=[table]))
+    attached(around).remove()
+    assert_same_outputs(around(ids)[0], expected)  # a new adapter adds zeros
 
 
 def test_a_model_with_adapters_is_refused():

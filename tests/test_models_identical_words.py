@@ -419,3 +419,12 @@ def test_the_prefix_is_the_beginning_of_text_by_default():
 def test_a_prefix_that_cannot_be_fed_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         positional_attention(tiny("bert"), length=8, words=WORDS, **arguments)
+
+
+def test_a_model_with_a_learned_prompt_is_refused():
+    peft = pytest.importorskip("peft")
+    model = hf.GPT2LMHeadModel(tiny("gpt2").config)
+    prompted = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    with pytest.raises(ValueError, match=r"has a learned prompt, which would be left out; pass model\.get_base_model"):
+        positional_attention(prompted, length=N, words=WORDS)
+    assert positional_attention(prompted.get_base_model(), length=N, words=WORDS).length == N

@@ -90,8 +90,10 @@ class PositionalBias(nn.Module):
                 f"None, tensors, encodings or lists of them, each kept as an attribute of its name ({error})"
             ) from error
 
-    def set_extra_state(self, state: Tensor) -> None:
+    def set_extra_state(self, state: Any) -> None:
         """Refuse the configuration of another encoding; numbers are loaded as usual."""
+        if not isinstance(state, Tensor):  # what torch.distributed.checkpoint fills in for a shard without it
+            return
         saved, here = read_configuration(state), self.configuration
         same_positions = saved["position_embeddings"] == here["position_embeddings"]
         if not same_positions or not self._differs_in_numbers_alone(saved["encoding"]):

@@ -26,9 +26,9 @@ def disable_positions(record: Architecture, base: Any) -> None:
         module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def enable_positions(record: Architecture, base: Any) -> None:
-    """Undo `disable_positions`."""
-    for module in (*record.position_tables(base), *record.position_readers(base)):
+def enable_positions(base: nn.Module) -> None:
+    """Undo `disable_positions`, also where peft has put its layers around a table since."""
+    for module in base.modules():
         unhook(module, _look_up_the_first_row, _without_position, _zero_position_ids)
 
 

@@ -1,5 +1,6 @@
 """Restoring a user's model, even where an interrupt falls into the restoration."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,30 @@ def changed(target: Any, name: str, value: Any) -> Iterator[None]:
     with restoring(lambda: setattr(target, name, before)):
         setattr(target, name, value)
         yield
+
+
+def override(target: Any, name: str, function: Callable[..., Any]) -> None:
+    """Put a function in place of a method of an object, called with the object and the method's own replacement.
+
+    The replacement is one that the user has put into the object before, or None.
+    """
+    own = target.__dict__.get(name)
+    if getattr(own, "func", None) is not function:
+        target.__dict__[name] = functools.partial(function, target, own)
+
+
+def called(target: Any, name: str, own: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the method that a function of `override` stands for."""
+    return own or functools.partial(getattr(type(target), name), target)
+
+
+def restore_method(target: Any, name: str, function: Callable[..., Any]) -> None:
+    """Undo `override`."""
+    found = target.__dict__.get(name)
+    if getattr(found, "func", None) is function:
+        del target.__dict__[name]
+        if found.args[1] is not None:
+            target.__dict__[name] = found.args[1]
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """Weights without the attached encodings, and folders that transformers alone would load without them: refused."""
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from pelocality.models._restore import restoring
+from pelocality.models._restore import called, override, restore_method, restoring
 from pelocality.models.families._record import ATTACHED, attached_biases
 
 BLOCKING_KEY = "experts_implementation"
@@ -44,12 +44,17 @@ def _lacks_encoding(attention: nn.Module, prefix: str, state_dict: dict[str, Any
 
 def mark_saved_folders(model: Any) -> None:
     """Replace a model's ``save_pretrained``, so that transformers alone refuses to load the folder it writes."""
-    model.save_pretrained = functools.partial(_save_pretrained, model)
+    override(model, "save_pretrained", _save_pretrained)
 
 
-def _save_pretrained(model: Any, *args: Any, **kwargs: Any) -> None:
+def unmark_saved_folders(model: Any) -> None:
+    """Undo `mark_saved_folders`."""
+    restore_method(model, "save_pretrained", _save_pretrained)
+
+
+def _save_pretrained(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> None:
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
         if attached_biases(model):  # not removed through a part of the model
             setattr(model.config, BLOCKING_KEY, _REASON)
             kwargs.setdefault("save_original_format", False)  # `load` looks for the names of the model's modules
-        type(model).save_pretrained(model, *args, **kwargs)
+        called(model, "save_pretrained", own)(*args, **kwargs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
@@ -19,11 +19,12 @@ from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._names import described
-from pelocality.models._restore import restoring, unhook
+from pelocality.models._restore import called, override, restore_method, restoring, unhook
 from pelocality.models._run import device_of, find_base
-from pelocality.models._state_dict import check_state_dict, mark_saved_folders
+from pelocality.models._state_dict import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
+from pelocality.models.families._calls import argument_names, by_name
 from pelocality.models.families._mask import no_continuous_batching
 from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained
@@ -178,7 +179,7 @@ def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, 
     for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
         mark_saved_folders(module)
-        module.__dict__["init_continuous_batching"] = functools.partial(_init_continuous_batching, module)
+        override(module, "init_continuous_batching", _init_continuous_batching)
     base.register_load_state_dict_pre_hook(check_state_dict)
     if disable:
         disable_positions(record, base)
@@ -194,12 +195,12 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     for module in {pretrained(model), base}:
         unhook(module, _check_call)
         if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
-            module.__dict__.pop("save_pretrained", None)
-            module.__dict__.pop("init_continuous_batching", None)
+            unmark_saved_folders(module)
+            restore_method(module, "init_continuous_batching", _init_continuous_batching)
     for key, hook in list(base._load_state_dict_pre_hooks.items()):
         if hook.hook is check_state_dict:
             del base._load_state_dict_pre_hooks[key]
-    enable_positions(record, base)
+    enable_positions(base)
 
 
 def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> bool:
@@ -262,6 +263,8 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
     if ATTACHED not in attention._modules:  # removed through a part of the model, without access to the whole
         return
     _check_implementation(module)
+    call = by_name(argument_names(module), args, kwargs)
+    _check_positions(call.get("attention_mask"), call.get("position_ids"))
     wanted = kwargs.get("output_attentions")
     if wanted is None:
         wanted = module.config.output_attentions
@@ -271,11 +274,33 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
         )
 
 
-def _init_continuous_batching(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _check_positions(mask: Any, position_ids: Any) -> None:
+    """Refuse padding between tokens that the position ids do not count, but the distances of the encoding do.
+
+    Args:
+        mask: (batch, n) of 0 and 1, or anything else.
+        position_ids: Of the last tokens of these, (batch or 1, m), or anything else.
+    """
+    given = isinstance(mask, Tensor) and isinstance(position_ids, Tensor)
+    if not given or (mask.ndim, position_ids.ndim) != (2, 2) or torch.compiler.is_compiling():
+        return
+    tokens = mask.bool()
+    counted = (tokens.cumsum(1) - 1)[:, -position_ids.shape[1] :]
+    between = (tokens[:, 1:] & ~tokens[:, :-1]).sum(1) + tokens[:, 0] > 1
+    skipped = ((position_ids == counted) | ~tokens[:, -position_ids.shape[1] :]).all(1)
+    if bool((between & skipped).any()):
+        raise ValueError(
+            "attention_mask has padding between tokens that position_ids skip, as with a learned prompt or a cache "
+            "before padding on the left, and an attached encoding would count it; pad on the other side, or call with "
+            "one text at a time"
+        )
+
+
+def _init_continuous_batching(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """Refuse continuous batching before transformers starts the thread in which it would call the model."""
     if attached_biases(model):  # not removed through a part of the model
         no_continuous_batching()
-    return type(model).init_continuous_batching(model, *args, **kwargs)
+    return called(model, "init_continuous_batching", own)(*args, **kwargs)
 
 
 def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base: Any) -> list[Encoding]:

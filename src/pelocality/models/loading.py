@@ -77,7 +77,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         )
     configurations = {name: _restored(path, name, tensors) for name, tensors in saved.items()}
     options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
-    options[BLOCKING_KEY] = None
+    options.setdefault(BLOCKING_KEY, None)
     with _LOCK:
         expected = [*(loaded_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
         with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):

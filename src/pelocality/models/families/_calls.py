@@ -16,8 +16,12 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
 @functools.cache
 def _argument_names(module_class: Any) -> tuple[str, ...]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(module_class.forward).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.kind not in variable)[1:]
+    for each in module_class.__mro__:  # a subclass may hand on *args and **kwargs
+        parameters = inspect.signature(each.forward).parameters.values()
+        names = tuple(parameter.name for parameter in parameters if parameter.kind not in variable)[1:]
+        if names or each is nn.Module:
+            return names
+    return ()
 
 
 def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

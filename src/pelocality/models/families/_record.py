@@ -145,9 +145,9 @@ class Architecture:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
         inside = list(base.named_modules())[1:]
         named = {name: module for name, module in inside if not _NOT_ATTENTION.search(name.lower())}
-        found = [module for module in named.values() if _calls_the_interface(module)]
-        if found:
-            return found
+        classes = tuple({type(module) for module in named.values() if _calls_the_interface(module)})
+        if classes:  # or a subclass with a method `forward` of its own
+            return [module for module in named.values() if isinstance(module, classes)]
         masked = [name for name, module in named.items() if self._takes_a_mask(argument_names(module))]
         return [named[name] for name in masked if not any(other.startswith(f"{name}.") for other in masked)]
 
