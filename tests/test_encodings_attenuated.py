@@ -10,6 +10,8 @@ from hypothesis import given, settings, strategies as st
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.metrics import direction_balance, locality, measure, relative_asymmetry, symmetry
 from pelocality.metrics.without_matrix import measure_relative
+from pelocality.models import attach
+from tests.families import tiny, tokens
 
 
 def delta(n, w, s, *, visible=None, causal=False):
@@ -292,3 +294,34 @@ def test_targets_at_a_long_length_need_no_matrix():
 def test_unreachable_targets_raise_an_error_with_the_reachable_range(targets, error, words):
     with pytest.raises(error, match=words):
         AttenuatedEncoding.from_targets(**targets)
+
+
+@pytest.mark.parametrize("learnable", [False, True, ["scale"]])
+@pytest.mark.parametrize("form", ["weights", "logits"])
+def test_arguments_that_are_assigned_are_those_of_a_new_encoding(form, learnable):
+    encoding = AttenuatedEncoding(2, form=form, learnable=learnable)
+    before = encoding(5)
+    encoding.decay, encoding.symmetry, encoding.scale = 0.2, [0.5, 2.0], torch.tensor([1.0, 3.0])
+    expected = AttenuatedEncoding(2, 0.2, [0.5, 2.0], form, learnable, [1.0, 3.0])
+    assert not torch.equal(encoding(5), before)
+    torch.testing.assert_close(encoding(5), expected(5))
+    assert all(each.is_leaf for each in encoding.parameters())
+    for name, wrong in (("decay", 0), ("symmetry", [1, 2, 3]), ("scale", torch.inf)):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            setattr(encoding, name, wrong)
+    with pytest.raises(ValueError, match="symmetry must be 1"):
+        AttenuatedEncoding(causal=True).symmetry = 0.5
+
+
+def test_arguments_that_are_assigned_while_attached_change_the_bias():
+    model, ids = tiny("bert"), tokens(1, 7)
+    attachment = attach(model, AttenuatedEncoding(decay=0.5, form="logits"))
+    with torch.no_grad():
+        before = model(ids)[0]
+        for encoding in attachment.encodings:
+            encoding.decay = 0.1
+        after = model(ids)[0]
+        attachment.remove()
+        attach(model, AttenuatedEncoding(decay=0.1, form="logits"))
+        torch.testing.assert_close(model(ids)[0], after)
+    assert not torch.allclose(before, after)

@@ -316,7 +316,7 @@ def test_an_attention_module_of_a_subclass_gets_the_encoding_or_is_refused():
         assert len(attachment.encodings) == len(model.layers)
         assert_same_outputs(output(model, ids), expected)
     model.layers[1].self_attn.__class__ = WithoutMask
-    with pytest.raises(ValueError, match="another output with a bias than|the bias does not enter its logits exactly"):
+    with pytest.raises(ValueError, match=r"another output with a bias|does not enter its logits exactly"):
         attach(model, ALiBi(2))
 
 

@@ -86,11 +86,14 @@ class AttenuatedEncoding(RelativeEncoding):
         self.learnable = learnable if isinstance(learnable, bool) else names
         self._learned = frozenset(names)
         lean = per_head("symmetry", symmetry, heads)
-        if causal and (bool((lean != 1).any()) or "symmetry" in self._learned):
-            raise ValueError("symmetry must be 1 and not learned with causal=True, which hides the right side")
+        self._check_symmetry(lean, causal)
         self._register("decay", per_head("decay", decay, heads))
         self._register("symmetry", lean)
         self._register("scale", per_head("scale", scale, heads, positive=False))
+
+    def _check_symmetry(self, value: Tensor, causal: bool) -> None:
+        if causal and (bool((value != 1).any()) or "symmetry" in self._learned):
+            raise ValueError("symmetry must be 1 and not learned with causal=True, which hides the right side")
 
     def _register(self, name: str, value: Tensor) -> None:
         """Store an argument as a parameter if it is learned, else as a buffer."""
@@ -108,20 +111,43 @@ class AttenuatedEncoding(RelativeEncoding):
         stored = stored.to(self.working_dtype)
         return positive(stored) if learned and name != "scale" else stored
 
+    def _assign(self, name: str, value: PerHead) -> None:
+        """Set an argument to other numbers, which a learned one goes on from."""
+        numbers = per_head(name, value, self.heads, positive=name != "scale")
+        if name == "symmetry":
+            self._check_symmetry(numbers, self.causal)
+        if name in self._learned:
+            with torch.no_grad():
+                getattr(self, _LEARNABLE[name]).copy_(numbers if name == "scale" else numbers.log())
+        else:
+            self.register_buffer(f"fixed_{name}", self._constant(numbers))
+
     @property
     def decay(self) -> Tensor:
-        """The paper's w, (heads,)."""
+        """The paper's w, (heads,); it can be assigned."""
         return self._value("decay").expand(self.heads)
+
+    @decay.setter
+    def decay(self, value: PerHead) -> None:
+        self._assign("decay", value)
 
     @property
     def symmetry(self) -> Tensor:
-        """The paper's s, (heads,)."""
+        """The paper's s, (heads,); it can be assigned."""
         return self._value("symmetry").expand(self.heads)
+
+    @symmetry.setter
+    def symmetry(self, value: PerHead) -> None:
+        self._assign("symmetry", value)
 
     @property
     def scale(self) -> Tensor:
-        """The factor of the bias, (heads,)."""
+        """The factor of the bias, (heads,); it can be assigned."""
         return self._value("scale").expand(self.heads)
+
+    @scale.setter
+    def scale(self, value: PerHead) -> None:
+        self._assign("scale", value)
 
     @property
     def is_toeplitz(self) -> bool:  # noqa: D102
