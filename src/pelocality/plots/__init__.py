@@ -1,0 +1,10 @@
+"""Plots of attention matrices, metrics, distance profiles and dependencies; all take ``ax=`` and return ``(fig, ax)``.
+
+Plots are readable in black and white: weights are greys, NaN is hatched, and up to 52 lines differ in dash and marker.
+A legend of more than six rows is placed beside the axes; create your own figures with ``layout="constrained"`` to leave
+room for it. Nothing is shown or saved. Needs matplotlib (the ``plot`` extra).
+"""
+
+from pelocality.plots.dependencies import distances as distances, head_types as head_types
+from pelocality.plots.layers import comparison as comparison, head_grid as head_grid, trajectory as trajectory
+from pelocality.plots.matrices import heatmap as heatmap, profiles as profiles

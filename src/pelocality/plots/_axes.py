@@ -1,0 +1,89 @@
+"""What the plots share: figures and axes, images in greys, lines that differ without colour, and legends."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
+
+
+def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
+    """Return the given or new axes with their title set, and their figure."""
+    if ax is None:
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError("plots need matplotlib: pip install matplotlib") from error
+        _, ax = plt.subplots(figsize=size, layout="constrained")
+    ax.set_title(title, wrap=True)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure, ax
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Return a tensor or nested lists as an array."""
+    return values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
+
+
+def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
+    """Draw values in greys with a colour bar, and NaN as hatching."""
+    if np.isnan(values).any():
+        ax.patch.set(hatch="////", edgecolor="0.6")
+    image = ax.imshow(values, cmap="Greys", **options)
+    image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
+
+
+def draw_by_distance(
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str
+) -> tuple[Figure, Axes]:
+    """Draw values from 0 on by distance, given by name; a line without values is left out."""
+    new = ax is None
+    fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
+    for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
+        if y is not None:
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=name, **style)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.locator_params(axis="x", integer=True)
+    ax.set_ylim(bottom=0)
+    return with_legend(fig, ax, new)
+
+
+def line_styles() -> Iterator[dict[str, Any]]:
+    """Yield the dash and the marker of each line."""
+    return ({"linestyle": dash, "marker": mark} for dash, mark in zip(cycle(_DASHES), cycle(_MARKERS), strict=False))
+
+
+def with_legend(fig: Figure, ax: Axes, resizable: bool) -> tuple[Figure, Axes]:
+    """Return both with a legend of the named lines: beside the axes from seven rows on, in a figure made wider."""
+    handles, labels = ax.get_legend_handles_labels()
+    labels = [textwrap.fill(label, 32) for label in labels]
+    rows = sum(label.count("\n") + 1 for label in labels)
+    if rows <= 6:
+        if rows:
+            ax.legend(handles, labels, framealpha=0.85, edgecolor="none")
+        return fig, ax
+    columns = math.ceil(rows / max(1, int(size_in_inches(ax)[1] / 0.17)))
+    legend = ax.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns, fontsize="small", frameon=False
+    )
+    if resizable:
+        fig.set_figwidth(fig.get_figwidth() + legend.get_window_extent().width / fig.dpi)
+    return fig, ax
+
+
+def size_in_inches(ax: Axes) -> tuple[float, float]:
+    """Return the approximate width and height of the axes, in inches."""
+    box = ax.get_window_extent()
+    return box.width / ax.figure.dpi, box.height / ax.figure.dpi

@@ -1,0 +1,235 @@
+"""Plots of a metric by layer: of each head, of several models, and over training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pelocality.plots._axes import as_array, draw_image, figure_and_axes, line_styles, size_in_inches, with_legend
+from pelocality.statistics import mean_over_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def head_grid(
+    values: Any,
+    *,
+    metric: str | None = None,
+    layers: Sequence[int] | None = None,
+    ax: Axes | None = None,
+    label: str = "",
+    title: str = "",
+    limits: tuple[float, float] | None = None,
+) -> tuple[Figure, Axes]:
+    """Draw one number per layer and head as a grid, with the numbers in the cells where they fit.
+
+    Args:
+        values: (layer, head), any metric; or a result of ``positional_attention`` or ``text_average``.
+        metric: Which number of a result: a name in its ``to_frame``. None: locality, past locality if it is causal.
+        layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
+        ax: Where to draw; a new figure if None.
+        label: Label of the colour bar; the name of a result's metric if empty.
+        title: Title of the axes.
+        limits: Smallest and largest value of the colour scale; those of the data if None.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        ValueError: Not two axes, nothing to draw, another number of layers, a metric of numbers that are no result, or
+            limits in the wrong order.
+
+    Examples:
+        >>> import torch
+        >>> fig, ax = head_grid(torch.rand(6, 12), label="locality")
+        >>> ax.get_ylabel()
+        'layer'
+    """
+    column, [(grid, layers)] = _by_layer({"values": values}, metric, layers, (2,))
+    if limits is not None and not limits[0] <= limits[1]:
+        raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
+    depth, heads = grid.shape
+    fig, ax = figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
+    finite = grid[np.isfinite(grid)]
+    low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
+    draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
+    width, height = size_in_inches(ax)
+    numbers = {place: _short(float(grid[place])) for place in np.ndindex(depth, heads)}
+    longest = max(1, *map(len, numbers.values()))
+    size = min(7.0, 72 * height / depth * 0.7, 72 * width / heads / longest * 1.4)
+    for (layer, head), text in numbers.items() if size >= 4 else ():
+        colour = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
+        ax.text(head, layer, text, ha="center", va="center", color=colour, fontsize=size)
+    ax.set(xlabel="head", ylabel="layer")
+    ax.set_xticks(*_ticks(range(heads), width))
+    ax.set_yticks(*_ticks(layers, height))
+    return fig, ax
+
+
+def comparison(
+    values: Mapping[str, Any],
+    *,
+    metric: str | None = None,
+    layers: Sequence[int] | None = None,
+    ax: Axes | None = None,
+    label: str = "",
+    title: str = "",
+) -> tuple[Figure, Axes]:
+    """Draw a metric per layer for several models or states of training: heads as dots, their mean as a line.
+
+    Args:
+        values: By name, each (layer, head) or (layer,), or a result as for `head_grid`.
+        metric: Which number of results: a name in their ``to_frame``. None: as for `head_grid`, if that is the same for
+            all of them; of bidirectional and causal models, name one.
+        layers: The numbers of the layers of every line in its model; None: those of each result, otherwise from 0.
+        ax: Where to draw; a new figure if None.
+        label: Label of the vertical axis; the name of the results' metric if empty.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        ValueError: Neither one nor two axes, nothing to draw, another number of layers, a metric of numbers that are no
+            result, or results that would be drawn by different metrics.
+
+    Examples:
+        >>> import torch
+        >>> fig, ax = comparison({"random": torch.rand(6, 12), "trained": torch.rand(6, 12)}, label="locality")
+        >>> ax.get_xlabel()
+        'layer'
+    """
+    if not values:
+        raise ValueError("values is empty; give at least one (layer, head) by name")
+    given = {f"values[{name!r}]": each for name, each in values.items()}
+    column, lines = _by_layer(given, metric, layers, (1, 2))
+    every_layer = sorted({layer for _, its_layers in lines for layer in its_layers})
+    new = ax is None
+    fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
+    spread = 0.5 / len(lines)
+    for index, (name, (grid, its_layers), style) in enumerate(zip(values, lines, line_styles(), strict=False)):
+        place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
+        by_head = grid.reshape(len(grid), -1)
+        mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
+        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
+        if grid.ndim == 2:
+            ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
+    ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(every_layer) - 0.4))
+    ax.set_xticks(*_ticks(every_layer, size_in_inches(ax)[0]))
+    return with_legend(fig, ax, new)
+
+
+def trajectory(
+    table: pd.DataFrame, metric: str | None = None, *, ax: Axes | None = None, title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw a metric per layer over training; over several seeds, their mean, and as a band its 95 % interval.
+
+    Args:
+        table: One row per step and layer, such as ``LocalityCallback.table``; with a column ``seed``, also per seed.
+            The band is Student's t interval over the seeds; a single run has none.
+        metric: The column to draw. None: locality, past locality if the table has that, as of causal models.
+        ax: Where to draw; a new figure if None.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        ValueError: A column is missing, the table is empty, or it has several rows for one step, layer and seed.
+
+    Examples:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"step": [0, 10, 0, 10], "layer": [0, 0, 1, 1], "locality": [0.02, 0.1, 0.02, 0.07]})
+        >>> fig, ax = trajectory(table)
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['layer 0', 'layer 1']
+    """
+    if table.empty:
+        raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
+    if metric is None:
+        metric = "past_locality" if "past_locality" in table else "locality"
+    missing = {"step", "layer", metric} - set(table.columns)
+    if missing:
+        raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
+    rows_by = [name for name in ("step", "layer", "seed") if name in table]
+    repeated = table[table.duplicated(rows_by)]
+    if len(repeated):
+        place = ", ".join(f"{name} {repeated[name].iloc[0]}" for name in rows_by)
+        advice = "give every run its own seed" if "seed" in rows_by else "add a column seed: table.assign(seed=...)"
+        raise ValueError(f"table has several rows for {place}; {advice}")
+    new = ax is None
+    fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
+    layers = table.groupby("layer")
+    for (layer, rows), style in zip(layers, line_styles(), strict=False):
+        over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
+        steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
+        (line,) = ax.plot(steps, means, markersize=3.5, label=f"layer {layer}", **style)
+        low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
+        ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
+    ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
+    return with_legend(fig, ax, new)
+
+
+def _by_layer(
+    values: Mapping[str, Any], metric: str | None, layers: Sequence[int] | None, axes: Sequence[int]
+) -> tuple[str, list[tuple[np.ndarray, Sequence[int]]]]:
+    """Return what results are drawn by, the same for all, in words; and each by layer with the layers' numbers."""
+    column, frames = _column_and_frames(values, metric)
+    found = []
+    for name, each in values.items():
+        numbers = layers
+        if name in frames:
+            numbers = each.layers if layers is None else layers
+            each = frames[name][column].to_numpy().reshape(each.attention.shape[:2])
+        grid = as_array(each)
+        if grid.ndim not in axes or not grid.size:
+            wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
+            raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
+        numbers = range(len(grid)) if numbers is None else numbers
+        if len(numbers) != len(grid):
+            given = f"{len(numbers)}: {list(numbers)}"
+            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {given}")
+        found.append((grid, numbers))
+    return column.replace("_", " "), found
+
+
+def _column_and_frames(values: Mapping[str, Any], metric: str | None) -> tuple[str, dict[str, pd.DataFrame]]:
+    """Return the column that all results are drawn by, empty without results, and the frame of each result."""
+    frames = {name: each.to_frame() for name, each in values.items() if hasattr(each, "per_sample")}
+    if metric is None:
+        columns = {frame.columns[2]: name for name, frame in frames.items()}  # after layer and head
+        if len(columns) > 1:
+            different = ", ".join(f"{column} of {name}" for column, name in columns.items())
+            raise ValueError(f"results would be drawn by different metrics: {different}; choose one for all, metric=")
+        return next(iter(columns), ""), frames
+    if plain := [name for name in values if name not in frames]:
+        raise ValueError(f"metric={metric!r} is read from results, and {plain[0]} is numbers; leave metric out")
+    # a metric that is not shown by default is measured
+    frames = {n: f if metric in f else values[n].to_frame(metrics=[metric]) for n, f in frames.items()}
+    return metric if all(metric in frame for frame in frames.values()) else f"{metric}_of_mean", frames
+
+
+def _ticks(numbers: Sequence[int], inches: float) -> tuple[range, list[str]]:
+    """Return which layers or heads are labelled, all or every k-th where there is not enough room, and the labels."""
+    ticks = range(0, len(numbers), math.ceil(0.22 * len(numbers) / inches))
+    return ticks, [str(numbers[place]) for place in ticks]
+
+
+def _short(value: float) -> str:
+    """Return a number as a short text: two decimals below 1, two digits below 100, no decimals above."""
+    if np.isnan(value):
+        return ""
+    if np.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    size = abs(value)
+    shown = f"{value:.2f}" if size < 1 else f"{value:.2g}" if size < 99.5 else f"{value:.0f}"
+    return shown.replace("0.", ".", 1).replace("-.00", ".00")
