@@ -19,7 +19,7 @@ from pelocality.corpora import (
     plain_sentence,
 )
 from pelocality.probes import probe_info, semantic_role_swap
-from pelocality.probes.role_swap.exclusions import _has_ellipsis
+from pelocality.probes.role_swap.english_exclusions import _has_ellipsis
 from pelocality.probes.role_swap.mood import is_negative, mood_of
 from tests.test_probes_role_swap import sentence
 
