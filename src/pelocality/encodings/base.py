@@ -1,22 +1,21 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count, flag
 from pelocality.encodings._cache import cached_bias
+from pelocality.encodings._configuration import Configurable
 from pelocality.encodings._scores import masked_softmax
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Encoding(nn.Module, ABC):
+class Encoding(Configurable, nn.Module, ABC):
     """Base class of positional encodings: a module whose call returns the bias that attention adds to its logits.
 
         attention = softmax(q k^T / sqrt(d) + bias)
@@ -140,51 +139,6 @@ class Encoding(nn.Module, ABC):
             TypeError: The encoding depends on more than distance.
         """
         raise TypeError(f"{type(self).__name__} depends on more than distance; measure its weights(length)")
-
-    def configuration(self) -> dict[str, Any]:
-        """Return the type and arguments of the encoding as JSON values, from which `from_configuration` rebuilds it.
-
-        Returns:
-            A dictionary of ``"type"``, the name of the class, and each argument. Arguments that are learned have their
-            current value, rounded to its precision; the ``state_dict`` has them exactly. A tensor is a list, nested by
-            its axes; per-head numbers that are equal are one number. An argument that is an encoding is represented by
-            its own configuration.
-
-        Raises:
-            TypeError: An argument of the constructor is not stored as an attribute of the same name, or is a tensor
-                of complex numbers.
-        """
-        names = inspect.signature(type(self)).parameters
-        missing = [name for name in names if not hasattr(self, name)]
-        if missing:
-            raise TypeError(f"{type(self).__name__} must store its argument '{missing[0]}' under that name")
-        arguments = {name: _to_json(getattr(self, name)) for name in names}
-        for name in self._per_head:
-            numbers = arguments.get(name)  # a subclass may lack it
-            if isinstance(numbers, list) and numbers.count(numbers[0]) == len(numbers):
-                arguments[name] = numbers[0]
-        return {"type": type(self).__name__, **arguments}
-
-    @classmethod
-    def from_configuration(cls, configuration: dict[str, Any]) -> Self:
-        """Build an encoding from its configuration.
-
-        Args:
-            configuration: As returned by `configuration`. The class of a custom encoding must have been imported.
-
-        Returns:
-            The encoding.
-
-        Raises:
-            ValueError: The type is not a known encoding.
-        """
-        arguments = dict(configuration)
-        name = arguments.pop("type", None)
-        known = {each.__name__: each for each in (cls, *_subclasses(cls)) if not inspect.isabstract(each)}
-        if name not in known:
-            raise ValueError(f"encoding type {name!r} is not known; known: {', '.join(sorted(known))}")
-        found: type[Self] = known[name]  # type: ignore[assignment]  # cls or a subclass of it
-        return found(**{name: _from_json(value) for name, value in arguments.items()})
 
     @property
     def working_dtype(self) -> torch.dtype:
@@ -313,31 +267,6 @@ def check_encoding(encoding: Any, heads: int) -> None:
         raise ValueError(f"encoding must have 1 or {heads} heads, as the attention has, got {encoding.heads}")
 
 
-def _to_json(value: Any) -> Any:
-    """Return an argument of an encoding as a JSON value; a tensor becomes a number or nested lists of numbers."""
-    if isinstance(value, Encoding):
-        return value.configuration()
-    if isinstance(value, (list, tuple)):
-        return [_to_json(each) for each in value]
-    if isinstance(value, Tensor):
-        if value.is_complex():
-            raise TypeError(f"a tensor of {value.dtype} has no JSON value")
-        value = value.detach().cpu()
-        if not value.is_floating_point():
-            return value.tolist()
-        array = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
-        # through str: the float32 number 0.1 becomes 0.1, which rounds to the same float32 number
-        return np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape).tolist()
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _from_json(value: Any) -> Any:
-    """Return the argument that `_to_json` converted."""
-    if isinstance(value, dict) and "type" in value:
-        return Encoding.from_configuration(value)
-    return [_from_json(each) for each in value] if isinstance(value, list) else value
-
-
 def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias in another precision, with nearly the same softmax and no new -inf.
 
@@ -358,8 +287,3 @@ def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
         bias = bias - torch.where(far, largest, 0)
         bias = torch.where(bias == -torch.inf, bias, bias.clamp(min=narrow.min))
     return bias.to(dtype)
-
-
-def _subclasses(parent: type[Encoding]) -> list[type[Encoding]]:
-    """Return all direct and indirect subclasses."""
-    return [found for child in parent.__subclasses__() for found in (child, *_subclasses(child))]
