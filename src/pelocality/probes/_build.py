@@ -103,7 +103,8 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
             f"pairs must hold Pair or Sentence, got {type(first).__name__}; "
-            "see read_pairs; of a text plain_sentence(text) or a parser of pelocality.corpora makes a Sentence"
+            "see read_pairs; of a text plain_sentence(text) or a parser of pelocality.corpora makes a Sentence, "
+            "as semantic_role_swap(texts, parser='spacy') does"
         )
     if isinstance(source, Iterator) and first is not None:
         source = itertools.chain([first], source)
