@@ -8,7 +8,7 @@ and reshapes the values to the leading axes of the input.
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
-Kernel = Callable[..., Tensor]
 
 # elements that a kernel is given at a time: it may need several times their memory; more occupy a GPU
 _PART, _PART_OF_GPU = 2**24, 2**28
@@ -37,6 +36,39 @@ class HasAttention(Protocol):
 Attention = Tensor | np.ndarray | Sequence[Any] | HasAttention
 
 
+class Matrices(NamedTuple):
+    """A batch of matrices, as every kernel receives it.
+
+    Attributes:
+        weights: (batch, n, n), in the precision of the input; crops of half precision are float32.
+        visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
+        dtype: That of the input, by whose rounding a row is judged.
+    """
+
+    weights: Tensor
+    visible: Tensor | None
+    dtype: torch.dtype
+
+    def part(self, chosen: Tensor | slice) -> Self:
+        """Return some of the matrices."""
+        visible = None if self.visible is None else self.visible[chosen]
+        return self._replace(weights=self.weights[chosen], visible=visible)
+
+    def crop(self, start: int, stop: int) -> Self:
+        """Return tokens start..stop-1 of all matrices, with rows renormalised."""
+        kept = validated_weights(self.weights[:, start:stop])[..., start:stop]
+        mass = kept.sum(-1, keepdim=True)
+        if bool((mass <= 0).any()):
+            raise ValueError(
+                "a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens"
+            )
+        visible = None if self.visible is None else self.visible[:, start:stop, start:stop]
+        return self._replace(weights=kept / mass, visible=visible)
+
+
+Kernel = Callable[[Matrices], Tensor]
+
+
 def map_matrices(
     attention: Attention,
     kernel: Kernel,
@@ -45,21 +77,19 @@ def map_matrices(
     without_first: int = 0,
     visible: Tensor | None = None,
     layout: Layout = "scalar",
-    with_dtype: bool = False,
 ) -> Tensor:
     """Apply a kernel to every matrix of the attention and reshape its values to the leading axes of the input.
 
     Args:
         attention: (..., n, n), or a sequence of such tensors (one per layer).
-        kernel: (batch, n, n) -> (batch,), or what ``layout`` names. It receives the weights in the precision given and
-            checks their rows itself (see `validated_weights`). With visible it receives that too, (batch, n, n).
+        kernel: `Matrices` of (batch, n, n) -> (batch,), or what ``layout`` names. It checks the rows of the weights
+            itself (see `validated_weights`).
         mask: Which tokens count, see `token_spans`.
         without_first: How many of the first ones do not.
         visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
         layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
             Entries of padding are NaN; a matrix starts at its first counting token.
-        with_dtype: Also give the kernel ``dtype=``, that of the attention: half precision is cropped to float32.
 
     Returns:
         (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
@@ -76,25 +106,25 @@ def map_matrices(
         if len(set(shapes)) > 1:
             several = ", ".join(map(str, shapes))
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
-        seen = visible_by_layer(visible, attention)
-        each = partial(
-            map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout, with_dtype=with_dtype
-        )
-        return torch.stack([each(a, visible=v) for a, v in zip(attention, seen, strict=True)])
-    matrices = float_tensor("attention", attention)
-    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
+        each = partial(map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout)
+        by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
+        return torch.stack([each(layer, visible=seen) for layer, seen in by_layer])
+    weights = float_tensor("attention", attention)
+    if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or weights.shape[-1] == 0:
         raise ValueError(
-            f"attention must be square with positions, (..., n, n), got shape {tuple(matrices.shape)}: "
+            f"attention must be square with positions, (..., n, n), got shape {tuple(weights.shape)}: "
             "cross-attention and steps of generate are not"
         )
-    if with_dtype:
-        kernel = partial(kernel, dtype=matrices.dtype)
-    given = [matrices] if visible is None else [matrices, expand_visible(visible, matrices)]
-    flat = [each.reshape(-1, *each.shape[-2:]) for each in given]  # (batch, n, n)
+    *leading, n, _ = weights.shape
+    seen = None if visible is None else expand_visible(visible, weights).reshape(-1, n, n)
+    matrices = Matrices(weights.reshape(-1, n, n), seen, weights.dtype)
     whole = mask is None and without_first == 0
-    spans = None if whole else token_spans(mask, matrices.shape[:-2], matrices.shape[-1], without_first)
-    values = _map_parts(flat, kernel) if spans is None or not len(spans) else _map_spans(flat, spans, kernel, layout)
-    return values.reshape((*matrices.shape[:-2], *values.shape[1:]))
+    spans = None if whole else token_spans(mask, leading, n, without_first)
+    if spans is None or not len(spans):
+        values = _map_parts(matrices, kernel)
+    else:
+        values = _map_spans(matrices, spans, kernel, layout)
+    return values.reshape((*leading, *values.shape[1:]))
 
 
 def layout_of(rows: bool) -> Layout:
@@ -177,15 +207,6 @@ def transformed(*tensors: Tensor) -> bool:
     return False
 
 
-def cropped(flat: Tensor, start: int, stop: int) -> Tensor:
-    """Return tokens start..stop-1 of (batch, n, n) with rows renormalised."""
-    kept = validated_weights(flat[:, start:stop])[..., start:stop]
-    mass = kept.sum(-1, keepdim=True)
-    if bool((mass <= 0).any()):
-        raise ValueError("a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens")
-    return kept / mass
-
-
 def _at_a_time(flat: Tensor) -> int:
     """Return how many of the matrices (batch, n, n) to give to a kernel; all of those that need a gradient."""
     if flat.requires_grad and torch.is_grad_enabled():
@@ -193,26 +214,24 @@ def _at_a_time(flat: Tensor) -> int:
     return max(1, (_PART if flat.device.type == "cpu" else _PART_OF_GPU) // flat.shape[-1] ** 2)
 
 
-def _map_parts(matrices: Sequence[Tensor], kernel: Kernel) -> Tensor:
-    """Apply the kernel to some of the matrices (batch, n, n) at a time."""
-    size = _at_a_time(matrices[0])
-    if len(matrices[0]) <= size:
-        return kernel(*matrices)
-    return torch.cat([kernel(*part) for part in zip(*(torch.split(each, size) for each in matrices), strict=True)])
+def _map_parts(matrices: Matrices, kernel: Kernel) -> Tensor:
+    """Apply the kernel to some of the matrices at a time."""
+    batch, size = len(matrices.weights), _at_a_time(matrices.weights)
+    if batch <= size:
+        return kernel(matrices)
+    return torch.cat([kernel(matrices.part(slice(first, first + size))) for first in range(0, batch, size)])
 
 
-def _map_spans(matrices: Sequence[Tensor], spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
+def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
     """Apply the kernel to the cropped matrices of each span and pad its values with NaN to the full length."""
-    flat, *seen = matrices
-    n = flat.shape[-1]
+    n, device = matrices.weights.shape[-1], matrices.weights.device
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
     pieces, order = [], []
     for group, (start, stop) in enumerate(groups.tolist()):
         missing = n - (stop - start)
         paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
-        for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(flat)):
-            here = chosen.to(flat.device)
-            values = kernel(cropped(flat[here], start, stop), *(each[here, start:stop, start:stop] for each in seen))
+        for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(matrices.weights)):
+            values = kernel(matrices.part(chosen.to(device)).crop(start, stop))
             pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
             order.append(chosen)
-    return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(flat.device)]
+    return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(device)]

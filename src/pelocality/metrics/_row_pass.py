@@ -68,30 +68,25 @@ def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
     return torch.where(whole == 0, otherwise, quotient)
 
 
-def validated_statistics(
-    flat: Tensor, *, pairs: bool = True, rtol: float | None = None, dtype: torch.dtype | None = None
-) -> RowStatistics:
+def validated_statistics(flat: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
     """Return `row_statistics`, after checking that the rows are distributions."""
-    statistics = row_statistics(flat, pairs=pairs, rtol=rtol, dtype=dtype)
+    statistics = row_statistics(flat, tolerance, pairs=pairs)
     check_rows(statistics.total, statistics.smallest, flat)
     return statistics
 
 
-def row_statistics(
-    flat: Tensor, *, pairs: bool = True, rtol: float | None = None, dtype: torch.dtype | None = None
-) -> RowStatistics:
+def row_statistics(flat: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
     """Measure every row of (batch, n, n) in one pass, differentiably.
 
     Args:
         flat: (batch, n, n), float; not modified.
+        tolerance: Up to which a row counts as constant; None: that of flat's dtype.
         pairs: Also compare left with right.
-        rtol: Relative range up to which a row counts as constant; None: see `Tolerance`.
-        dtype: The dtype whose tolerance applies; None: that of flat.
 
     Returns:
         Sums in float32 or float64, on the same device.
     """
-    tolerance, weights = Tolerance.for_dtype(dtype or flat.dtype, rtol), flat.detach()
+    tolerance, weights = tolerance or Tolerance.for_dtype(flat.dtype), flat.detach()
     if _is_compiled(flat):
         found = _measure_compiled(weights, 0, pairs, tolerance)
     else:
@@ -105,19 +100,18 @@ def row_statistics(
     return RowStatistics(found.total, found.smallest, *sums)
 
 
-def block_statistics(block: Tensor, first: int, stop: int, *, rtol: float | None = None) -> RowStatistics:
+def block_statistics(block: Tensor, first: int, stop: int, tolerance: Tolerance) -> RowStatistics:
     """Measure the rows first..stop-1 of larger matrices, without gradients.
 
     Args:
         block: (batch, rows, n), the rows that `rows_needed` names.
         first: First row measured; all rows lie in one block of `row_blocks`.
         stop: End of the rows measured, exclusive.
-        rtol: As for `row_statistics`.
+        tolerance: Up to which a row counts as constant.
 
     Returns:
         Sums, each (batch, stop - first).
     """
-    tolerance = Tolerance.for_dtype(block.dtype, rtol)
     if _is_compiled(block):
         return _measure_compiled(_rows_measured(block, first, stop), first, True, tolerance)
     return _measure_block(block, first, stop, True, tolerance)

@@ -152,7 +152,7 @@ class MeanAttention(Metric):
                 sequence longer than ``length``.
         """
         mask = _place_mask(mask, attention, self.shape)
-        matrices = map_matrices(attention, crop, mask=mask, layout="matrix")
+        matrices = map_matrices(attention, lambda each: crop(each.weights), mask=mask, layout="matrix")
         matrices = _flatten_to(self.shape, _batch_first(attention, matrices, trailing=2).detach(), trailing=2)
         tokens = ~matrices.diagonal(dim1=-2, dim2=-1).isnan()
         tokens = tokens.reshape(len(tokens), math.prod(self.shape), tokens.shape[-1])

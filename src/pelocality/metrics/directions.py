@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, layout_of, map_matrices, validated_weights
+from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
 from pelocality.metrics._row_pass import ratio, validated_statistics
 
@@ -43,8 +43,8 @@ def relative_asymmetry(
         tensor(0.3541)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        s = validated_statistics(flat)
+    def kernel(matrices: Matrices) -> Tensor:
+        s = validated_statistics(matrices.weights)
         return ratio(s.difference, s.paired) if rows else s.pooled()[2]
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
@@ -83,8 +83,8 @@ def direction_balance(
         tensor(-1.)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        weights = validated_weights(flat)
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights)
         left, right = weights.tril(-1).sum(-1), weights.triu(1).sum(-1)
         if not rows:
             left, right = left.sum(-1), right.sum(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pelocality._checks import check_choice, number
-from pelocality.metrics._inputs import Attention, layout_of, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, visible_counts
 from pelocality.metrics._row_pass import ratio, row_statistics, validated_statistics
 
@@ -58,9 +58,9 @@ def adjusted_locality(
         tensor(1.)
     """
 
-    def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
-        value = validated_statistics(flat, pairs=False).locality
-        support, uniform = _uniform_locality(flat, causal, seen)
+    def kernel(matrices: Matrices) -> Tensor:
+        value = validated_statistics(matrices.weights, pairs=False).locality
+        support, uniform = _uniform_locality(matrices, causal)
         choice = support > 1
         most = torch.where(choice, 1 - uniform, 0).sum(-1)
         gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
@@ -71,13 +71,14 @@ def adjusted_locality(
     )
 
 
-def _uniform_locality(flat: Tensor, causal: bool | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def _uniform_locality(matrices: Matrices, causal: bool | None) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
-    support = visible_counts(flat, causal, seen)
+    weights, seen, _ = matrices
+    support = visible_counts(weights, causal, seen)
     if seen is not None:
         return support, row_statistics(seen.to(torch.float64), pairs=False).locality / support
-    n = flat.shape[-1]
-    i = torch.arange(n, dtype=torch.float64, device=flat.device)
+    n = weights.shape[-1]
+    i = torch.arange(n, dtype=torch.float64, device=weights.device)
     past, future = 2 - 2**-i, 1 - 2 ** (i + 1 - n)  # sums of 2^-|i-j|
     return support, torch.where(support == n, past + future, past) / support
 
@@ -117,8 +118,8 @@ def past_locality(
         tensor(1.)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        past = validated_weights(flat).tril(-1)
+    def kernel(matrices: Matrices) -> Tensor:
+        past = validated_weights(matrices.weights).tril(-1)
         mass = past.sum(-1)
         values = ratio(2 * row_statistics(past, pairs=False).locality, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
@@ -150,10 +151,10 @@ def distance_profile(attention: Attention, *, mask: Mask | None = None, without_
         tensor([0., 1., 0., 0., 1.])
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        n = flat.shape[-1]
-        count = n - torch.arange(1 - n, n, device=flat.device).abs()
-        weights = validated_weights(flat)
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights)
+        n = weights.shape[-1]
+        count = n - torch.arange(1 - n, n, device=weights.device).abs()
         return (diagonal_sums(weights, torch.float64) / count).to(weights.dtype)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="offsets")
@@ -229,8 +230,9 @@ def mean_distance(
         tensor(2.)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        values = (validated_weights(flat) * _distance(flat)).sum(-1)
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights)
+        values = (weights * _distance(weights)).sum(-1)
         return values if rows else values.mean(-1)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
@@ -271,11 +273,11 @@ def window(
     if not 0 < number("share", share) <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
 
-    def kernel(flat: Tensor) -> Tensor:
-        weights = validated_weights(flat.detach())
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights.detach())
         n = weights.shape[-1]
         if rows:
-            distance = _distance(flat).to(torch.int64).expand(flat.shape)
+            distance = _distance(weights).to(torch.int64).expand(weights.shape)
             exact = weights.to(torch.float64)
             by_distance = torch.zeros_like(exact).scatter_add_(-1, distance, exact)
         else:
@@ -329,10 +331,11 @@ def half_life(
     """
     check_choice("side", side, ("both", "past", "future"))
 
-    def kernel(flat: Tensor, dtype: torch.dtype) -> Tensor:
-        n = flat.shape[-1]
-        sums = diagonal_sums(validated_weights(flat), torch.float64)
-        k = torch.arange(1, n, device=flat.device, dtype=torch.float64)
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights)
+        n = weights.shape[-1]
+        sums = diagonal_sums(weights, torch.float64)
+        k = torch.arange(1, n, device=weights.device, dtype=torch.float64)
         past, future = sums[:, : n - 1].flip(-1) / (n - k), sums[:, n:] / (n - k)
         p = {"both": (past + future) / 2, "past": past, "future": future}[side]
         held = p > 0
@@ -343,15 +346,15 @@ def half_life(
         fall = -(weight * away * (log_p - (weight * log_p).sum(-1, keepdim=True))).sum(-1)  # times spread: -slope
         spread = (weight * away**2).sum(-1)
         # the error of log p is at most eps of the input, that of fall this times the mean distance from the mean
-        falling = fall > torch.finfo(dtype).eps * (weight * away.abs()).sum(-1)
+        falling = fall > torch.finfo(matrices.dtype).eps * (weight * away.abs()).sum(-1)
         values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
         values = torch.where(held.sum(-1) < 2, torch.nan, values)
-        return values.to(torch.promote_types(flat.dtype, torch.float32))
+        return values.to(weights.dtype)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, with_dtype=True)
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first)
 
 
-def _distance(flat: Tensor) -> Tensor:
-    """Return |i - j|, (n, n), in the working precision."""
-    i = torch.arange(flat.shape[-1], device=flat.device)
-    return (i - i[:, None]).abs().to(torch.promote_types(flat.dtype, torch.float32))
+def _distance(weights: Tensor) -> Tensor:
+    """Return |i - j|, (n, n), in the dtype of the weights."""
+    i = torch.arange(weights.shape[-1], device=weights.device)
+    return (i - i[:, None]).abs().to(weights.dtype)

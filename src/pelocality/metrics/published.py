@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, layout_of, map_matrices
+from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._row_pass import validated_statistics
+from pelocality.metrics._tolerance import Tolerance
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
         tensor(0.3127)
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        values = validated_statistics(flat, pairs=False).locality
+    def kernel(matrices: Matrices) -> Tensor:
+        values = validated_statistics(matrices.weights, pairs=False).locality
         return values if rows else values.mean(-1)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
@@ -126,15 +127,13 @@ def symmetry(
     """
     one_sided = []
 
-    def kernel(flat: Tensor, dtype: torch.dtype) -> Tensor:
-        statistics = validated_statistics(flat, rtol=rtol, dtype=dtype)
-        weights = flat.detach()
+    def kernel(matrices: Matrices) -> Tensor:
+        statistics = validated_statistics(matrices.weights, Tolerance.for_dtype(matrices.dtype, rtol))
+        weights = matrices.weights.detach()
         one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) ^ is_causal(weights.mT)).any()))
         return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
 
-    values = map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows), with_dtype=True
-    )
+    values = map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
     if any(one_sided):
         _warn_caller(
             "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
@@ -172,10 +171,11 @@ def measure(
         Measurement(locality=tensor(0.5063), symmetry=tensor(1.), relative_asymmetry=tensor(1.))
     """
 
-    def kernel(flat: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.stack(validated_statistics(flat, rtol=rtol, dtype=dtype).pooled(), -1)
+    def kernel(matrices: Matrices) -> Tensor:
+        tolerance = Tolerance.for_dtype(matrices.dtype, rtol)
+        return torch.stack(validated_statistics(matrices.weights, tolerance).pooled(), -1)
 
-    values = map_matrices(attention, kernel, mask=mask, without_first=without_first, with_dtype=True)
+    values = map_matrices(attention, kernel, mask=mask, without_first=without_first)
     return Measurement(*values.unbind(-1))
 
 

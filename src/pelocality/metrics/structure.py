@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality.metrics._inputs import Attention, cropped, layout_of, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
 from pelocality.metrics._row_pass import ratio
 from pelocality.metrics.distances import diagonal_sums, masked_mean
@@ -44,14 +44,14 @@ def toeplitz_share(
         tensor(0.1850)
     """
 
-    def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
-        weights = validated_weights(flat)
+    def kernel(matrices: Matrices) -> Tensor:
+        weights, seen = validated_weights(matrices.weights), matrices.visible
         n = weights.shape[-1]
-        i = torch.arange(n, device=flat.device)
+        i = torch.arange(n, device=weights.device)
         if seen is None:
-            seen = ~(is_causal(flat.detach())[:, None, None] & (i > i[:, None]))
+            seen = ~(is_causal(weights.detach())[:, None, None] & (i > i[:, None]))
         else:
-            check_hidden_keys(flat, seen)
+            check_hidden_keys(matrices.weights, seen)
         counts = seen.to(weights.dtype)
         offset = i - i[:, None] + n - 1  # (n, n), index into the diagonals
         profile = ratio(diagonal_sums(weights, torch.float64), diagonal_sums(counts, torch.float64)).to(weights.dtype)
@@ -97,8 +97,8 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None, without_firs
         tensor([1., 1.])
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        weights = validated_weights(flat.detach())
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights.detach())
         n = weights.shape[-1]
         shares = []
         for side in (weights, weights.flip(-1, -2)):  # reversing both axes turns the future into the past
@@ -153,9 +153,9 @@ def entropy(
         tensor(0.)
     """
 
-    def kernel(flat: Tensor, seen: Tensor | None = None) -> Tensor:
-        weights = validated_weights(flat)
-        support = visible_counts(flat, causal, seen)
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights)
+        support = visible_counts(matrices.weights, causal, matrices.visible)
         choice = support > 1
         nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
         values = nats / torch.where(choice, support, 2).log().to(weights.dtype)
@@ -203,11 +203,11 @@ def sink_rate(
     """
     count("sinks", sinks)
 
-    def kernel(flat: Tensor) -> Tensor:
-        mass = validated_weights(flat)[..., :sinks].sum(-1)
+    def kernel(matrices: Matrices) -> Tensor:
+        mass = validated_weights(matrices.weights)[..., :sinks].sum(-1)
         if not rows:
             return mass[:, sinks:].mean(-1)
-        is_sink = torch.arange(flat.shape[-1], device=flat.device) < sinks
+        is_sink = torch.arange(mass.shape[-1], device=mass.device) < sinks
         return torch.where(is_sink, torch.nan, mass)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
@@ -242,11 +242,11 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
                 [0.5000, 0.5000]])
     """
 
-    def kernel(flat: Tensor) -> Tensor:
-        n = flat.shape[-1]
+    def kernel(matrices: Matrices) -> Tensor:
+        n = matrices.weights.shape[-1]
         first, last, _ = slice(start, stop).indices(n)
         if first >= last:
             raise ValueError(f"crop keeps no token of {n}: start={start}, stop={stop}; widen the range")
-        return cropped(flat, first, last)
+        return matrices.crop(first, last).weights
 
     return map_matrices(attention, kernel)

@@ -149,6 +149,7 @@ def measure_absolute(
         torch.Size([])
     """
     queries, keys = project(table, query, key, similarity, temperature)
+    tolerance = Tolerance.for_dtype(queries.dtype, rtol)
     n = queries.shape[-2]
     by_head = [each.reshape(-1, n, each.shape[-1]) for each in (queries, keys)]
     sums = queries.new_zeros(len(by_head[0]), 4, dtype=torch.float64)
@@ -156,7 +157,7 @@ def measure_absolute(
         for q, k, total in zip(*by_head, sums, strict=True):
             for _, first, stop in row_blocks(1, n, q.device):
                 block = softmax_weights(q[rows_needed(first, stop, n)], k)
-                statistics = block_statistics(block[None], first, stop, rtol=rtol)
+                statistics = block_statistics(block[None], first, stop, tolerance)
                 total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
     values = pool_sums(n, *sums.unbind(-1))
     return Measurement(*(value.to(queries.dtype).reshape(queries.shape[:-2]) for value in values))
