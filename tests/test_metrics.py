@@ -469,14 +469,24 @@ def test_negative_zeros_are_accepted(backend):
     assert locality(torch.tensor([[1.0, -0.0], [-0.0, 1.0]])).item() == 1
 
 
-@BOTH
-@pytest.mark.parametrize(
+WITH_RTOL = pytest.mark.parametrize(
     "function", [symmetry, measure, measure_absolute, lambda A, rtol: measure_relative(A[0], rtol=rtol)]
 )
+
+
+@BOTH
+@WITH_RTOL
 @pytest.mark.parametrize("rtol", [-1.0, math.nan])
 def test_a_negative_rtol_raises_an_error(function, rtol, backend):
     with pytest.raises(ValueError, match="rtol must be at least 0"):
         function(torch.eye(5), rtol=rtol)
+
+
+@BOTH
+@WITH_RTOL
+def test_rtol_may_be_a_tensor_of_one_number(function, backend):
+    attention = random_attention(9, 9)
+    assert function(attention, rtol=torch.tensor(0.1)) == function(attention, rtol=0.1)
 
 
 def test_complex_attention_is_refused_with_what_makes_it_real():

@@ -45,9 +45,10 @@ class Tolerance(NamedTuple):
         if rtol is None:
             working = torch.promote_types(dtype, torch.float32)
             return cls(8 * torch.finfo(dtype).eps, 1024 * torch.finfo(working).eps)
-        if not number("rtol", rtol) >= 0:
+        base = number("rtol", rtol)
+        if not base >= 0:
             raise ValueError(f"rtol must be at least 0, got {rtol}; use None for the default of the dtype")
-        return cls(rtol)
+        return cls(base)
 
     def irregularity(
         self, excess: Tensor, spread: Tensor, largest: Tensor, smallest: Tensor, floor: float | Tensor = ABSOLUTE_FLOOR
