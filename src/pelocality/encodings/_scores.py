@@ -1,34 +1,12 @@
-"""Toeplitz matrices from a bias by distance and their gradients, masked softmax, and plain attention."""
+"""Masked softmax, and plain attention."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, pad, scaled_dot_product_attention
+from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from pelocality.metrics._inputs import transformed
-from pelocality.metrics.distances import diagonal_sums
-
-_ROWS = 64  # rows of a gradient summed at a time, few enough for the cache of a CPU
-
-
-def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
-    """Return the Toeplitz matrix with one number per diagonal.
-
-        M_ij = by_distance[j - i + q - 1]
-
-    Args:
-        by_distance: (heads or 1, q + k - 1), the most negative distance first.
-        query_length: q.
-
-    Returns:
-        (heads or 1, q, k).
-    """
-    if torch.compiler.is_compiling():
-        return _tiled(by_distance, query_length)
-    result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
-    return result
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
@@ -77,41 +55,3 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: fl
     if mask is None or mask.dtype == torch.bool:
         return masked_softmax(logits, mask)
     return masked_softmax(logits + mask, None)
-
-
-class _Toeplitz(torch.autograd.Function):
-    """`toeplitz` as a view and one copy, with a backward pass that sums blocks of rows."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(by_distance: Tensor, query_length: int) -> Tensor:
-        return by_distance.unfold(-1, by_distance.shape[-1] - query_length + 1, 1).flip(-2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.query_length = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        queries, keys = gradient.shape[-2:]
-        total = gradient.new_zeros(*gradient.shape[:-2], queries + keys - 1)
-        for first in range(0, queries, _ROWS):
-            stop = min(first + _ROWS, queries)
-            total = total + pad(diagonal_sums(gradient.narrow(-2, first, stop - first)), (queries - stop, first))
-        return total, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return toeplitz(tangent, ctx.query_length)
-
-
-def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
-    """Return `toeplitz` made of views, which a compiler fuses and which are not specialised to one length."""
-    heads, width = by_distance.shape
-    if width == 1:
-        return by_distance[:, None]
-    # repeated, then read in rows one shorter than itself: each row starts one number earlier
-    tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
-    rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
-    return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_choice, count
+from pelocality._toeplitz import toeplitz
 from pelocality.encodings._checks import PerHead, per_head, positive
-from pelocality.encodings._scores import masked_softmax, toeplitz
+from pelocality.encodings._scores import masked_softmax
 from pelocality.encodings.base import check_lengths
 from pelocality.encodings.base_relative import RelativeEncoding, ScoreModification, inherits
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality.encodings._scores import toeplitz
+from pelocality._toeplitz import toeplitz
 from pelocality.encodings.base import Encoding, check_lengths
 
 ScoreModification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count, flag
+from pelocality._toeplitz import diagonal_sums
 from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
 from pelocality.metrics._inputs import Attention
 from pelocality.metrics._masks import is_causal
-from pelocality.metrics.distances import diagonal_sums
 
 
 class DistanceTable(RelativeEncoding):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics._inputs import transformed
+from pelocality.metrics._ratio import ratio
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
 
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -60,12 +61,6 @@ def pool_sums(
     pairs = (n - 1) ** 2 // 4
     symmetry = 1 - irregularity / pairs if pairs else irregularity + torch.nan
     return locality / n, symmetry, ratio(difference, paired)
-
-
-def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
-    """Return part / whole for whole >= 0, and ``otherwise``, without a gradient, where the whole is 0."""
-    quotient = part / torch.where(whole > 0, whole, 1)
-    return torch.where(whole == 0, otherwise, quotient)
 
 
 def validated_statistics(flat: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
-from pelocality.metrics._row_pass import ratio, validated_statistics
+from pelocality.metrics._ratio import ratio
+from pelocality.metrics._row_pass import validated_statistics
 
 
 def relative_asymmetry(

@@ -5,12 +5,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pelocality._checks import check_choice, number
+from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, visible_counts
-from pelocality.metrics._row_pass import ratio, row_statistics, validated_statistics
+from pelocality.metrics._ratio import masked_mean, ratio
+from pelocality.metrics._row_pass import row_statistics, validated_statistics
 
 
 def adjusted_locality(
@@ -188,20 +189,6 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None, without
     n = (profile.shape[-1] + 1) // 2
     past, future = profile[..., : n - 1].flip(-1), profile[..., n:]
     return ratio(future - past, past + future)
-
-
-def masked_mean(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean of the chosen rows of each matrix, (batch, n) -> (batch,); NaN where no row is chosen."""
-    return ratio(torch.where(chosen, values, 0).sum(-1), chosen.sum(-1), torch.nan)
-
-
-def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Sum along the diagonals, furthest past first: (..., q, k) -> (..., q + k - 1)."""
-    queries, keys = matrix.shape[-2:]
-    width = queries + keys - 1
-    # rows padded to one more element than they are read back in shift by one each: diagonals become columns
-    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], queries * (width + 1))[..., : queries * width]
-    return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
 
 
 def mean_distance(

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
+from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, resolve_visible, validated_weights
 from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
-from pelocality.metrics._row_pass import ratio
-from pelocality.metrics.distances import diagonal_sums, masked_mean
+from pelocality.metrics._ratio import masked_mean, ratio
 
 
 def toeplitz_share(

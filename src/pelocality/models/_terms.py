@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings._scores import toeplitz
+from pelocality._toeplitz import toeplitz
 from pelocality.models._weights import refuse_quantised
 from pelocality.models.families._record import Architecture
 

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality.encodings._scores import masked_softmax, toeplitz
+from pelocality._toeplitz import diagonals, toeplitz
+from pelocality.encodings._scores import masked_softmax
 from pelocality.models._run import captured_inputs, check_length, check_logits, device_of, requested_layers, run
 from pelocality.models._terms import logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
-from pelocality.models.families._record import Architecture, by_distance
+from pelocality.models.families._record import Architecture
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 
@@ -150,7 +151,7 @@ def positional_logits(
     visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
     return PositionalLogits(
         logits=stacked,
-        relative=None if table and 0 in chosen else by_distance(stacked),
+        relative=None if table and 0 in chosen else diagonals(stacked),
         layers=chosen,
         visible=torch.stack(visible),
         causal=record.causal(base),

@@ -317,9 +317,3 @@ def _calls_the_interface(module: nn.Module) -> bool:
 def heads(states: Tensor, size: int) -> Tensor:
     """Split the last axis into heads: (batch, n, head * size) -> (batch, head, n, size)."""
     return states.view(*states.shape[:-1], -1, size).transpose(1, 2)
-
-
-def by_distance(matrix: Tensor) -> Tensor:
-    """Return the diagonals of a matrix that depends on j - i alone: (..., n, n) -> (..., 2n - 1)."""
-    # the first column upwards is j - i = -(n-1)..-1, the first row is 0..n-1
-    return torch.cat([matrix[..., 1:, 0].flip(-1), matrix[..., 0, :]], dim=-1)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from pelocality._toeplitz import diagonals
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import ATTACHED, Architecture, by_distance, heads
+from pelocality.models.families._record import ATTACHED, Architecture, heads
 
 
 class Deberta(Architecture):
@@ -63,7 +64,7 @@ class Deberta(Architecture):
         span: int = getattr(module, self.span_name)
         table: Tensor = base.encoder.get_rel_embedding()[: 2 * span]
         distance = base.encoder.get_rel_pos(table.new_empty(1, length, 1))[0]  # i - j, in buckets where it has them
-        return table[(by_distance(distance).long() + span).clamp(0, 2 * span - 1).to(table.device)]
+        return table[(diagonals(distance).long() + span).clamp(0, 2 * span - 1).to(table.device)]
 
     def _projection(self, module: Any, term: str) -> Any:
         """Return the linear map of the distance table in a term, ``"c2p"`` or ``"p2c"``."""

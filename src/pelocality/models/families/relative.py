@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pelocality._toeplitz import diagonals
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import Architecture, by_distance
+from pelocality.models.families._record import Architecture
 
 
 class T5(Architecture):
@@ -23,7 +24,7 @@ class T5(Architecture):
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         first: Any = self.attention_layers(base)[0]
-        return by_distance(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
+        return diagonals(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
 
 
 class MpNet(Architecture):
@@ -34,7 +35,7 @@ class MpNet(Architecture):
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         weight = base.encoder.relative_attention_bias.weight
-        return by_distance(base.encoder.compute_position_bias(weight.new_empty(1, length, 1))[0])
+        return diagonals(base.encoder.compute_position_bias(weight.new_empty(1, length, 1))[0])
 
 
 class Bloom(Architecture):

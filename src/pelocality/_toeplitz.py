@@ -1,0 +1,80 @@
+"""Toeplitz matrices, M_ij = b[j - i]: from one number per diagonal, and back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+_ROWS = 64  # rows of a gradient summed at a time, few enough for the cache of a CPU
+
+
+def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
+    """Return the Toeplitz matrix with one number per diagonal.
+
+        M_ij = by_distance[j - i + q - 1]
+
+    Args:
+        by_distance: (heads or 1, q + k - 1), the most negative distance first.
+        query_length: q.
+
+    Returns:
+        (heads or 1, q, k).
+    """
+    if torch.compiler.is_compiling():
+        return _tiled(by_distance, query_length)
+    result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
+    return result
+
+
+def diagonals(matrix: Tensor) -> Tensor:
+    """Return the numbers of a Toeplitz matrix, one per diagonal: (..., q, k) -> (..., q + k - 1)."""
+    # the first column upwards is j - i = -(q-1)..-1, the first row is 0..k-1
+    return torch.cat([matrix[..., 1:, 0].flip(-1), matrix[..., 0, :]], dim=-1)
+
+
+def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum along the diagonals, furthest past first: (..., q, k) -> (..., q + k - 1)."""
+    queries, keys = matrix.shape[-2:]
+    width = queries + keys - 1
+    # rows padded to one more element than they are read back in shift by one each: diagonals become columns
+    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], queries * (width + 1))[..., : queries * width]
+    return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
+
+
+class _Toeplitz(torch.autograd.Function):
+    """`toeplitz` as a view and one copy, with a backward pass that sums blocks of rows."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(by_distance: Tensor, query_length: int) -> Tensor:
+        return by_distance.unfold(-1, by_distance.shape[-1] - query_length + 1, 1).flip(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.query_length = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        queries, keys = gradient.shape[-2:]
+        total = gradient.new_zeros(*gradient.shape[:-2], queries + keys - 1)
+        for first in range(0, queries, _ROWS):
+            stop = min(first + _ROWS, queries)
+            total = total + pad(diagonal_sums(gradient.narrow(-2, first, stop - first)), (queries - stop, first))
+        return total, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return toeplitz(tangent, ctx.query_length)
+
+
+def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
+    """Return `toeplitz` made of views, which a compiler fuses and which are not specialised to one length."""
+    heads, width = by_distance.shape
+    if width == 1:
+        return by_distance[:, None]
+    # repeated, then read in rows one shorter than itself: each row starts one number earlier
+    tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
+    rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
+    return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]
