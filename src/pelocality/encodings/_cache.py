@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pelocality.metrics._inputs import transformed
+from pelocality._transforms import transformed
 
 # Attributes that torch sets in every module, except ``training``, on which a bias may depend.
 _TORCH_ATTRIBUTES = frozenset(nn.Module().__dict__) - {"training"}

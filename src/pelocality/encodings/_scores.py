@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from pelocality.metrics._inputs import transformed
+from pelocality._transforms import transformed
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:

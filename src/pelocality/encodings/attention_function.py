@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pelocality._toeplitz import diagonal_sums, toeplitz
+from pelocality._transforms import transformed
 from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend, attention_weights
 from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
-from pelocality.metrics._inputs import transformed
 
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
 _BLOCK = 2**17  # scores per block of the backward pass, few enough for the cache of one core

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from pelocality._checks import check_unmasked, flag
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
@@ -196,15 +195,6 @@ def _way_out(name: str, given: Any) -> str:
         return "; measure a model with positional_attention(model, tokenizer)"
     is_array = isinstance(given, list | tuple | float | int) or hasattr(given, "__array__")
     return f"; convert it with np.asarray({name})" if is_array else ""
-
-
-def transformed(*tensors: Tensor) -> bool:
-    """Return whether any of the tensors is inside a `torch.func` transform or has a forward-mode tangent."""
-    for each in tensors:
-        _, tangent = forward_ad.unpack_dual(each)  # type: ignore[no-untyped-call]
-        if tangent is not None or torch.func.debug_unwrap(each) is not each:
-            return True
-    return False
 
 
 def _at_a_time(flat: Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import transformed
+from pelocality._transforms import transformed
 from pelocality.metrics._ratio import ratio
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
 
