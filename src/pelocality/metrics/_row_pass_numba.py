@@ -14,15 +14,15 @@ from torch import Tensor
 unsigned = numba.uintp
 
 
-def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, per_nat: float, floor: float) -> list[Tensor]:
+def measure_rows(rows: Tensor, first: int, pairs: bool, base: float, per_nat: float, floor: float) -> list[Tensor]:
     """Measure rows of attention, on as many threads as torch uses.
 
     Args:
         rows: (batch, rows, n), float32 or float64 on the CPU; consecutive rows of each matrix.
         first: Position of the first row.
         pairs: Also compare left with right.
-        rtol: Relative range up to which a row counts as constant.
-        per_nat: Added to rtol where the weights of the pairs span a factor of e or more, see `Tolerance`.
+        base: Relative range up to which a row counts as constant.
+        per_nat: Added to base where the weights of the pairs span a factor of e or more, see `Tolerance`.
         floor: Absolute range up to which a row counts as constant.
 
     Returns:
@@ -34,7 +34,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, per_nat: fl
     reach = 64 if weights.dtype == np.float64 else 32  # as in `_row_pass`
     decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
     statistics = np.zeros((6 if pairs else 3, batch * height), weights.dtype)
-    arguments = (weights, bits, decay, first, height, pairs, rtol, per_nat, floor, statistics)
+    arguments = (weights, bits, decay, first, height, pairs, base, per_nat, floor, statistics)
     threads = min(torch.get_num_threads(), 1 + weights.size // (1 << 18))
     if threads == 1:
         _measure(*arguments, 0, batch * height)
@@ -47,7 +47,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, rtol: float, per_nat: fl
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"}, error_model="numpy")
 def _measure(  # type: ignore[no-untyped-def]
-    weights, bits, decay, first, height, pairs, rtol, per_nat, floor, out, start, stop
+    weights, bits, decay, first, height, pairs, base, per_nat, floor, out, start, stop
 ):
     n = weights.shape[1]
     zero, tiny = weights.dtype.type(0), np.finfo(weights.dtype).tiny
@@ -92,7 +92,7 @@ def _measure(  # type: ignore[no-untyped-def]
         excess = difference - m * low
         constant = spread <= floor
         # as in _row_pass.py: only where the spread is small did the subtraction lose digits or may the row be constant
-        if spread < max(d[m] / 16, 2 * (rtol + per_nat)):
+        if spread < max(d[m] / 16, 2 * (base + per_nat)):
             excess = zero
             for k in range(m):
                 excess += d[k] - low
@@ -101,7 +101,7 @@ def _measure(  # type: ignore[no-untyped-def]
                 if j != i:
                     largest, smallest = max(largest, row[j]), min(smallest, row[j])
             nats = min(1.0, np.log(largest / max(smallest, tiny)))
-            constant = constant or spread <= (rtol + per_nat * nats) * largest
+            constant = constant or spread <= (base + per_nat * nats) * largest
         if not constant:
             out[3, r] = excess / spread
         out[4, r] = difference
