@@ -464,6 +464,8 @@ def test_invalid_arguments_are_refused():
     model, tokenizer = classifier(), wordpiece()
     with pytest.raises(TypeError, match=r"probe must be a datasets.Dataset.*got list"):
         evaluate(model, tokenizer, rows())
+    with pytest.raises(TypeError, match=r"probe must be .*got DatasetDict; of several .*probe\['test'\]"):
+        evaluate(model, tokenizer, datasets.DatasetDict({"test": shuffled()}))
     with pytest.raises(ValueError, match="use evaluate_minimal_pairs"):
         evaluate(model, tokenizer, minimal_pairs(shuffled()))
     with pytest.raises(ValueError, match="probe must have premise and hypothesis, or sentence"):

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
+from pelocality._checks import check_confidence
 from pelocality.statistics import (
     Estimate,
-    check_confidence,
     mcnemar,
     mean_over_groups,
     mean_over_runs,

@@ -1,4 +1,4 @@
-"""Validation of arguments that several packages take: counts, numbers, flags, names, float masks and tokenizers."""
+"""Validation of arguments that several packages take: numbers, flags, names, float masks, tokenizers and datasets."""
 
 import numbers
 from collections.abc import Collection
@@ -59,6 +59,12 @@ def check_unmasked(name: str, value: Any, advice: str = "give its .filled() or i
         raise TypeError(f"{name} must not be a masked array, whose mask would be lost; {advice}")
 
 
+def check_confidence(confidence: Any) -> None:
+    """Raise an error unless a coverage is a number in (0, 1)."""
+    if not 0 < number("confidence", confidence) < 1:
+        raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise a ValueError unless a value is among the choices."""
     if value not in choices:
@@ -77,3 +83,12 @@ def check_tokenizer(tokenizer: Any) -> None:
     if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
         given = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
         raise TypeError(f"tokenizer must be the model's tokenizer, got {given}; load it with AutoTokenizer")
+
+
+def check_dataset(name: str, value: Any) -> None:
+    """Raise a TypeError unless a value is a dataset, which a dictionary of splits is not."""
+    import datasets  # which metrics do without
+
+    if not isinstance(value, datasets.Dataset):
+        given = f"{type(value).__name__}; of several splits take one, as in {name}['test']"
+        raise TypeError(f"{name} must be a datasets.Dataset, such as pelocality.probes makes, got {given}")

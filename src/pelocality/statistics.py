@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
-from pelocality._checks import check_unmasked, count, number
+from pelocality._checks import check_confidence, check_unmasked, count, number
 
 Floats = NDArray[np.float64]
 FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
@@ -361,17 +361,3 @@ def _tail(sums: NDArray[np.int64], least: int) -> float:
     log_cosh = counts @ (np.logaddexp(tilt * values, -tilt * values) - np.log(2))
     total = (chances * np.exp(-tilt * np.arange(size + 1 - least))).sum()
     return float(total * np.exp(log_cosh - tilt * least))
-
-
-def check_confidence(confidence: Any) -> None:
-    """Refuse an invalid coverage.
-
-    Args:
-        confidence: Coverage.
-
-    Raises:
-        TypeError: A value that is not a number.
-        ValueError: A coverage outside (0, 1).
-    """
-    if not 0 < number("confidence", confidence) < 1:
-        raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")

@@ -11,14 +11,13 @@ import pandas as pd
 from torch import nn
 from tqdm import tqdm
 
-from pelocality._checks import count
+from pelocality._checks import check_confidence, check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import normalised_label
 from pelocality.evaluation._examples import check_callable, name_of, scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
-from pelocality.statistics import check_confidence
 
 logger = logging.getLogger(__name__)
 _CHUNK = 1024  # texts given to a model at a time, sorted by length within
@@ -126,8 +125,7 @@ def evaluate(
 
 def _text_columns(probe: Any) -> tuple[str, ...]:
     """Return the columns of the perturbed texts, after checking that these and the originals exist."""
-    if not isinstance(probe, datasets.Dataset):
-        raise TypeError(f"probe must be a datasets.Dataset, such as of pelocality.probes, got {type(probe).__name__}")
+    check_dataset("probe", probe)
     if "sentence_good" in probe.column_names:
         raise ValueError("probe holds minimal pairs, which have no labels; use evaluate_minimal_pairs")
     texts = _TEXTS[0] if "premise" in probe.column_names else _TEXTS[1]

@@ -11,12 +11,12 @@ import pandas as pd
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pelocality._checks import count
+from pelocality._checks import check_confidence, check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._examples import array_of, by_columns, check_callable, name_of, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, has_masked_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models.families import pretrained
-from pelocality.statistics import Estimate, check_confidence, proportion
+from pelocality.statistics import Estimate, proportion
 
 _ADDED = ("good", "bad", "difference", "correct")
 _SCORES = (pseudo_log_likelihood, log_likelihood)
@@ -113,8 +113,7 @@ def evaluate_minimal_pairs(
     """
     check_confidence(confidence)
     count("batch_size", batch_size)
-    if not isinstance(pairs, datasets.Dataset):
-        raise TypeError(f"pairs must be a datasets.Dataset, such as minimal_pairs builds, got {type(pairs).__name__}")
+    check_dataset("pairs", pairs)
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
         probe = "builder" in pairs.column_names
         given = "a probe; call minimal_pairs(probe) first" if probe else pairs.column_names

@@ -8,6 +8,8 @@ from typing import Any
 
 import datasets
 
+from pelocality._checks import check_dataset
+
 
 @dataclass(frozen=True)
 class ProbeInfo:
@@ -65,7 +67,7 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         >>> print(info)
         random_shuffling: 1 rows from 2 items; dropped: no order of the words changes the text (1)
     """
-    check_dataset(probe)
+    check_dataset("probe", probe)
     try:
         records = [json.loads(line) for line in probe.info.description.splitlines() if line]
         parts = [ProbeInfo(**{name: record[name] for name in ProbeInfo.__annotations__}) for record in records]
@@ -80,13 +82,6 @@ def probe_info(probe: datasets.Dataset) -> ProbeInfo:
         dict(sum((Counter(part.dropped) for part in parts), Counter()).most_common()),
         dict(sum((Counter(part.skipped) for part in parts), Counter()).most_common()),
     )
-
-
-def check_dataset(probe: Any) -> None:
-    """Raise a TypeError unless a probe is a dataset, which a dictionary of splits is not."""
-    if not isinstance(probe, datasets.Dataset):
-        given = f"{type(probe).__name__}; of several splits take one, as in probes['test']"
-        raise TypeError(f"probe must be a datasets.Dataset, such as of pelocality.probes, got {given}")
 
 
 def record_info(probe: datasets.Dataset, info: ProbeInfo) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import datasets
 from tqdm import tqdm
 
+from pelocality._checks import check_dataset
 from pelocality.probes._build import write_dataset
 from pelocality.probes._rows import SENTENCE
-from pelocality.probes.info import ProbeInfo, check_dataset, probe_info, record_info
+from pelocality.probes.info import ProbeInfo, probe_info, record_info
 
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
 
@@ -41,7 +42,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
         >>> pair["sentence_good"], pair["sentence_bad"] != "up you go", pair["UID"]
         ('up you go', True, 'random_shuffling')
     """
-    check_dataset(probe)
+    check_dataset("probe", probe)
     sides = (SENTENCE,) if SENTENCE in probe.column_names else ("premise", "hypothesis")
     needed = ["builder", *sides, *(f"original_{side}" for side in sides), *_COPIED]
     missing = [name for name in needed if name not in probe.column_names]

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from pelocality._checks import count, flag
+from pelocality._checks import check_confidence, count, flag
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked, without_subtype
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
 from pelocality.models._names import name_with_encoding
-from pelocality.statistics import check_confidence
 
 
 def dependency_accuracy(
