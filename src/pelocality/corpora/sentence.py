@@ -1,6 +1,5 @@
 """Sentences and pairs of sentences: the data model of the probes."""
 
-import bisect
 import functools
 import itertools
 import numbers
@@ -278,22 +277,6 @@ class Sentence:
             if start < end:
                 found.append((start, end))
         return tuple(found)
-
-    @functools.cached_property
-    def phrases_in_tokens(self) -> dict[tuple[int, int, bool], tuple[str, ...]]:
-        """Labels of phrases by surface tokens: first, last (exclusive), and whether the edges split no token."""
-        from pelocality.corpora.constituents import phrases
-
-        found = phrases(self)
-        labels: dict[tuple[int, int, bool], tuple[str, ...]] = {}
-        tokens = self.surface_tokens
-        starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
-        for phrase in found.spans if found else ():
-            first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
-            if first < last:
-                whole = phrase.start <= starts[first] and ends[last - 1] <= phrase.end
-                labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
-        return labels
 
     @functools.cached_property
     def _places(self) -> list[int]:

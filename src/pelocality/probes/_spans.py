@@ -1,12 +1,13 @@
 """The choice of what to shuffle: constituents of a size, windows that are not constituents, or the whole sentence."""
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pelocality.corpora import Dropped, Sentence
+from pelocality.corpora import Dropped, Sentence, phrases
 from pelocality.probes._build import Skipped
 from pelocality.probes._rows import Spans
 
@@ -33,9 +34,24 @@ class Wanted(NamedTuple):
 
 
 Choices = Iterator[WordSpan | Skipped | Dropped]
+Phrases = dict[tuple[int, int, bool], tuple[str, ...]]  # first, last, whether the edges split no token -> labels
 Rng = Callable[[], np.random.Generator]
 NO_ROOM = Dropped("no room was found for windows that are not constituents")
 _PLACEMENTS = 20  # random placements of all windows of a sentence to try before there is no room
+
+
+def phrases_in_tokens(sentence: Sentence) -> Phrases:
+    """Return the labels of a sentence's phrases by their surface tokens."""
+    found = phrases(sentence)
+    labels: Phrases = {}
+    tokens = sentence.surface_tokens
+    starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
+    for phrase in found.spans if found else ():
+        first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
+        if first < last:
+            whole = phrase.start <= starts[first] and ends[last - 1] <= phrase.end
+            labels[first, last, whole] = labels.get((first, last, whole), ()) + phrase.labels
+    return labels
 
 
 def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
@@ -49,11 +65,15 @@ def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
 
 def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
     """Choose one constituent, or all disjoint ones, some order of whose words changes the text."""
+    yield from _choose_among(phrases_in_tokens(sentence), sentence, rng, wanted)
+
+
+def _choose_among(by_tokens: Phrases, sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
     if sentence.constituents is None and sentence.dependencies is None:
         yield Dropped("no tree")
         return
     candidates = []
-    for (first, last, whole), labels in sentence.phrases_in_tokens.items():
+    for (first, last, whole), labels in by_tokens.items():
         of_category = wanted.categories is None or not set(labels).isdisjoint(wanted.categories)
         if last - first not in wanted.sizes or not of_category:
             continue
@@ -81,14 +101,15 @@ def choose_windows(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
     """Choose one window that is not a constituent for each constituent that would be chosen."""
     sizes_needed = []
     generator = rng()
-    for choice in choose_constituents(sentence, lambda: generator, wanted):
+    by_tokens = phrases_in_tokens(sentence)
+    for choice in _choose_among(by_tokens, sentence, lambda: generator, wanted):
         if isinstance(choice, WordSpan):
             sizes_needed.append(choice.size)
         else:
             yield choice
     if not sizes_needed:
         return
-    constituents = {(first, last) for first, last, _ in sentence.phrases_in_tokens}
+    constituents = {(first, last) for first, last, _ in by_tokens}
     places = {
         size: [
             WordSpan(first, first + size, "window")
