@@ -14,7 +14,8 @@ from tqdm import tqdm
 from pelocality._checks import check_confidence, check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import normalised_label
-from pelocality.evaluation._examples import check_callable, name_of, scalar_columns
+from pelocality.evaluation._callables import check_callable, name_of
+from pelocality.evaluation._columns import scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from pelocality._checks import check_choice, check_tokenizer, count, flag
-from pelocality.evaluation._examples import equally_long, padded
+from pelocality.evaluation._batches import equally_long, padded
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of, largest_difference
 from pelocality.models._weights import check_ids

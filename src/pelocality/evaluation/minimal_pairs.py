@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pelocality._checks import check_confidence, check_dataset, count
 from pelocality._display import DisplayMixin
-from pelocality.evaluation._examples import array_of, by_columns, check_callable, name_of, scalar_columns
+from pelocality.evaluation._callables import array_of, check_callable, name_of
+from pelocality.evaluation._columns import by_columns, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, has_masked_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models.families import pretrained
 from pelocality.statistics import Estimate, proportion

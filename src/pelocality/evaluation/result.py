@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from pelocality._display import DisplayMixin
-from pelocality.evaluation._examples import by_columns
+from pelocality.evaluation._columns import by_columns
 from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
-from pelocality.evaluation._examples import equally_long
+from pelocality.evaluation._batches import equally_long
 from pelocality.models._observe import checked_eager_attention, observe
 from pelocality.models._run import device_of, find_base
 from pelocality.models.families import longest_input

@@ -1,0 +1,27 @@
+"""Batches of texts: of one length, or padded."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+T = TypeVar("T")
+
+
+def equally_long(items: Iterable[T], length: Callable[[T], int], batch_size: int) -> Iterator[list[T]]:
+    """Yield items that are in the order of their length in batches of one length.
+
+    Padding changes what models answer that count positions through it (BERT and GPT-2 after padding on the left), read
+    the first or last place, or mix neighbours (ConvBERT).
+    """
+    for _, equal in itertools.groupby(items, length):
+        while batch := list(itertools.islice(equal, batch_size)):
+            yield batch
+
+
+def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
+    """Return rows of numbers (rows, longest), padded on the right with a value."""
+    tensors = [torch.tensor(row, dtype=torch.long, device=device) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

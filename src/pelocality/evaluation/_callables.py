@@ -1,0 +1,39 @@
+"""Models, or callables in their place: their check, their name, and the scores that they return as an array."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import Pipeline
+
+from pelocality.models._names import name_with_encoding
+
+
+def check_callable(model: Any, loader: str) -> None:
+    """Raise a TypeError unless something in place of a model can be called on texts, and is not its tokenizer."""
+    swapped, is_class = hasattr(model, "all_special_ids"), isinstance(model, type) and issubclass(model, nn.Module)
+    of_pipeline = isinstance(model, Pipeline)
+    if not callable(model) or swapped or is_class or of_pipeline:
+        given = f"the class {model.__name__}" if is_class else type(model).__name__
+        order = "that is a tokenizer: pass the model first, then its tokenizer"
+        advice = order if swapped else "pass its .model and .tokenizer" if of_pipeline else f"load it with {loader}"
+        raise TypeError(f"model must be a transformers model or a callable, got {given}; {advice}")
+
+
+def name_of(model: Any) -> str:
+    """Return the name of a model and of what is attached to it, or of the function in its place."""
+    if isinstance(model, nn.Module):
+        return name_with_encoding(model)
+    return str(getattr(model, "__name__", type(model).__name__)).strip("<>")
+
+
+def array_of(scores: Any) -> NDArray[Any]:
+    """Return scores, which may be a list of tensors, as an array; those of torch in float64: numpy has no bfloat16."""
+    if isinstance(scores, list) and scores and all(isinstance(score, torch.Tensor) for score in scores):
+        scores = torch.stack(scores)
+    if isinstance(scores, torch.Tensor):
+        scores = scores.detach().cpu()
+        scores = scores.double() if scores.is_floating_point() else scores
+    return np.asarray(scores)
