@@ -2,8 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
-from pelocality.models._names import attached_encoding, described
-from pelocality.models._restore import hooked
+from pelocality.models._names import described
 from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import longest_input, record_of
-from pelocality.models.families._record import Architecture
 from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
@@ -67,18 +64,6 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
-@contextmanager
-def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
-    """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
-    collected: list[Tensor] = []
-
-    def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        collected.append(record.attention_input(args, kwargs))
-
-    with hooked(record.attention_layers(base), collect):
-        yield collected
-
-
 def device_of(base: Any) -> torch.device:
     """Return the device for token ids: that of the embeddings, or the one where they run if offloaded.
 
@@ -116,22 +101,6 @@ def check_length(base: Any, length: int, specials: int = 0) -> None:
         )
     if most is None and isinstance(trained, int) and 0 < trained < length + specials:
         logger.warning("%s was trained on at most %d positions; %d extrapolates", name, trained, length + specials)
-
-
-def check_logits(record: Architecture, base: nn.Module) -> None:
-    """Refuse models whose attention is not the softmax of the logits that are computed from their weights.
-
-    Raises:
-        ValueError: An encoding is attached, or the reason of the family.
-    """
-    if reason := record.why_not_measured(base):
-        raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
-    if attached_encoding(base) is not None:
-        raise ValueError(
-            f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
-            "both with positional_attention, the encoding with its weights(length), or remove it with "
-            "attached(model).remove()"
-        )
 
 
 def requested_layers(

@@ -1,5 +1,7 @@
 """The logits of one attention module as a sum of terms, computed from the record of its family."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._toeplitz import toeplitz
+from pelocality.models._names import attached_encoding
+from pelocality.models._restore import hooked
 from pelocality.models._weights import refuse_quantised
 from pelocality.models.families._record import Architecture
 
@@ -29,11 +33,39 @@ class Terms:
 Pair = tuple[Tensor, Tensor]  # queries and keys, each (batch, head, n, d_head)
 
 
+def check_logits(record: Architecture, base: nn.Module) -> None:
+    """Refuse models whose attention is not the softmax of the logits that are computed from their weights.
+
+    Raises:
+        ValueError: An encoding is attached, or the reason of the family.
+    """
+    if reason := record.why_not_measured(base):
+        raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
+    if attached_encoding(base) is not None:
+        raise ValueError(
+            f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
+            "both with positional_attention, the encoding with its weights(length), or remove it with "
+            "attached(model).remove()"
+        )
+
+
 def position_parts(record: Architecture, base: Any) -> list[nn.Module]:
     """Return the modules other than attention whose weights are read directly."""
     absolute = record.absolute(base)
     tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
     return tables if absolute is None else [*tables, absolute.norm]
+
+
+@contextmanager
+def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
+    """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
+    collected: list[Tensor] = []
+
+    def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        collected.append(record.attention_input(args, kwargs))
+
+    with hooked(record.attention_layers(base), collect):
+        yield collected
 
 
 def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tensor) -> Pair:

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
-from pelocality.models._run import captured_inputs, check_length, check_logits, requested_layers, run
-from pelocality.models._terms import Pair, Terms, logit_terms, position_parts, queries_and_keys
+from pelocality.models._run import check_length, requested_layers, run
+from pelocality.models._terms import (
+    Pair,
+    Terms,
+    captured_inputs,
+    check_logits,
+    logit_terms,
+    position_parts,
+    queries_and_keys,
+)
 from pelocality.models._weights import loaded
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture

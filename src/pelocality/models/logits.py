@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from pelocality._toeplitz import diagonals, toeplitz
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._run import captured_inputs, check_length, check_logits, device_of, requested_layers, run
-from pelocality.models._terms import logit_terms, position_parts, queries_and_keys
+from pelocality.models._run import check_length, device_of, requested_layers, run
+from pelocality.models._terms import captured_inputs, check_logits, logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
 from pelocality.models.eager import eager_attention
