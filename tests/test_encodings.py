@@ -292,6 +292,14 @@ def test_a_learned_bias_is_built_at_every_call(make):
     assert not torch.equal(encoding(6), before)
 
 
+def test_an_encoding_is_on_the_device_and_of_the_dtype_to_which_it_was_moved():
+    encoding = ALiBi(heads=2)
+    assert (encoding.device, encoding.dtype) == (torch.device("cpu"), torch.float32)
+    encoding.to("meta", torch.bfloat16)
+    assert (encoding.device, encoding.dtype) == (torch.device("meta"), torch.bfloat16)
+    assert encoding.working_dtype == torch.float32
+
+
 def test_constants_keep_their_precision_when_a_model_is_cast():
     encoding = AttenuatedEncoding(decay=0.3, form="logits")
     exact = encoding(400).bfloat16()

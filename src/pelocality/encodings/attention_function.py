@@ -171,9 +171,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
         raise ValueError(f"{wanted}, got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}")
     check_encoding(encoding, query.shape[1])
-    device = encoding._like.device
-    if device != query.device:
-        wanted = f"encoding must be on {query.device}, as the query is, got one on {device}"
+    if encoding.device != query.device:
+        wanted = f"encoding must be on {query.device}, as the query is, got one on {encoding.device}"
         raise ValueError(f"{wanted}; call encoding.to({str(query.device)!r})")
     if mask is None:
         return

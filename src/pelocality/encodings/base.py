@@ -141,13 +141,23 @@ class Encoding(Configurable, nn.Module, ABC):
         raise TypeError(f"{type(self).__name__} depends on more than distance; measure its weights(length)")
 
     @property
+    def device(self) -> torch.device:
+        """Device of the module, on which biases are built."""
+        return self._like.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the module, to which `forward` casts the bias unless it is given another."""
+        return self._like.dtype
+
+    @property
     def working_dtype(self) -> torch.dtype:
         """Dtype in which biases are built: float32, or float64 after ``.double()``."""
-        return torch.promote_types(self._like.dtype, torch.float32)
+        return torch.promote_types(self.dtype, torch.float32)
 
     def _constant(self, value: Tensor) -> Tensor:
         """Return an argument of the constructor in the dtype and on the device of the module."""
-        return value.to(self._like.device, self.working_dtype, copy=True)
+        return value.to(self.device, self.working_dtype, copy=True)
 
     def extra_repr(self) -> str:  # noqa: D102
         try:
@@ -163,7 +173,7 @@ class Encoding(Configurable, nn.Module, ABC):
     def _shared_bias(self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None) -> Tensor:
         """Return the bias of `forward` with a single head if all heads are equal, so that a mask is added only once."""
         queries, keys = check_lengths(queries, keys)
-        dtype = self._like.dtype if dtype is None else dtype
+        dtype = self.dtype if dtype is None else dtype
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
         visible = self._checked_mask(mask, queries, keys)
@@ -176,7 +186,7 @@ class Encoding(Configurable, nn.Module, ABC):
         # a mask may differ at every call; a compiler folds constants itself
         if visible is not None or torch.compiler.is_compiling():
             return build()
-        return cached_bias(self, (queries, keys, dtype, self._like.device), build)
+        return cached_bias(self, (queries, keys, dtype, self.device), build)
 
     def additive_mask(
         self,
@@ -237,7 +247,7 @@ class Encoding(Configurable, nn.Module, ABC):
             # it is not in the state, and goes where the tensors that are go
             tensors = (each for key, each in state_dict.items() if key.startswith(prefix) and isinstance(each, Tensor))
             device = next((each.device for each in tensors), torch.get_default_device())
-            self._like = torch.empty(0, dtype=self._like.dtype, device=device)
+            self._like = torch.empty(0, dtype=self.dtype, device=device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self._buffers)

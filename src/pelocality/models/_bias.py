@@ -105,7 +105,7 @@ class PositionalBias(nn.Module):
         with loaded(self.encoding, [self.encoding]):
             try:
                 other = Encoding.from_configuration(configuration)
-                other.to(self.encoding._like.device, self.encoding._like.dtype)
+                other.to(self.encoding.device, self.encoding.dtype)
                 other.load_state_dict(self.encoding.state_dict(), assign=True)
             except (TypeError, ValueError, RuntimeError):  # there is no such encoding, or it has other numbers
                 return False

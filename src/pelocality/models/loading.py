@@ -163,11 +163,10 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
         ) from error
 
 
-def _load_numbers(path: str | Path, name: str, bias: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Tensor]) -> None:
     """Load the saved numbers of an attached encoding."""
-    device = bias.get_buffer("encoding._like").device
     try:  # assigned, not copied: they keep the dtype in which they were saved
-        bias.load_state_dict({key: tensor.to(device) for key, tensor in tensors.items()}, assign=True)
+        bias.load_state_dict({key: tensor.to(bias.encoding.device) for key, tensor in tensors.items()}, assign=True)
     except RuntimeError as error:
         raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
 
