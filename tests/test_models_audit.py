@@ -282,11 +282,11 @@ def test_a_million_declared_positions_are_as_declared(most):
 def without_rope(attention):
     """Give an attention module angles of zero."""
 
-    def still(module, args, kwargs):
+    def unrotated(module, args, kwargs):
         cos, sin = kwargs["position_embeddings"]
         return args, kwargs | {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
 
-    attention.register_forward_pre_hook(still, with_kwargs=True)
+    attention.register_forward_pre_hook(unrotated, with_kwargs=True)
 
 
 def nope_models():

@@ -1,7 +1,7 @@
 """Which positions a model really runs: declared by its configuration against measured.
 
-``audit`` puts together what ``measured`` read from the running model and what ``declared`` says of its configuration;
-``agreement`` has the comparisons and their words, ``rotations`` the angles of queries and keys.
+``audit`` puts together what ``measured`` reads from the running model and ``declared`` from its configuration;
+``comparison`` compares the two and has the words for both, ``rotations`` the angles of queries and keys.
 """
 
 from pelocality.models.auditing.audit import audit as audit

@@ -13,8 +13,8 @@ from pelocality.models._restore import inference
 from pelocality.models._run import device_of, find_base
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
-from pelocality.models.auditing import agreement, declared
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, read, steps_back
+from pelocality.models.auditing import comparison, declared
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.eager import eager_attention
@@ -96,17 +96,17 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
         reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
         raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
-    through_padding = agreement.counted_through_padding(reading)
-    by_itself = declarations(config).counts_tokens or inner.can_generate()
-    at_input = agreement.compare_inputs(config, reading)
+    through_padding = comparison.counted_through_padding(reading)
+    counts_tokens = declarations(config).counts_tokens or inner.can_generate()
+    at_input = comparison.compare_inputs(config, reading)
     if isinstance(reading.padded, str):
         at_input[2].append(f"behind padding on the left: {reading.padded}")
-    if through_padding and by_itself:
+    if through_padding and counts_tokens:
         at_input[2].append("declared positions counted from the first token, measured through left padding")
     rows = [_row(config, layer, reading.lookups, causal, at_input) for layer in reading.layers]
     rows += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
     cautions = []
-    if through_padding and not by_itself and causal:
+    if through_padding and not counts_tokens and causal:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     if beyond := sorted(size for size in sizes if size >= length):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
@@ -121,24 +121,24 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
 
 
 def _row(
-    config: Any, layer: Layer, lookups: list[Lookup], causal: bool | None, at_input: agreement.Finding
+    config: Any, layer: Layer, lookups: list[Lookup], causal: bool | None, at_input: comparison.Finding
 ) -> LayerAudit:
     """Return what is declared and measured of one layer with attention."""
     rotary, window = declared.rotary(config, layer.number), declared.window(config, layer.number)
     reach, text = layer.constant.reach, layer.text
-    found = [at_input, agreement.compare_rotations(rotary, layer)]
+    found = [at_input, comparison.compare_rotations(rotary, layer)]
     if layer.queries != "change" and not isinstance(layer.queries, Rotation):
-        found.append(agreement.compare_biases(config, layer.constant, lookups))
+        found.append(comparison.compare_biases(config, layer.constant, lookups))
     words, measured, differences = zip(*found, strict=True)
-    nothing = agreement.UNDECLARED if rotary == agreement.UNDECLARED else "none"
+    nothing = comparison.UNDECLARED if rotary == comparison.UNDECLARED else "none"
     return LayerAudit(
         layer=layer.number,
         positions=(_joined(words) or nothing, _joined(measured) or "none"),
-        window=(agreement.window_text(window, causal), agreement.window_text(reach.window, reach.causal)),
+        window=(comparison.window_text(window, causal), comparison.window_text(reach.window, reach.causal)),
         causal=(causal, reach.causal),
         first_key=float(text.weights[:, 1:, 0].double().mean()),
         sinks=None if text.sinks is None else float(text.sinks.double().mean()),
-        mismatches=(*itertools.chain(*differences), *agreement.compare_reach(window, causal, reach)),
+        mismatches=(*itertools.chain(*differences), *comparison.compare_reach(window, causal, reach)),
     )
 
 
@@ -182,12 +182,12 @@ def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditCompari
     if shapes[0] != shapes[1]:
         one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
         raise ValueError(f"model and other must have the same layers, heads and positions, got {one} and {two}")
-    tables = [table for _, reading in (a, b) if (table := agreement.position_lookup(reading)) is not None]
+    tables = [table for _, reading in (a, b) if (table := comparison.position_lookup(reading)) is not None]
     rows = [table.table[table.rows].cpu() for table in tables]
     pairs = list(zip(a[1].layers, b[1].layers, strict=True))
     return AuditComparison(
         audits=(a[0], b[0]),
-        distance=tuple(_differs_from(one.constant, two.constant) for one, two in pairs),
+        distance=tuple(_first_difference(one.constant, two.constant) for one, two in pairs),
         change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
         layers=tuple(layer.number for layer in a[1].layers),
         input_differs=len(rows) == 1 or (len(rows) == 2 and not _same(*rows)),
@@ -204,9 +204,9 @@ def _change(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double().to(a.device)).abs().sum(-1).mean() / 2)
 
 
-def _differs_from(one: Call, two: Call) -> int | None:
+def _first_difference(one: Call, two: Call) -> int | None:
     """Return the smallest distance at which logits of the same content differ, None if they do not."""
-    a, b = agreement.bias_of(one), agreement.bias_of(two)
+    a, b = comparison.bias_of(one), comparison.bias_of(two)
     allowed = 1e-3 * a.nan_to_num().abs().max().clamp(min=1)
     off = ((a - b).abs() > allowed) | (a.isnan() != b.isnan())
-    return int(steps_back(a.shape[-1]).abs()[off.any(0)].min()) if bool(off.any()) else None
+    return int(distances(a.shape[-1]).abs()[off.any(0)].min()) if bool(off.any()) else None

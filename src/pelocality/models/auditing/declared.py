@@ -1,7 +1,7 @@
 """What a model's configuration declares of each layer's positions, by the published formulas.
 
 None of it calls transformers' own functions for angles, slopes, buckets or masks: a mistake in those is found only by a
-second account of them.
+second implementation of them.
 """
 
 import math
@@ -34,7 +34,7 @@ class Rotary:
         scaling: "default" or the name of a scaling with a published formula.
         options: The options of the scaling.
         trained: The length from which the scaling starts or to which it refers.
-        layout: Which dimensions are a pair, "half" or "interleaved"; None where nothing says.
+        layout: Which dimensions are a pair, "half" or "interleaved"; None where it is not known.
         direction: 1 where the first of a pair is rotated towards the second, -1 for the reverse; None likewise.
     """
 
@@ -89,13 +89,13 @@ class Rotary:
 
 
 def _yarn(plain: Tensor, base: float, trained: int, options: Mapping[str, Any]) -> Tensor:
-    """Return frequencies that are kept where they turn often within the trained length, and divided where seldom."""
+    """Return frequencies that are kept where their wavelength is short, and divided where it is long."""
     dims, factor = 2 * len(plain), options.get("factor")
     if factor is None:
         factor = options["max_position_embeddings"] / trained
 
-    def dimension(turns: float) -> float:
-        return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+    def dimension(rotations: float) -> float:
+        return dims * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)
     if options.get("truncate", True):
@@ -110,13 +110,13 @@ def _yarn(plain: Tensor, base: float, trained: int, options: Mapping[str, Any]) 
 def _llama3(plain: Tensor, trained: int, options: Mapping[str, Any]) -> Tensor:
     """Return frequencies divided where their wavelength is long, kept where it is short, and blended between."""
     low, high, factor = (float(options[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
-    turns = trained * plain / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    rotations = trained * plain / (2 * math.pi)
+    kept = ((rotations - low) / (high - low)).clamp(0, 1)
     return plain * kept + plain / factor * (1 - kept)
 
 
 def rotary(config: Any, layer: int) -> Rotary | str | None:
-    """Return the rotary embeddings declared for a layer, None for none, "undeclared" where nothing says."""
+    """Return the rotary embeddings declared for a layer, None for none, "undeclared" where it is not known."""
     family, kind = declarations(config), layer_type(config, layer)
     config = of_layer(config, layer)
     uses = getattr(config, "no_rope_layers", None)  # 1 where a layer has RoPE, despite the name
@@ -182,7 +182,7 @@ def buckets(config: Any, length: int) -> Tensor | None:
 
 
 def causal(base: Any, config: Any) -> bool | None:
-    """Return whether queries see no later key; None where nothing says."""
+    """Return whether queries see no later key; None where it is not known."""
     if (given := getattr(config, "is_causal", None)) is not None:
         return bool(given)
     if (of_family := declarations(config).causal(config)) is not None:
@@ -201,7 +201,7 @@ def causal(base: Any, config: Any) -> bool | None:
 
 
 def window(config: Any, layer: int) -> tuple[str, int] | str | None:
-    """Return ("window", keys) or ("chunks", size) of a layer, None for none, "undeclared" where nothing says.
+    """Return ("window", keys) or ("chunks", size) of a layer, None for none, "undeclared" where it is not known.
 
     A causal window counts the query itself; another one is the distance to either side.
     """

@@ -78,7 +78,7 @@ class Recorder(Softmaxes):
     def __init__(self, length: int, constant: bool) -> None:
         super().__init__(self._softmax)
         self.length, self.constant = length, constant
-        self.entered: Tensor | None = None  # the states (1, n, d) before the first block
+        self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
@@ -137,9 +137,9 @@ class Recorder(Softmaxes):
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
         super().enter(block, args, kwargs)
-        if self.entered is None:
+        if self.input_states is None:
             states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
-            self.entered = next(states, None)
+            self.input_states = next(states, None)
 
     def _softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""
@@ -188,15 +188,15 @@ def _flat(states: Tensor) -> Tensor:
     return states.reshape(-1, *states.shape[-2:])
 
 
-def steps_back(n: int, device: torch.device | None = None) -> Tensor:
-    """Return how far each key is behind each query, i - j: (n, n)."""
+def distances(n: int, device: torch.device | None = None) -> Tensor:
+    """Return the distance i - j from each query back to each key: (n, n)."""
     position = torch.arange(n, device=device)
     return position[:, None] - position
 
 
 def _reach_of(visible: Tensor) -> Reach:
     """Return which keys are seen, from (n, n) of bool; a window without a name is "irregular"."""
-    n, distance = len(visible), steps_back(len(visible), visible.device)
+    n, distance = len(visible), distances(len(visible), visible.device)
     seen = distance[visible]
     behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
     causal = ahead <= 0 and n > 1
@@ -217,9 +217,9 @@ def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
         return None
     cos, sin = output
-    power = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
-    even = bool((power - power.mean()).abs().max() < 0.02 * power.mean())  # not queries and keys
-    return (torch.ones_like(cos), torch.zeros_like(sin)) if even else None
+    squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
+    are_angles = bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean())  # not queries and keys
+    return (torch.ones_like(cos), torch.zeros_like(sin)) if are_angles else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +246,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a model was seen to do.
+    """What was measured of a running model.
 
     Attributes:
         layers: Its layers with attention.
@@ -254,7 +254,7 @@ class Reading:
         lookups: The tables outside the layers that were read by position, and tables of buckets anywhere.
         padded: The same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
             the model takes none.
-        input_moves: Whether the states before the first layer differ between equal tokens.
+        input_depends_on_position: Whether the states before the first layer differ between equal tokens.
         widths: The sizes that a vector added to the token embeddings may have.
     """
 
@@ -262,7 +262,7 @@ class Reading:
     others: dict[int, str]
     lookups: list[Lookup]
     padded: list[Lookup] | str | None
-    input_moves: bool
+    input_depends_on_position: bool
     widths: set[int]
 
 
@@ -295,7 +295,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     numbers, _, others = layer_numbers(base, [call.block for call in constant.calls])
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
-        query, key = _still(call.query, other.query), _still(call.key, other.key)
+        query, key = _without_rotation(call.query, other.query), _without_rotation(call.key, other.key)
         layer = Layer(
             number=numbers[place],
             constant=call,
@@ -310,7 +310,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
         others=others,
         lookups=constant.lookups,
         padded=_padded(model, base, word, n) if constant.lookups else None,
-        input_moves=_moves(constant.entered),
+        input_depends_on_position=_depends_on_position(constant.input_states),
         widths={embedding_weight(base).shape[1], base.config.get_text_config().hidden_size},
     )
 
@@ -323,14 +323,14 @@ def _run(base: Any, length: int, constant: bool, **inputs: Tensor) -> Recorder:
     return recorder
 
 
-def _moves(states: Tensor | None) -> bool:
+def _depends_on_position(states: Tensor | None) -> bool:
     """Return whether states (1, n, d) differ between positions."""
     if states is None or states.shape[1] < 2:
         return False
     return bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
 
 
-def _still(states: Tensor | None, unrotated: Tensor | None) -> Tensor | None:
+def _without_rotation(states: Tensor | None, unrotated: Tensor | None) -> Tensor | None:
     """Return states without rotation; None where nothing was taken away, as from a module not known to rotate."""
     return None if states is None or unrotated is None or torch.equal(states, unrotated) else unrotated
 

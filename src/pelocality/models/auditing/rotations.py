@@ -56,8 +56,8 @@ class Rotation:
             return None
         return float((frequencies[0] / frequencies[1]) ** len(frequencies))
 
-    def like(self, other: Self) -> bool:
-        """Return whether queries and keys are rotated alike."""
+    def same_as(self, other: Self) -> bool:
+        """Return whether another rotation is the same but for rounding."""
         if self.angles.shape != other.angles.shape or not self.pairs_as(other.layout):
             return False
         return bool(wrapped(self.angles - other.angles).abs().max() < self.tolerance)
@@ -73,13 +73,13 @@ def wrapped(angles: Tensor) -> Tensor:
 
 
 def rotation_of(
-    states: Tensor | None, still: Tensor | None, positions: Tensor, length: int, hints: Sequence[int]
+    states: Tensor | None, unrotated: Tensor | None, positions: Tensor, length: int, hints: Sequence[int]
 ) -> Rotation | str | None:
-    """Return how ``states`` (head, n, d) are rotated against ``still``, or against the first position if None.
+    """Return how ``states`` (head, n, d) are rotated against ``unrotated``, or against the first position if None.
 
     Args:
         states: Queries or keys, None where they were not seen.
-        still: The same without rotation.
+        unrotated: The same without rotation.
         positions: (n,), their positions.
         length: The number of positions of the whole run.
         hints: Numbers of rotated dimensions to try first.
@@ -90,15 +90,15 @@ def rotation_of(
     """
     if states is None or not bool(states.any()):  # zero in untrained models, such as the keys of ZAYA
         return "unseen"
-    compared = still is not None
+    compared = unrotated is not None
     eps = torch.finfo(states.dtype).eps
     tolerance = max(1e-3, 4 * eps)
     states = states.double().cpu()
-    still = states[:, :1].expand_as(states) if still is None else still.double().cpu()
-    moved = ((states - still).abs().amax((0, 1)) > 1e-5 * still.abs().max()).nonzero().flatten()
-    if not len(moved):
+    unrotated = states[:, :1].expand_as(states) if unrotated is None else unrotated.double().cpu()
+    differing = ((states - unrotated).abs().amax((0, 1)) > 1e-5 * unrotated.abs().max()).nonzero().flatten()
+    if not len(differing):
         return None
-    head, first, last = states.shape[-1], int(moved[0]), int(moved[-1])
+    head, first, last = states.shape[-1], int(differing[0]), int(differing[-1])
     planes = [
         (slice(start, start + dims), layout)
         for dims in dict.fromkeys([*hints, head, *range(2, head + 1, 2)])
@@ -108,10 +108,10 @@ def rotation_of(
     ]
     least, rotation, paired = 0.03, None, ""
     for part, layout in planes:
-        misfit, found = _fit(states[..., part], still[..., part], layout)
+        misfit, found = _fit(states[..., part], unrotated[..., part], layout)
         if misfit < least:
             least, rotation, paired = misfit, found, layout
-        if misfit < max(1e-4, 2 * eps):  # wider ones, whose further pairs stand still, fit as well but for rounding
+        if misfit < max(1e-4, 2 * eps):  # wider ones, whose further pairs are not rotated, fit as well but for rounding
             break
     if rotation is None:
         return "change"
@@ -122,7 +122,7 @@ def rotation_of(
     return Rotation(angles, positions, length, paired, factor, head, tolerance)
 
 
-def _fit(states: Tensor, still: Tensor, layout: str) -> tuple[float, Tensor]:
+def _fit(states: Tensor, unrotated: Tensor, layout: str) -> tuple[float, Tensor]:
     """Return the misfit of a rotation of these dimensions, and its cos + i sin (n, pair), with any factor."""
 
     def pairs(x: Tensor) -> Tensor:
@@ -130,8 +130,8 @@ def _fit(states: Tensor, still: Tensor, layout: str) -> tuple[float, Tensor]:
             return torch.complex(*x.chunk(2, -1))
         return torch.complex(x[..., ::2], x[..., 1::2])
 
-    rotated, unrotated = pairs(states), pairs(still)
-    rotation = (rotated * unrotated.conj()).sum(0) / unrotated.abs().square().sum(0).clamp(min=1e-30)
-    misfit = (rotated - rotation * unrotated).abs().max() / unrotated.abs().max()
+    after, before = pairs(states), pairs(unrotated)
+    rotation = (after * before.conj()).sum(0) / before.abs().square().sum(0).clamp(min=1e-30)
+    misfit = (after - rotation * before).abs().max() / before.abs().max()
     factor = rotation.abs().mean(-1, keepdim=True)  # may differ between positions, not between pairs
     return float(torch.maximum(misfit, (rotation.abs() / factor - 1).abs().max())), rotation

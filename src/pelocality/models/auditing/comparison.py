@@ -12,7 +12,7 @@ from pelocality._checks import HIDDEN
 from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing import declared
 from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, steps_back
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, distances
 from pelocality.models.auditing.rotations import Rotation, wrapped
 from pelocality.models.families._declared import declarations
 
@@ -67,7 +67,7 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
 def _key_differences(queries: Rotation | str | None, keys: Rotation | str | None) -> list[str]:
     """Return whether keys are rotated otherwise than queries."""
     if isinstance(queries, Rotation) and isinstance(keys, Rotation):
-        return [] if queries.like(keys) else ["queries and keys are rotated by different angles"]
+        return [] if queries.same_as(keys) else ["queries and keys are rotated by different angles"]
     if "unseen" in (queries, keys):
         return []
     if isinstance(queries, Rotation):
@@ -179,7 +179,7 @@ def compare_biases(config: Any, call: Call, lookups: Sequence[Lookup]) -> Findin
     if buckets is None:
         return words, text, ["declared no buckets, measured some"]
     off = (lookup.rows[:n, :n].cpu() != buckets[:n, :n]) & ~bias.isnan().all(0)
-    nearest = int(steps_back(n).abs()[off].min()) if bool(off.any()) else None
+    nearest = int(distances(n).abs()[off].min()) if bool(off.any()) else None
     return words, text, [] if nearest is None else [f"declared {words}, measured others from distance {nearest} on"]
 
 
@@ -201,7 +201,7 @@ def _rounding_of(call: Call, bias: Tensor) -> Tensor:
 def _slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
     """Return the slopes (head,) of a bias that falls in proportion to distance but for rounding (head,), else None."""
     n = bias.shape[-1]
-    distance = steps_back(n).abs().to(bias.dtype)
+    distance = distances(n).abs().to(bias.dtype)
     past = ~bias.isnan() & (distance > 0)
     rates = torch.where(past, -bias / distance.clamp(min=1), torch.nan)
     slopes = rates[:, -1, 0] if not bool(rates[:, -1, 0].isnan().any()) else rates.nanmean((1, 2))
@@ -277,7 +277,7 @@ def compare_inputs(config: Any, reading: Reading) -> Finding:
     kind, first = declarations(config).table(config) or (None, 0)
     words, lookup = _table_text(kind, first), position_lookup(reading)
     if lookup is None:
-        if reading.input_moves:
+        if reading.input_depends_on_position:
             return words, "computed at the input", []
         return words, "", [f"declared {kind} positions, measured none"] if kind else []
     row, read = int(lookup.rows[0]), lookup.table[lookup.rows]
@@ -308,10 +308,10 @@ def _is_sinusoidal(table: Tensor) -> bool:
     """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
     some = table[2 : 2 + 32].double().cpu()  # the first rows may be padding
     middle, around = some[1:-1], some[:-2] + some[2:]
-    moving = middle.square().sum(0) > 1e-12
+    nonzero = middle.square().sum(0) > 1e-12
     cosine = (middle * around).sum(0) / (2 * middle.square().sum(0)).clamp(min=1e-12)
-    off = (around - 2 * cosine * middle).abs().amax(0)[moving]
-    return bool(moving.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
+    off = (around - 2 * cosine * middle).abs().amax(0)[nonzero]
+    return bool(nonzero.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
 def counted_through_padding(reading: Reading) -> bool | None:
