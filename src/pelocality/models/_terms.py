@@ -30,7 +30,7 @@ class Terms:
         return self.content + self.content_to_position + self.position_to_content + self.position
 
 
-Pair = tuple[Tensor, Tensor]  # queries and keys, each (batch, head, n, d_head)
+QueriesAndKeys = tuple[Tensor, Tensor]  # each (batch, head, n, d_head)
 
 
 def check_logits(record: Architecture, base: nn.Module) -> None:
@@ -68,7 +68,7 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
         yield collected
 
 
-def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tensor) -> Pair:
+def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tensor) -> QueriesAndKeys:
     """Return queries and keys in at least float32, before any rotation."""
     refuse_quantised(base, module)
     query, key = record.project(module, hidden)
@@ -80,8 +80,8 @@ def logit_terms(
     record: Architecture,
     base: Any,
     module: Any,
-    content: Pair,
-    position: Pair | None = None,
+    content: QueriesAndKeys,
+    position: QueriesAndKeys | None = None,
     token_type_ids: Tensor | None = None,
 ) -> Terms:
     r"""Return the logits of queries and keys that are sums of a content part and a position part.

@@ -13,7 +13,7 @@ from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
 from pelocality.models._run import check_length, requested_layers, run
 from pelocality.models._terms import (
-    Pair,
+    QueriesAndKeys,
     Terms,
     captured_inputs,
     check_logits,
@@ -190,7 +190,7 @@ def _read(
     return inputs, real
 
 
-def _table_part(record: Architecture, base: Any, module: Any, share: Tensor) -> Pair:
+def _table_part(record: Architecture, base: Any, module: Any, share: Tensor) -> QueriesAndKeys:
     """Return the part of queries and keys that is linear in the position table."""
     query, key = queries_and_keys(record, base, module, share)
     query_bias, key_bias = queries_and_keys(record, base, module, torch.zeros_like(share))

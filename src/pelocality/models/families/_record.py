@@ -161,7 +161,7 @@ class Architecture:
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
         size = getattr(module, self.head_size)
-        query, key = (heads(getattr(module, name)(hidden), size) for name in self.projections)
+        query, key = (split_heads(getattr(module, name)(hidden), size) for name in self.projections)
         # grouped-query attention: each key head serves several adjacent query heads
         return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
@@ -314,6 +314,6 @@ def _calls_the_interface(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
-def heads(states: Tensor, size: int) -> Tensor:
+def split_heads(states: Tensor, size: int) -> Tensor:
     """Split the last axis into heads: (batch, n, head * size) -> (batch, head, n, size)."""
     return states.view(*states.shape[:-1], -1, size).transpose(1, 2)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import AbsoluteInput, Architecture, heads
+from pelocality.models.families._record import AbsoluteInput, Architecture, split_heads
 
 
 class Bert(Architecture):
@@ -48,7 +48,7 @@ class Gpt2(Architecture):
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query, key, _ = module.c_attn(hidden).split(module.split_size, dim=-1)
-        return heads(query, module.head_dim), heads(key, module.head_dim)
+        return split_heads(query, module.head_dim), split_heads(key, module.head_dim)
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         return AbsoluteInput(table=base.wpe, offset=0, norm=base.h[0].ln_1)

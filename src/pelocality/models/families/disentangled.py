@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pelocality._toeplitz import diagonals
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import ATTACHED, Architecture, heads
+from pelocality.models.families._record import ATTACHED, Architecture, split_heads
 
 
 class Deberta(Architecture):
@@ -75,7 +75,7 @@ class Deberta(Architecture):
         if not module.relative_attention or term not in module.pos_att_type:
             return None
         projected = self._projection(module, term)(self._table(base, module, length))
-        return heads(projected[None], module.attention_head_size)[0]
+        return split_heads(projected[None], module.attention_head_size)[0]
 
     def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
         return self._relative(base, module, length, "c2p")
