@@ -77,10 +77,28 @@ def test_metrics_need_neither_transformers_nor_datasets():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_every_promised_name_exists_and_is_listed():
-    for name in pelocality.__all__:
-        assert getattr(pelocality, name) is not None
-        assert name in dir(pelocality)
+def test_positional_attention_needs_no_trainer():
+    code = (
+        "import sys; from pelocality import positional_attention; "
+        "print([name for name in ('transformers.trainer', 'datasets', 'peft') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_function_is_not_hidden_by_the_module_of_its_name():
+    code = (
+        "import pelocality.models.text_average; from pelocality.models import text_average; "
+        "print(text_average.__name__, pelocality.models.text_average is text_average)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "text_average True"
+
+
+@pytest.mark.parametrize("package", [pelocality, pelocality.models])
+def test_every_promised_name_exists_and_is_listed(package):
+    assert package.__all__
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert name in dir(package)
 
 
 def test_an_unknown_name_is_an_attribute_error():

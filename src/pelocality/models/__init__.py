@@ -14,36 +14,10 @@ Measured:
 
 Changed: ``attach(model, encoding)`` adds the encoding's bias to the attention logits of every layer until it is
 removed; ``load`` brings a saved one back; ``relocate`` trains a copy with it to do what the model did.
+
+Each name is loaded on first use, so that measuring loads no Trainer. Their list is the stub beside this file.
 """
 
-from pelocality.models.attachment import Attachment as Attachment, attach as attach, attached as attached
-from pelocality.models.auditing import (
-    Audit as Audit,
-    AuditComparison as AuditComparison,
-    LayerAudit as LayerAudit,
-    audit as audit,
-)
-from pelocality.models.callback import (
-    LocalityCallback as LocalityCallback,
-    encoding_parameters as encoding_parameters,
-    trajectory as trajectory,
-)
-from pelocality.models.decomposition import Decomposition as Decomposition, decompose as decompose
-from pelocality.models.eager import eager_attention as eager_attention
-from pelocality.models.function import AttentionFunction as AttentionFunction
-from pelocality.models.identical_words import positional_attention as positional_attention
-from pelocality.models.loading import load as load
-from pelocality.models.logits import PositionalLogits as PositionalLogits, positional_logits as positional_logits
-from pelocality.models.reflection import reflection_gap as reflection_gap
-from pelocality.models.relocation import (
-    Relocation as Relocation,
-    distillation_loss as distillation_loss,
-    relocate as relocate,
-)
-from pelocality.models.result import (
-    AveragedAttention as AveragedAttention,
-    PositionalAttention as PositionalAttention,
-    Provenance as Provenance,
-)
-from pelocality.models.share import PositionShare as PositionShare, position_share as position_share
-from pelocality.models.text_average import TextAverage as TextAverage, text_average as text_average
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
