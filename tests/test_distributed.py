@@ -11,10 +11,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from pandas.testing import assert_frame_equal
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from benchmarks.attaching import random_table
 from pelocality import _distributed
+from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate
 from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics import locality
@@ -134,6 +136,18 @@ def failures(rank):
         positional_attention(sharded, length=5, words=4)
 
 
+def sharded():
+    """The whole state dict of a model with encodings, sharded where there are two processes."""
+    model = tiny("bert")
+    attach(model, AttenuatedEncoding(2, [0.2, 0.7], learnable=True))
+    if dist.is_initialized():
+        for module in (*model.encoder.layer, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+        assert "AttenuatedEncoding(heads=2, causal=False)" in repr(model)
+    state = model.state_dict()
+    return {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in state.items()}
+
+
 STEPPED = [("qwen3", "disable"), ("gpt_neox", "keep"), ("mixtral", "keep"), ("jamba", "keep")]
 
 
@@ -146,6 +160,7 @@ def process(rank, folder, port):
     assert read() == (4, 2 if rank else 4)
     found = results() | measured() | {"trained": trained(rank, folder)}
     found["stepped"] = [stepped(*each) for each in STEPPED]
+    found["sharded"] = sharded()
     found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(found, file)
@@ -187,6 +202,7 @@ def test_two_processes_return_what_one_does(tmp_path):
             assert all(gradient.abs().max() > 1e-6 for gradient, _ in alone)
         assert found["gathered"] == [0, 1, 4, 9, 16]
         assert found["sum"].tolist() == [2, 1]
+        torch.testing.assert_close(found["sharded"], dict(sharded()), rtol=0, atol=0)
         for name, one in expected_of_models.items():
             same_result(found[name], one)
         table, reported = found["trained"]

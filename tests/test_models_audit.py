@@ -8,6 +8,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality import NoEncoding, attach, audit
+from pelocality.models import AttentionFunction
 from tests.families import FAMILIES, VARIANTS, same, state, tiny
 
 SMALL = {
@@ -725,3 +726,9 @@ def test_positions_computed_at_the_input_are_seen():
     result = audit(build(config).get_decoder())
     assert result.layers[0].positions == ("sinusoidal", "computed at the input")
     assert result.mismatches == ()
+
+
+def test_a_function_of_attention_alone_is_refused():
+    function = AttentionFunction(lambda ids: [torch.ones(len(ids), 1, 9, 9) / 9], 97)
+    with pytest.raises(ValueError, match="AttentionFunction cannot be audited: its configuration has no num_hidden"):
+        audit(function)

@@ -315,8 +315,9 @@ def test_all_results_are_drawn_by_one_metric():
     for results in ({"bert": one, "gpt2": other}, {"gpt2": other, "bert": one}):
         with pytest.raises(ValueError, match=r"different metrics: .*locality of .*; choose one for all, "):
             plots.comparison(results)
-        _, ax = plots.comparison(results, metric="adjusted_locality")  # a number per sample of causal models alone
-        assert ax.get_ylabel() == "adjusted locality of mean"
-        for line in ax.lines:
-            wanted = results[line.get_label()].to_frame("layer", metrics=["adjusted_locality"])
-            np.testing.assert_allclose(line.get_ydata(), wanted["adjusted_locality_of_mean"], rtol=1e-6)
+        for metric in ("adjusted_locality", "adjusted_locality_of_mean"):  # a number per sample of causal models alone
+            _, ax = plots.comparison(results, metric=metric)
+            assert ax.get_ylabel() == "adjusted locality of mean"
+            for line in ax.lines:
+                wanted = results[line.get_label()].to_frame("layer", metrics=["adjusted_locality"])
+                np.testing.assert_allclose(line.get_ydata(), wanted["adjusted_locality_of_mean"], rtol=1e-6)

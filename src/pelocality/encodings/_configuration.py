@@ -71,6 +71,8 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_complex():
             raise TypeError(f"a tensor of {value.dtype} has no JSON value")
+        if hasattr(value, "full_tensor"):  # sharded over processes, each of which asks for a state dict
+            value = value.full_tensor()
         value = value.detach().cpu()
         if not value.is_floating_point():
             return value.tolist()

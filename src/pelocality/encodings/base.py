@@ -160,10 +160,13 @@ class Encoding(Configurable, nn.Module, ABC):
         return value.to(self.device, self.working_dtype, copy=True)
 
     def extra_repr(self) -> str:  # noqa: D102
+        short = f"heads={self.heads!r}, causal={self.causal!r}"
+        if any(hasattr(weight, "full_tensor") for weight in self.parameters()):
+            return short  # sharded over processes, of which one alone may print
         try:
             arguments = self.configuration()
         except TypeError:  # printing a module must not fail
-            return f"heads={self.heads!r}, causal={self.causal!r}"
+            return short
         return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name != "type")
 
     def _weight_logits(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:

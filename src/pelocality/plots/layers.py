@@ -214,7 +214,8 @@ def _column_and_frames(values: Mapping[str, Any], metric: str | None) -> tuple[s
     if plain := [name for name in values if name not in frames]:
         raise ValueError(f"metric={metric!r} is read from results, and {plain[0]} is numbers; leave metric out")
     # a metric that is not shown by default is measured
-    frames = {n: f if metric in f else values[n].to_frame(metrics=[metric]) for n, f in frames.items()}
+    measured = metric.removesuffix("_of_mean")
+    frames = {n: f if metric in f else values[n].to_frame(metrics=[measured]) for n, f in frames.items()}
     return metric if all(metric in frame for frame in frames.values()) else f"{metric}_of_mean", frames
 
 

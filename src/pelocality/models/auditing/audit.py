@@ -81,6 +81,8 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     """Return the audit of one model, and what was read from it."""
     base = find_base(model)
     inner, config = pretrained(model), base.config.get_text_config()
+    if not hasattr(config, "num_hidden_layers"):
+        raise ValueError(f"{described(base)} cannot be audited: its configuration has no num_hidden_layers")
     observable = config._attn_implementation in ("sdpa", "eager", None)
     wanted = [declared.rotary(config, layer) for layer in range(config.num_hidden_layers)]
     rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
