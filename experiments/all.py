@@ -55,7 +55,8 @@ STUDIES = {
     ),
     "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),
     "shuffle_swap_snli": (
-        "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl",
+        "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "
+        "--bf16 --side premise hypothesis",
         "shuffle_swap_snli.py --smoke",
     ),
     "role_swap_training": (

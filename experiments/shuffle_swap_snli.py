@@ -211,6 +211,13 @@ def report(found, name, seeds, metrics, folder):
     folder.mkdir(parents=True, exist_ok=True)
     table.values.to_csv(folder / "table.csv", index=False)
     (folder / "table.tex").write_text(table.to_latex() + "\n")
+    scores = [
+        (seed, probe, len(run.examples), run.original.value, run.perturbed.value, run.agreement.value)
+        for probe, runs_of_probe in found.items()
+        for seed, run in zip(seeds, runs_of_probe, strict=True)
+    ]
+    columns = ["seed", "probe", "pairs", "original", "perturbed", "agreement"]
+    pd.DataFrame(scores, columns=columns).to_csv(folder / "scores.csv", index=False, float_format="%.5g")
     for probe, runs_of_probe in found.items():
         examples = [run.examples.assign(seed_of_run=s) for s, run in zip(seeds, runs_of_probe, strict=True)]
         pd.concat(examples).to_csv(folder / f"{probe}.csv")

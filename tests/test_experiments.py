@@ -239,7 +239,9 @@ def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys)
     assert "do constituents matter beyond windows?" in first
     assert (tmp_path / "seed-0" / "final" / "config.json").exists()
     for side in ("premise", "hypothesis"):
-        assert {"table.csv", "table.tex", "Sh-SR.csv"} <= {path.name for path in (tmp_path / side).iterdir()}
+        assert {"table.csv", "table.tex", "scores.csv", "Sh-SR.csv"} <= {
+            path.name for path in (tmp_path / side).iterdir()
+        }
     assert first.count("hypothesis shuffled; interval over pairs") == 1
     before = (tmp_path / "premise" / "table.tex").read_text()
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
