@@ -295,7 +295,11 @@ def test_a_model_that_breaks_a_promise_is_refused_by_the_check_that_failed_and_l
         assert attached(model) is not None
 
 
-class OwnAttention(Qwen3Attention):
+class Mixin:
+    pass
+
+
+class OwnAttention(Mixin, Qwen3Attention):
     def forward(self, *arguments, **options):
         return super().forward(*arguments, **options)
 

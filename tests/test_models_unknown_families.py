@@ -38,7 +38,7 @@ REFUSED = {
             hf.FSMTConfig(src_vocab_size=99, tgt_vocab_size=99, d_model=8, encoder_layers=1, decoder_layers=1,
                           encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2)
         ),
-        r"no token embeddings; its attention, if it returns it, is measured by pelocality\.measure",
+        r"no token embeddings; if it returns attention weights, pass those to pelocality\.measure",
     ),
     "vision-encoder-decoder": (
         lambda: hf.VisionEncoderDecoderModel(

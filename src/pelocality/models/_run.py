@@ -33,7 +33,7 @@ def find_base(model: nn.Module) -> Any:
     if reads_tokens(base):
         return base
     part = next((f"model.{name}" for name, module in inner.named_modules() if name and reads_tokens(module)), None)
-    advice = f"pass {part}" if part else "its attention, if it returns it, is measured by pelocality.measure"
+    advice = f"pass {part}" if part else "if it returns attention weights, pass those to pelocality.measure"
     raise ValueError(f"{described(inner)} reads no input_ids, or has no token embeddings; {advice}")
 
 

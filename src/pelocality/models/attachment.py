@@ -284,10 +284,12 @@ def _check_positions(mask: Any, position_ids: Any) -> None:
     given = isinstance(mask, Tensor) and isinstance(position_ids, Tensor)
     if not given or (mask.ndim, position_ids.ndim) != (2, 2) or torch.compiler.is_compiling():
         return
-    tokens = mask.bool()
-    counted = (tokens.cumsum(1) - 1)[:, -position_ids.shape[1] :]
+    tokens, positions = mask.bool(), position_ids.to(mask.device)
+    last = positions.shape[1]
     between = (tokens[:, 1:] & ~tokens[:, :-1]).sum(1) + tokens[:, 0] > 1
-    skipped = ((position_ids == counted) | ~tokens[:, -position_ids.shape[1] :]).all(1)
+    if last > tokens.shape[1] or not bool(between.any()):
+        return
+    skipped = ((positions == (tokens.cumsum(1) - 1)[:, -last:]) | ~tokens[:, -last:]).all(1)
     if bool((between & skipped).any()):
         raise ValueError(
             "attention_mask has padding between tokens that position_ids skip, as with a learned prompt or a cache "

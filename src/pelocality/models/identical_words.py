@@ -176,8 +176,10 @@ class _Sums:
         if not whole or half or self.sinks:
             keys = visible.sum(-1, keepdim=True)[:, None]
             if bool(((mass <= 0) & (keys == 0)).any()):
-                cut = "a query has all its weight on tokens that are cut out, the prefix or special tokens"
-                raise ValueError(f"in layer {self.layers[place]} {cut}; measure without them")
+                cut = (
+                    "has all its weight on tokens that are cut out, the prefix or special tokens; measure without them"
+                )
+                raise ValueError(f"in layer {self.layers[place]} a query {'sees no key' if whole else cut}")
             uniform = (visible[:, None] / keys).to(weights.dtype)
             attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
         values = sample_metrics(attention, visible)

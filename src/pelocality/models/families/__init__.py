@@ -26,7 +26,7 @@ _ANY = Architecture()
 
 
 def known_families() -> tuple[str, ...]:
-    """Return the model types whose logits have a closed form.
+    """Return the model types whose logits the library computes from the weights.
 
     Returns:
         The ``config.model_type`` values, sorted.
@@ -35,11 +35,11 @@ def known_families() -> tuple[str, ...]:
         >>> known_families()[:4]
         ('albert', 'bert', 'bloom', 'camembert')
     """
-    return tuple(sorted(name for name, record in _RECORDS.items() if record.closed_form))
+    return tuple(sorted(name for name, record in _RECORDS.items() if record.known_logits))
 
 
 def architecture(model: nn.Module) -> Architecture:
-    """Return the record of a model's family, by which its logits have a closed form.
+    """Return the record of a model's family, by which its logits are computed from its weights.
 
     Args:
         model: A transformers model with or without a task head, or a wrapper around one.
@@ -49,7 +49,7 @@ def architecture(model: nn.Module) -> Architecture:
 
     Raises:
         TypeError: ``model`` is not and does not hold a transformers model.
-        ValueError: The family has no record, or none with a closed form; the message lists those that have.
+        ValueError: The logits of the family are not known; the message lists the families whose are.
 
     Examples:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -94,7 +94,7 @@ def longest_input(model: nn.Module) -> int | None:
 
     Returns:
         The number of tokens; None without a limit, which positions have that are computed for any distance, or a table
-        of torch's own class that an attached encoding has disabled. For a family without a closed form
+        of torch's own class that an attached encoding has disabled. For a family whose logits are not known
         ``config.max_position_embeddings``, less the rows up to the padding id of a table that is counted from there.
 
     Raises:
@@ -112,13 +112,14 @@ def longest_input(model: nn.Module) -> int | None:
     # a table of a class of its own looks its rows up before they are replaced
     if positions_disabled(model) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    if record is not _ANY and record.closed_form:
+    if record is not _ANY and record.known_logits:
         return record.max_length(base)
     most = getattr(base.config, "max_position_embeddings", None) or None
     for table in record.position_tables(base):
-        padding, weight = getattr(table, "padding_idx", None), getattr(table, "weight", None)
-        if most and padding is not None and weight is not None:  # read from the row after the padding id, as RoBERTa's
-            most = min(most, len(weight) - padding - 1)
+        padding = getattr(table, "padding_idx", None)
+        rows = getattr(table, "num_embeddings", None) or len(getattr(table, "weight", ()))
+        if most and padding is not None and rows:  # read from the row after the padding id, as RoBERTa's
+            most = min(most, rows - padding - 1)
     return most
 
 

@@ -80,7 +80,7 @@ class Architecture:
     encoding. A subclass holds what a family does differently, and where its logits come from.
 
     A record has no state: its methods take the base model. Before the mask and the softmax, the logits of every family
-    with a record are
+    with ``known_logits`` are
 
     $$s \left( q_i^{\top} k_j + u^{\top} k_j + q_i^{\top} R_{j-i} + S_{j-i}^{\top} k_j \right) + b_{j-i}$$
 
@@ -107,8 +107,8 @@ class Architecture:
     model_types: ClassVar[tuple[str, ...]] = ()
     """The ``config.model_type`` values of the family."""
 
-    closed_form: ClassVar[bool] = True
-    """Whether the logits of the family are those of the equation; `architecture` returns no other record."""
+    known_logits: ClassVar[bool] = True
+    """Whether the logits of the family are those of the equation: False where a record says how to attach alone."""
 
     projections: ClassVar[tuple[str, str]] = ("query", "key")
     """The submodules of an attention module that give its queries and its keys."""

@@ -58,7 +58,7 @@ class Luke(Architecture):
     """LUKE (Yamada et al., 2020): RoBERTa whose words may attend to entities too, which have no place in the text."""
 
     model_types = ("luke",)
-    closed_form = False
+    known_logits = False
 
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         if call.get("entity_hidden_states") is not None:

@@ -66,7 +66,7 @@ class RoFormer(Architecture):
     """
 
     model_types = ("roformer",)
-    closed_form = False
+    known_logits = False
 
     def without_position(self, output: Tensor) -> Tensor:
         sin, cos = output.chunk(2, dim=-1)
