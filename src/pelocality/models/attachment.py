@@ -18,6 +18,7 @@ from pelocality.encodings.base import check_encoding
 from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
 from pelocality.models._disable import disable_positions, enable_positions
+from pelocality.models._inputs import runs_of_tokens
 from pelocality.models._names import described
 from pelocality.models._restore import called, override, restore_method, restoring, unhook
 from pelocality.models._run import device_of, find_base
@@ -286,7 +287,7 @@ def _check_positions(mask: Any, position_ids: Any) -> None:
         return
     tokens, positions = mask.bool(), position_ids.to(mask.device)
     last = positions.shape[1]
-    between = (tokens[:, 1:] & ~tokens[:, :-1]).sum(1) + tokens[:, 0] > 1
+    between = runs_of_tokens(tokens) > 1
     if last > tokens.shape[1] or not bool(between.any()):
         return
     skipped = ((positions == (tokens.cumsum(1) - 1)[:, -last:]) | ~tokens[:, -last:]).all(1)
