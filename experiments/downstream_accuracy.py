@@ -116,7 +116,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nli", type=Path, nargs="+", default=[DATA / "nli_train.jsonl"], help="pairs to train on")
     parser.add_argument("--pairs", type=Path, default=DATA / "nli_pairs.jsonl", help="parsed pairs to test NLI on")
     parser.add_argument("--output", type=Path, default=Path("outputs/downstream"), help="folder for cells and tables")
-    parser.add_argument("--cells", nargs="+", choices=(*CELLS, *FROM_NOTHING), default=[*RELOCATED, *FROM_NOTHING])
+    parser.add_argument(
+        "--cells",
+        nargs="+",
+        choices=(*CELLS, *FROM_NOTHING),
+        default=[*RELOCATED, *FROM_NOTHING],
+        help="others are compared with the first; default all",
+    )
     parser.add_argument("--steps", type=int, default=2500, help="of pre-training from nothing, 2,048 tokens each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=250_000, help="of healing, in each cell")
@@ -259,8 +265,10 @@ def main() -> None:
         table = long_table([row for of_seed in side_by_side(run_seed, jobs, arguments.workers) for row in of_seed])
         table.to_csv(arguments.output / "downstream_accuracy.csv", index=False, float_format="%.5g")
     else:
+        cells = [*FLOORS, *arguments.cells]
         table = pd.read_csv(arguments.results)
-        table = table[table["cell"].isin([*FLOORS, *arguments.cells]) & table["seed"].isin(arguments.seeds)]
+        table = table[table["cell"].isin(cells) & table["seed"].isin(arguments.seeds)]
+        table = table.sort_values("cell", key=lambda column: column.map(cells.index), kind="stable")
     show(table, arguments.output)
 
 

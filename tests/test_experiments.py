@@ -600,6 +600,18 @@ def test_the_page_of_a_study_shows_what_its_committed_scores_say(study, page, tm
         assert [one for one in shown if len(one) == len(table) and all(map(alike, one, table))], table[0]
 
 
+def test_cells_are_compared_with_the_first_one_asked_for(tmp_path, monkeypatch, capsys):
+    scores = ROOT / "docs" / "results" / "downstream_fine_tuned.csv"
+    cells = ["none", "measured table"]
+    run(
+        *("downstream_accuracy", "--results", scores, "--output", tmp_path, "--seeds", 0, "--cells", *cells),
+        monkeypatch=monkeypatch,
+    )
+    row = next(line for line in capsys.readouterr().out.split("| against none")[1].splitlines() if "table" in line)
+    table = pd.read_csv(scores).query("seed == 0 and task == 'NLI, fine-tuned'").set_index("cell")["score"]
+    assert row.split(" | ")[-1].rstrip(" |") == f"{table['measured table'] - table['none']:+.1f}"
+
+
 def test_spreads_are_compared_by_their_ratio():
     ratio_of_spreads = importlib.import_module("stability").ratio_of_spreads
     own = pd.Series(np.random.default_rng(0).normal(size=40))
