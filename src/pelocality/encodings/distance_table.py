@@ -112,7 +112,7 @@ class DistanceTable(RelativeEncoding):
             raise ValueError("the encoding's heads differ, and a shared table cannot; use shared=False")
         signed = not symmetric if signed is None else signed
         table = cls(encoding.heads, length, signed, shared, learnable, encoding.causal)
-        table.to(bias.device, encoding._like.dtype)
+        table.to(bias.device, encoding.dtype)
         return table._with_values((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
 
     @classmethod

@@ -257,7 +257,8 @@ def window(
         >>> window(torch.full((101, 101), 1 / 101), 0.5, rows=True)[50]
         tensor(25.)
     """
-    if not 0 < number("share", share) <= 1:
+    share = number("share", share)
+    if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
 
     def kernel(matrices: Matrices) -> Tensor:
