@@ -146,7 +146,7 @@ def agreements(found):
         )
         for name, runs in found.items()
     ]
-    return pd.DataFrame(rows, columns=["probe", "pairs", "agreement, run by run", "largest McNemar p"])
+    return pd.DataFrame(rows, columns=["probe", "pairs", "agreement, run by run", "largest p"])
 
 
 def main() -> None:

@@ -5,18 +5,20 @@
 Prints (1) the share of false discoveries among the heads that are found to be better than an offset, with items that
 depend on each other within sentences, by McNemar's test of the items and by exchanging whole sentences; (2) how often
 the interval of a mean over few groups contains it, by a percentile bootstrap and by `mean_over_groups`; (3) how often
+the interval of an accuracy contains it, by Wilson's interval of the rows and by `proportion_over_groups`; (4) how often
 the interval of a slope over cells and tasks contains it, by the mixed model of `downstream_tables.py`, where cells
 differ by 3.6 points (standard deviation), a score in a cell and task by 2, and slopes of tasks by nothing or one point.
 """
 
 import argparse
+from itertools import product
 
 import numpy as np
 import pandas as pd
 from downstream_tables import slope
 from scipy import stats
 
-from pelocality.statistics import mean_over_groups, sign_flip, wilson
+from pelocality.statistics import mean_over_groups, proportion, proportion_over_groups, sign_flip, wilson
 
 RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS, SLOPES = 400, 144, 14, 150, 5, 2000, 400
 
@@ -45,6 +47,16 @@ def covered(rng, groups, effect=0.5):
     drawn = rng.integers(0, groups, (999, groups))
     low, high = np.percentile(sums[drawn].sum(1) / sizes[drawn].sum(1), [2.5, 97.5])
     return low <= 0 <= high, here.low <= 0 <= here.high
+
+
+def share_covered(rng, groups, copies, share=0.9):
+    """Return whether both intervals contain the share of rows in groups of 1 to 9, where some copy their first row."""
+    sizes = rng.integers(1, 10, groups)
+    numbers = np.repeat(np.arange(groups), sizes)
+    first = rng.random(groups)[numbers] < share
+    rows = np.where(rng.random(len(numbers)) < copies, first, rng.random(len(numbers)) < share)
+    both = proportion(int(rows.sum()), len(rows)), proportion_over_groups(rows, numbers)
+    return [found.low <= share <= found.high for found in both]
 
 
 def slope_covered(rng, tasks, spread, cells=13):
@@ -76,6 +88,11 @@ def main() -> None:
             f"{n} {k / means_of:.1%} [{a:.1%}, {b:.1%}]" for n, k, a, b in zip(names, both, low, high, strict=True)
         ]
         print(f"{groups:3} groups: {', '.join(cells)}")
+    print("\n95 % intervals of an accuracy that contain it")
+    own = np.random.default_rng(0)  # so that numbers of the other parts do not depend on this one
+    for groups, copies in product((10, 20, 60, 200), (0, 0.5, 1)):
+        rows, here = np.mean([share_covered(own, groups, copies) for _ in range(means_of)], 0)
+        print(f"{groups:3} groups, {copies:.0%} copies: rows {rows:.1%}, proportion_over_groups {here:.1%}")
     print("\n95 % intervals of a slope that contain it, over 13 cells, with Wilson's interval")
     for tasks, spread in ((3, 0), (3, 1), (6, 0), (6, 1)):
         held = sum(slope_covered(rng, tasks, spread) for _ in range(slopes_of))

@@ -1,5 +1,6 @@
 """Probes evaluated with classifiers whose predictions are known."""
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -267,6 +268,31 @@ def test_the_difference_its_interval_and_its_p_value_are_paired():
     assert (row["n"], row["difference_low"], row["p"]) == (100, found.difference.low, found.p_value)
     assert re.search(r"^ *difference +-0\.100 \[", repr(found), re.MULTILINE)
     assert re.search(r"<td>agreement</td>\s*<td>0\.800 \[", found._repr_html_())
+
+
+def test_copies_of_a_pair_change_neither_intervals_nor_the_p_value():
+    before = ["neutral"] * 30 + ["entailment"] * 20
+    after = ["entailment"] * 12 + ["neutral"] * 38
+    once, copied = (
+        evaluate(
+            echo,
+            None,
+            made(
+                before * k,
+                after * k,
+                original_label=["neutral"] * 50 * k,
+                label=["neutral"] * 50 * k,
+                number=[*range(50)] * k,
+            ),
+            groups="number",
+        )
+        for k in (1, 5)
+    )
+    assert copied.p_value == pytest.approx(once.p_value)
+    for name in ("original", "perturbed", "difference", "agreement"):
+        assert dataclasses.astuple(getattr(copied, name)) == pytest.approx(
+            dataclasses.astuple(getattr(once, name)), abs=0.006
+        ), name
 
 
 def test_the_bootstrap_resamples_rows_of_one_sentence_together():

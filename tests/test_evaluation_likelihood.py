@@ -161,7 +161,7 @@ def test_only_a_strictly_larger_score_is_correct_and_ties_are_counted():
         [3, 2, 0.5, 0],
         [4, 2, 0.5, 0.5],
     ]
-    assert "accuracy 0.500 [0.150, 0.850] on 4 pairs, 1 ties" in repr(found)
+    assert "accuracy 0.500 [0.148, 0.852] on 4 pairs, 1 ties" in repr(found)
     assert "1 ties" in found._repr_html_()
     with pytest.raises(ValueError, match="by must name columns"):
         found.by("colour")

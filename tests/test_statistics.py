@@ -14,13 +14,14 @@ from scipy import stats
 from pelocality._checks import check_confidence
 from pelocality.statistics import (
     Estimate,
-    mcnemar,
     mean_over_groups,
     mean_over_runs,
     proportion,
+    proportion_over_groups,
     sign_flip,
     t_interval,
     wilson,
+    wilson_over_groups,
 )
 
 
@@ -96,11 +97,55 @@ def test_one_group_has_no_interval_and_no_rows_have_no_mean():
 
 
 @settings(deadline=None)
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemars_p_value_is_a_sum_of_binomial_probabilities(lost, gained):
-    n = lost + gained
-    tail = sum(stats.binom.pmf(k, n, 0.5) for k in range(min(lost, gained) + 1))
-    assert mcnemar(lost, gained) == pytest.approx(min(1, 2 * tail) if lost != gained else 1)
+@given(st.lists(st.booleans(), min_size=1, max_size=30))
+def test_a_proportion_over_groups_of_one_row_is_wilsons(rows):
+    found = proportion_over_groups(rows, range(len(rows)))
+    assert (found.low, found.high) == pytest.approx(wilson(sum(rows), len(rows)))
+
+
+@pytest.mark.parametrize("each", [2, 5])
+@pytest.mark.parametrize("right", [0, 7, 30, 60])
+def test_copies_of_rows_say_no_more_than_the_rows(right, each):
+    rows = np.arange(60) < right
+    copies = proportion_over_groups(np.repeat(rows, each), np.repeat(np.arange(60), each))
+    once = proportion(right, 60)
+    assert copies.value == once.value
+    assert (copies.low, copies.high) == pytest.approx((once.low, once.high), abs=0.004)  # quantiles of 59 groups
+    assert copies.high - copies.low > once.high - once.low
+
+
+def test_rows_that_cancel_within_groups_say_no_more_than_independent_ones():
+    found = proportion_over_groups([True, False] * 20, np.repeat(np.arange(20), 2))
+    assert (found.low, found.high) == pytest.approx(wilson(20, 40))
+
+
+def test_one_group_of_several_rows_has_no_interval_of_its_proportion():
+    found = proportion_over_groups([True, False], ["a", "a"])
+    assert found.value == 0.5
+    assert np.isnan([found.low, found.high]).all()
+    assert np.isnan(proportion_over_groups([], []).value)
+
+
+def test_intervals_of_many_proportions_over_groups_are_those_of_each():
+    rng = np.random.default_rng(0)
+    groups, rows = np.sort(rng.integers(0, 12, 50)), rng.random((50, 3)) < [0.1, 0.5, 1]
+    sums = np.array([rows[groups == group].sum(0) for group in np.unique(groups)])
+    found = wilson_over_groups(sums, np.unique(groups, return_counts=True)[1])
+    one_by_one = [proportion_over_groups(column, groups) for column in rows.T]
+    assert np.array(found) == pytest.approx(np.array([[each.low, each.high] for each in one_by_one]).T)
+
+
+@pytest.mark.parametrize("groups", [12, 60])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_intervals_over_groups_contain_the_share_as_often_as_they_say(share, groups):
+    rng, held = np.random.default_rng(0), 0
+    index = np.repeat(np.arange(groups), 5)
+    for _ in range(300):
+        whole = rng.random(groups)[index] < share  # half of the rows are copies of the first one of their group
+        rows = np.where(rng.random(len(index)) < 0.5, whole, rng.random(len(index)) < share)
+        found = proportion_over_groups(rows, index)
+        held += found.low <= share <= found.high
+    assert 0.91 < held / 300 < 0.99
 
 
 def test_no_runs_have_no_mean():
@@ -142,7 +187,8 @@ def test_the_sign_flip_test_counts_all_signs_of_the_groups(sums):
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_the_sign_flip_test_of_groups_of_one_is_mcnemars(lost, gained):
     sums = np.array([-1] * lost + [1] * gained + [0])[:, None]
-    assert sign_flip(sums, two_sided=True)[0] == pytest.approx(mcnemar(lost, gained), rel=1e-6, abs=1e-12)
+    mcnemar = stats.binomtest(lost, lost + gained).pvalue if lost + gained else 1
+    assert sign_flip(sums, two_sided=True)[0] == pytest.approx(mcnemar, rel=1e-6, abs=1e-12)
     assert sign_flip(sums)[0] == pytest.approx(stats.binom.sf(gained - 1, lost + gained, 0.5), rel=1e-6, abs=1e-12)
 
 
@@ -195,8 +241,11 @@ def test_groups_are_told_apart_by_their_names():
         (lambda: sign_flip([[np.nan]] * 5), ValueError, "whole numbers, got nan"),
         (lambda: sign_flip([["a"]]), TypeError, "whole numbers, got an array of <U1"),
         (lambda: sign_flip([1, 1, 1]), ValueError, r"\(groups, tests\), got shape \(3,\); of one test, add"),
-        (lambda: mcnemar(-3, 3), ValueError, "lost must be at least 0, got -3"),
-        (lambda: mcnemar(3, 0.5), TypeError, "gained must be an integer"),
+        (lambda: proportion_over_groups([0.5, 1], "ab"), ValueError, "successes must be true or false, got 0.5"),
+        (lambda: proportion_over_groups([True], "ab"), ValueError, "groups must name one group for each value, got 2"),
+        (lambda: wilson_over_groups([1], [1, 1]), ValueError, "successes must be \\(groups, ...\\) and trials"),
+        (lambda: wilson_over_groups([1, 3], [1, 2]), ValueError, "successes must be between 0 and trials"),
+        (lambda: wilson_over_groups([0, 1], [0, 1]), ValueError, "trials at least 1"),
         (lambda: mean_over_groups([1, 0, 1], ["a"]), ValueError, r"one group for each value, got 1 for values \(3,\)"),
         (lambda: mean_over_groups([[1, 0]], ["a", "b"]), ValueError, r"got 2 for values \(1, 2\)"),
         (lambda: mean_over_groups([1, 0], "ab", least="a"), TypeError, "least must be a number, got 'a'"),

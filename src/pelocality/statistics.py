@@ -1,6 +1,6 @@
-"""Estimates with intervals, and McNemar's test for paired predictions."""
+"""Estimates with intervals, and a test of differences, also for rows that depend on each other within groups."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +113,84 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
     return Estimate(k / n if n else float("nan"), float(low), float(high))
 
 
+def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
+    r"""Return intervals of proportions whose trials depend on each other within groups, elementwise.
+
+    Wilson's interval with the number of independent trials that would leave the proportion as uncertain (Korn and
+    Graubard, 1998; Dean and Pagano, 2015). With the proportion $\hat p$ of $N$ trials, and $s_g$ successes among the
+    $n_g$ trials of each of $G$ groups, this number is at most $N$ and
+
+    $$\frac{\hat p (1 - \hat p)}{v} \left(\frac{t_{N - 1}}{t_{G - 1}}\right)^2, \qquad
+    v = \frac{G}{G - 1} \frac{N - 1}{N} \sum_g \left(\frac{s_g - \hat p n_g}{N}\right)^2$$
+
+    with Student's quantiles $t$, and $G$ in place of the first factor where all trials succeed or all fail. With one
+    trial in each group it is $N$. ``docs/evaluation.md`` has the coverage.
+
+    Args:
+        successes: (groups, ...) number of successes in each group.
+        trials: (groups,) number of trials in each group, at least 1.
+        confidence: Coverage, in (0, 1).
+
+    Returns:
+        Lower and upper ends, (...), in [0, 1]; NaN for no group, and for a single one of several trials.
+
+    Raises:
+        ValueError: Other shapes, a group without trials, fewer than 0 successes, more successes than trials, or a
+            coverage outside (0, 1).
+
+    Examples:
+        >>> low, high = wilson_over_groups([2, 2, 0], [2, 2, 2])  # all trials of a group succeed or fail together
+        >>> round(float(low), 3), round(float(high), 3)
+        (0.083, 0.978)
+    """
+    check_confidence(confidence)
+    k, n = _numbers("successes", successes), _numbers("trials", trials)
+    if n.ndim != 1 or k.shape[:1] != n.shape:
+        raise ValueError(f"successes must be (groups, ...) and trials (groups,), got shapes {k.shape} and {n.shape}")
+    sizes = n.reshape(-1, *[1] * (k.ndim - 1))
+    if ((k < 0) | (k > sizes)).any() or (n < 1).any():
+        raise ValueError("successes must be between 0 and trials, and trials at least 1")
+    groups, total = len(n), n.sum()
+    if groups == total or groups == 1:
+        return wilson(k.sum(0), total if groups == total else np.nan, confidence)
+    p = k.sum(0) / total
+    variance = groups / (groups - 1) * (total - 1) / total * (((k - p * sizes) / total) ** 2).sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        independent = np.where((p > 0) & (p < 1), p * (1 - p) / variance, groups)
+    of_trials, of_groups = (stats.t.ppf(0.5 + confidence / 2, degrees) for degrees in (total - 1, groups - 1))
+    independent = np.minimum(independent * (of_trials / of_groups) ** 2, total)
+    return wilson(p * independent, independent, confidence)
+
+
+def proportion_over_groups(successes: ArrayLike, groups: Iterable[Any], confidence: float = 0.95) -> Estimate:
+    """Return the share of successes among rows that depend on each other within groups, with its interval.
+
+    Args:
+        successes: (rows,) booleans.
+        groups: (rows,) names of groups, as of `mean_over_groups`.
+        confidence: Coverage, in (0, 1).
+
+    Returns:
+        The share of all rows, in [0, 1], with the interval of `wilson_over_groups`.
+
+    Raises:
+        TypeError: Names that cannot be keys.
+        ValueError: Values that are neither true nor false, a coverage outside (0, 1), or not one group for each value.
+
+    Examples:
+        >>> print(proportion_over_groups([True, True, True, True, False, False], ["a", "a", "b", "b", "c", "c"]))
+        0.667 [0.083, 0.978]
+    """
+    rows, index = _rows_in_groups("successes", successes, groups)
+    if not np.isin(rows, (0, 1)).all():
+        raise ValueError(f"successes must be true or false, got {rows[~np.isin(rows, (0, 1))][0]:g}")
+    low, high = wilson_over_groups(np.bincount(index, weights=rows), np.bincount(index), confidence)
+    return Estimate(float(rows.mean()) if len(rows) else float("nan"), float(low), float(high))
+
+
 def mean_over_groups(
     values: ArrayLike,
-    groups: Sequence[Any] | NDArray[Any],
+    groups: Iterable[Any],
     confidence: float = 0.95,
     resamples: int = 9999,
     seed: int = 0,
@@ -157,12 +232,10 @@ def mean_over_groups(
     """
     check_confidence(confidence)
     count("resamples", resamples)
-    rows, least, most = _numbers("values", values), number("least", least), number("most", most)
+    rows, index = _rows_in_groups("values", values, groups)
+    least, most = number("least", least), number("most", most)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
-    index = _group_numbers(groups)
-    if rows.ndim != 1 or len(index) != len(rows):
-        raise ValueError(f"groups must name one group for each value, got {len(index)} for values {rows.shape}")
     mean = float(rows.mean()) if len(rows) else float("nan")
     sizes = np.bincount(index).astype(float)
     if len(sizes) < 2:
@@ -200,7 +273,15 @@ def _numbers(name: str, given: ArrayLike) -> Floats:
         raise type(error)(f"{name} must be numbers: {error}") from error
 
 
-def _group_numbers(groups: Sequence[Any] | NDArray[Any]) -> NDArray[np.intp]:
+def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple[Floats, NDArray[np.intp]]:
+    """Return the number of each row and of its group, after checking that there are as many."""
+    rows, index = _numbers(name, given), _group_numbers(groups)
+    if rows.ndim != 1 or len(index) != len(rows):
+        raise ValueError(f"groups must name one group for each value, got {len(index)} for {name} {rows.shape}")
+    return rows, index
+
+
+def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
     check_unmasked("groups", groups)
     rows = pd.Series(list(groups), dtype=object).to_numpy()
@@ -271,31 +352,6 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     return Estimate(float(runs.mean()) if len(runs) else float("nan"), float(low), float(high))
 
 
-def mcnemar(lost: int, gained: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test.
-
-    Under the null hypothesis, a pair that changed was as likely lost as gained (McNemar, 1947).
-
-    Args:
-        lost: Number of pairs correct before and wrong after.
-        gained: Number of pairs wrong before and correct after.
-
-    Returns:
-        The p-value, in [0, 1]; 1 where no pair changed.
-
-    Raises:
-        TypeError: A number that is not an integer.
-        ValueError: A number below 0.
-
-    Examples:
-        >>> mcnemar(5, 0)
-        0.0625
-    """
-    count("lost", lost, least=0)
-    count("gained", gained, least=0)
-    return float(stats.binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0
-
-
 def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     r"""Return exact p-values of sums over groups, each group's sum being as likely positive as negative.
 
@@ -305,8 +361,8 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     $$p = P\left(\sum_g s_g d_g \ge \sum_g d_g\right)$$
 
     over all $2^G$ signs: a permutation test that exchanges whole groups, whose rows may depend on each other in any
-    way. Where no sum is larger than 1 it is McNemar's test. The distribution is computed from its Fourier transform
-    $\prod_g \cos(t d_g)$, of signs tilted towards the sum, so that the smallest p-values are exact too.
+    way. Where no sum is larger than 1 it is McNemar's (1947) exact test. The distribution is computed from its Fourier
+    transform $\prod_g \cos(t d_g)$, of signs tilted towards the sum, so that the smallest p-values are exact too.
 
     Args:
         differences: (groups, tests) whole numbers.
@@ -320,8 +376,8 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
         ValueError: Numbers that are not whole, or other axes.
 
     Examples:
-        >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]]), mcnemar(5, 0)
-        (array([0.03125]), array([0.5]), 0.0625)
+        >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]])
+        (array([0.03125]), array([0.5]))
     """
     check_unmasked("differences", differences)
     given = np.asarray(differences)

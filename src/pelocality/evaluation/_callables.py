@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import Pipeline
 
+from pelocality._checks import check_unmasked
 from pelocality.models._names import name_with_encoding
 
 
@@ -31,6 +32,7 @@ def name_of(model: Any) -> str:
 
 def array_of(scores: Any) -> NDArray[Any]:
     """Return scores, which may be a list of tensors, as an array; those of torch in float64: numpy has no bfloat16."""
+    check_unmasked("scores", scores)
     if isinstance(scores, list) and scores and all(isinstance(score, torch.Tensor) for score in scores):
         scores = torch.stack(scores)
     if isinstance(scores, torch.Tensor):

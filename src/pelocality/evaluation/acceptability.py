@@ -17,9 +17,9 @@ from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, has_masked_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models.families import pretrained
-from pelocality.statistics import Estimate, proportion
+from pelocality.statistics import Estimate, proportion_over_groups
 
-_ADDED = ("good", "bad", "difference", "correct")
+_ADDED = ("good", "bad", "difference", "correct", "group")
 _SCORES = (pseudo_log_likelihood, log_likelihood)
 Score = Callable[..., Any]
 
@@ -30,7 +30,8 @@ class MinimalPairEvaluation(DisplayMixin):
 
     Attributes:
         examples: One row for each pair, in order: the dataset's columns that are not sentences, ``good`` and
-            ``bad`` (scores), ``difference`` (good minus bad) and ``correct`` (good is larger).
+            ``bad`` (scores), ``difference`` (good minus bad), ``correct`` (good is larger) and ``group`` (pairs
+            with the same original have the same number: they are not independent).
         model: Name of the model, and what was attached to it.
         score: Name of the score.
         ties: Pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
@@ -46,8 +47,11 @@ class MinimalPairEvaluation(DisplayMixin):
 
     @functools.cached_property
     def accuracy(self) -> Estimate:
-        """Share of pairs whose original has the higher score, in [0, 1], with Wilson's interval; 0.5 is chance."""
-        return proportion(int(self.examples["correct"].sum()), len(self.examples), self.confidence)
+        """Share of pairs whose original has the higher score, in [0, 1], with Wilson's interval over groups.
+
+        0.5 is chance.
+        """
+        return proportion_over_groups(self.examples["correct"], self.examples["group"], self.confidence)
 
     def by(self, *columns: str) -> pd.DataFrame:
         """Return the accuracy for each value of a column, such as a size, a category or a paradigm.
@@ -131,6 +135,7 @@ def evaluate_minimal_pairs(
     tied = frame["good"] == frame["bad"]
     frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # not NaN for two texts of probability 0
     frame["correct"] = frame["good"] > frame["bad"]
+    frame["group"] = pd.factorize(np.array(good, dtype=object))[0]
     return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()), confidence)
 
 

@@ -63,8 +63,8 @@ def evaluate(
         probe: A dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
             ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
         labels: Names of the model's classes in the order of its logits, where its configuration has none.
-        groups: Column whose equal values the bootstrap resamples together: rows that share a sentence are not
-            independent. None resamples the rows of one original together. In SNLI three pairs share a premise:
+        groups: Column whose equal values make a group for all intervals and the p-value: rows that share a sentence
+            are not independent. None groups the rows of one original. In SNLI three pairs share a premise:
             ``groups="original_premise"``.
         batch_size: Texts per forward pass, at most: those of one pass have the same number of tokens, without padding.
         max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
@@ -90,12 +90,12 @@ def evaluate(
         >>> probe = random_shuffling(read_pairs(rows))
         >>> evaluate(lambda premises, hypotheses: ["entailment"] * len(premises), None, probe)
         Evaluation of lambda on random_shuffling: 1 perturbed examples
-                                 estimate
-        original     1.000 [0.207, 1.000]
-        perturbed    1.000 [0.207, 1.000]
-        difference       0.000 [nan, nan]
-        agreement    1.000 [0.207, 1.000]
-        McNemar's p                     1
+                                         estimate
+        original             1.000 [0.207, 1.000]
+        perturbed            1.000 [0.207, 1.000]
+        difference               0.000 [nan, nan]
+        agreement            1.000 [0.207, 1.000]
+        p of the difference                     1
     """
     check_confidence(confidence)
     count("resamples", resamples)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._columns import by_columns
-from pelocality.statistics import Estimate, mcnemar, mean_over_groups, proportion
+from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups, sign_flip
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 _ESTIMATES = ("original", "perturbed", "difference", "agreement")
@@ -52,12 +52,12 @@ class Evaluation(DisplayMixin):
 
     @functools.cached_property
     def original(self) -> Estimate:
-        """Accuracy on the originals, in [0, 1], with Wilson's interval; NaN without labels."""
+        """Accuracy on the originals, in [0, 1], with Wilson's interval over groups; NaN without labels."""
         return self._share("original_correct")
 
     @functools.cached_property
     def perturbed(self) -> Estimate:
-        """Accuracy on the perturbed texts, in [0, 1], with Wilson's interval; NaN without labels."""
+        """Accuracy on the perturbed texts, in [0, 1], with Wilson's interval over groups; NaN without labels."""
         return self._share("correct")
 
     @functools.cached_property
@@ -65,22 +65,28 @@ class Evaluation(DisplayMixin):
         """Accuracy on the perturbed texts minus accuracy on the originals, with a paired bootstrap over groups."""
         if not self.labelled:
             return NO_LABELS
-        change = self.examples["correct"].astype(float) - self.examples["original_correct"].astype(float)
-        groups = self.examples["group"].to_numpy()
-        return mean_over_groups(change.to_numpy(), groups, self.confidence, self.resamples, self.seed)
+        return mean_over_groups(self._change, self.examples["group"], self.confidence, self.resamples, self.seed)
 
     @functools.cached_property
     def agreement(self) -> Estimate:
-        """Share of predictions that did not change, in [0, 1], with Wilson's interval."""
+        """Share of predictions that did not change, in [0, 1], with Wilson's interval over groups."""
         return self._share("agrees")
 
     @functools.cached_property
     def p_value(self) -> float:
-        """McNemar's exact two-sided p-value of the change in accuracy; NaN without labels."""
+        """Exact two-sided p-value of the change in accuracy, which exchanges original and perturbation in whole groups.
+
+        The test of `sign_flip`: McNemar's where each row is a group. NaN without labels.
+        """
         if not self.labelled:
             return float("nan")
-        before, after = (self.examples[name].astype(bool) for name in ("original_correct", "correct"))
-        return mcnemar(int((before & ~after).sum()), int((~before & after).sum()))
+        sums = self._change.groupby(self.examples["group"].to_numpy(), sort=False).sum()
+        return float(sign_flip(sums.to_numpy()[:, None], two_sided=True)[0])
+
+    @property
+    def _change(self) -> pd.Series:
+        """1 for each row that only the perturbation has right, -1 for one that only the original has."""
+        return self.examples["correct"].astype(int) - self.examples["original_correct"].astype(int)
 
     def by(self, *columns: str) -> pd.DataFrame:
         """Return the numbers for each value of a column, such as a size, a label or a category.
@@ -114,10 +120,10 @@ class Evaluation(DisplayMixin):
         return numbers | {"p": self.p_value}
 
     def _share(self, column: str) -> Estimate:
-        """Return the share of rows with a true value in a column, with Wilson's interval."""
+        """Return the share of rows with a true value in a column, with its interval over groups."""
         if column != "agrees" and not self.labelled:
             return NO_LABELS
-        return proportion(int(self.examples[column].sum()), len(self.examples), self.confidence)
+        return proportion_over_groups(self.examples[column].astype(bool), self.examples["group"], self.confidence)
 
     def _headline(self) -> str:
         truncated = f", {self.truncated} texts truncated to the model's length" if self.truncated else ""
@@ -127,5 +133,5 @@ class Evaluation(DisplayMixin):
         names = _ESTIMATES if self.labelled else ("agreement",)
         rows = [(name, str(getattr(self, name))) for name in names]
         if self.labelled:
-            rows.append(("McNemar's p", f"{self.p_value:.2g}"))
+            rows.append(("p of the difference", f"{self.p_value:.2g}"))
         return pd.DataFrame(rows, columns=["", "estimate"])

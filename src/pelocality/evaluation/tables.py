@@ -11,7 +11,7 @@ import pandas as pd
 
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.result import Evaluation
-from pelocality.statistics import Estimate, mean_over_runs, proportion
+from pelocality.statistics import Estimate, mean_over_runs, proportion_over_groups
 
 METRICS = ("Sym", "Loc")
 ORIGINAL, ORIGINAL_SWAPPED = "original", "original (SR)"
@@ -179,8 +179,8 @@ def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> dict[s
     found = []
     for evaluations in zip(*probes.values(), strict=True):
         originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")
-        correct = originals["original_correct"]
-        found.append(proportion(int(correct.sum()), len(correct), evaluations[0].confidence))
+        correct = originals["original_correct"].astype(bool)
+        found.append(proportion_over_groups(correct, originals["group"], evaluations[0].confidence))
     return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pelocality._checks import check_unmasked
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -34,6 +36,7 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
 
 def as_array(values: Any) -> np.ndarray:
     """Return a tensor or nested lists as an array."""
+    check_unmasked("values", values, "set masked entries to NaN, which is drawn as hatching")
     return values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
 
 

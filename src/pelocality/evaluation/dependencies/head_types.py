@@ -8,10 +8,17 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from pelocality._checks import count
+from pelocality._checks import check_unmasked, count
 from pelocality._display import DisplayMixin
-from pelocality.evaluation.dependencies.result import DIRECTIONS, SCORED, DependencyAccuracy, by_sentence
-from pelocality.statistics import sign_flip
+from pelocality.evaluation.dependencies.result import (
+    DIRECTIONS,
+    SCORED,
+    DependencyAccuracy,
+    by_sentence,
+    frequent_items,
+    place_of,
+)
+from pelocality.statistics import mean_over_groups, proportion_over_groups, sign_flip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,25 +100,29 @@ def compare_head_types(
     """
     if not isinstance(accuracy, DependencyAccuracy):
         raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
+    check_unmasked("share", share)
     score = np.asarray(getattr(share, "share", share), dtype=float)
     if score.shape != accuracy.attended.shape[1:]:
         raise ValueError(f"share must be of the same model, {accuracy.attended.shape[1:]}, got {score.shape}")
     positional, contextual = _types(score.ravel(), heads)
     rows = []
-    for relation, direction, items in accuracy._frequent(minimum, first=()):
+    for relation, direction, items in frequent_items(accuracy, minimum, first=()):
         scored = items.half == SCORED
+        sentence = items.sentence[scored]
         row: dict[str, Any] = {"relation": relation, "direction": direction}
         row |= {"distance": items.distance, "n": int(scored.sum())}
         hits = []
         for name, members in (("positional", positional), ("contextual", contextual)):
             head = items.best_head(members)
             hits.append(items.hits[scored, head])
-            layer, number = accuracy._place_of(head)
-            row |= accuracy._proportion(hits[-1]).columns(name) | {f"{name}_layer": layer, f"{name}_head": number}
+            layer, number = place_of(accuracy, head)
+            row |= proportion_over_groups(hits[-1], sentence, accuracy.confidence).columns(name)
+            row |= {f"{name}_layer": layer, f"{name}_head": number}
         first, second = hits
-        row |= accuracy._bootstrap(first.astype(float) - second, items.sentence[scored]).columns("difference")
-        changes = by_sentence(first.astype(int) - second, items.sentence[scored])
-        row |= {"p": float(sign_flip(changes[:, None], two_sided=True)[0])}
+        change = first.astype(int) - second
+        difference = mean_over_groups(change, sentence, accuracy.confidence, accuracy.resamples, accuracy.seed)
+        row |= difference.columns("difference")
+        row |= {"p": float(sign_flip(by_sentence(change, sentence)[:, None], two_sided=True)[0])}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
         rows.append(row)
     table = pd.DataFrame(rows)

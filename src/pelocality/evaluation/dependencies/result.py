@@ -14,7 +14,7 @@ from scipy import stats
 from pelocality._checks import check_choice, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies._sentences import ALL
-from pelocality.statistics import Estimate, mean_over_groups, proportion, sign_flip, wilson
+from pelocality.statistics import mean_over_groups, proportion_over_groups, sign_flip, wilson_over_groups
 
 Direction = Literal["dependent to head", "head to dependent"]
 DIRECTIONS: tuple[Direction, Direction] = ("dependent to head", "head to dependent")
@@ -156,8 +156,8 @@ class DependencyAccuracy(DisplayMixin):
     def best(self, minimum: int = 20) -> pd.DataFrame:
         """Return the best head of each relation and direction, compared with the best fixed offset.
 
-        Both are chosen on one half of the sentences and scored on the other. Intervals of accuracies are Wilson's,
-        that of the difference is over sentences. ``q`` is the Benjamini-Hochberg adjusted p-value of the head
+        Both are chosen on one half of the sentences and scored on the other. All intervals are over sentences, those
+        of accuracies Wilson's. ``q`` is the Benjamini-Hochberg adjusted p-value of the head
         against the offset; the family is every head, relation and direction (`to_frame`).
 
         Args:
@@ -174,17 +174,19 @@ class DependencyAccuracy(DisplayMixin):
         """
         adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
         rows = []
-        for relation, direction, items in self._frequent(minimum):
+        for relation, direction, items in frequent_items(self, minimum):
             head, offset, scored = items.best_head(), items.best_offset(), items.half == SCORED
-            layer, number = self._place_of(head)
+            layer, number = place_of(self, head)
             hits, baseline = items.hits[scored, head], items.offset_hits(offset)[scored]
+            sentence, change = items.sentence[scored], hits.astype(int) - baseline
+            difference = mean_over_groups(change, sentence, self.confidence, self.resamples, self.seed)
             rows.append(
                 {"relation": relation, "direction": direction, "n": len(hits), "distance": items.distance}
                 | {"layer": layer, "head": number}
-                | self._proportion(hits).columns("accuracy", ends="")
+                | proportion_over_groups(hits, sentence, self.confidence).columns("accuracy", ends="")
                 | {"offset": offset}
-                | self._proportion(baseline).columns("baseline")
-                | self._bootstrap(hits.astype(float) - baseline, items.sentence[scored]).columns("difference")
+                | proportion_over_groups(baseline, sentence, self.confidence).columns("baseline")
+                | difference.columns("difference")
                 | {"q": float(adjusted.loc[relation, direction, layer, number])}
             )
         return pd.DataFrame(rows)
@@ -197,52 +199,29 @@ class DependencyAccuracy(DisplayMixin):
 
         Returns:
             One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
-            sentences, ``accuracy`` with Wilson's interval ``low`` and ``high``, and ``q``, the p-value
+            sentences, ``accuracy`` with Wilson's interval over sentences, ``low`` and ``high``, and ``q``, the p-value
             of the head against the best fixed offset on the scored half (one-sided, exchanging whole sentences:
             `sign_flip`), adjusted over all rows (Benjamini and Hochberg, 1995).
 
         Raises:
             ValueError: No relation has enough items.
         """
-        layers, heads = zip(*map(self._place_of, range(self.attended[0].size)), strict=True)
+        layers, heads = zip(*(place_of(self, index) for index in range(self.attended[0].size)), strict=True)
         frames = []
-        for relation, direction, items in self._frequent(minimum):
-            correct, n = items.hits.sum(0), len(items.hits)
+        for relation, direction, items in frequent_items(self, minimum):
+            correct = by_sentence(items.hits.astype(int), items.sentence)
+            n = by_sentence(np.ones(len(items.hits), dtype=int), items.sentence)
             scored = items.half == SCORED
             baseline = items.offset_hits(items.best_offset())[scored, None]
             difference = items.hits[scored].astype(int) - baseline
-            frame = pd.DataFrame({"relation": relation, "direction": direction, "layer": layers, "head": heads, "n": n})
-            frame["accuracy"] = correct / n
-            frame["low"], frame["high"] = wilson(correct, n, self.confidence)
+            frame = pd.DataFrame({"relation": relation, "direction": direction, "layer": layers, "head": heads})
+            frame["n"] = len(items.hits)
+            frame["accuracy"] = items.hits.mean(0)
+            frame["low"], frame["high"] = wilson_over_groups(correct, n, self.confidence)
             frame["p"] = sign_flip(by_sentence(difference, items.sentence[scored]))
             frames.append(frame)
         frame = pd.concat(frames, ignore_index=True)
         return frame.assign(q=stats.false_discovery_control(frame["p"]))
-
-    def _place_of(self, index: int) -> tuple[int, int]:
-        """Return the layer of the model and the head within it, of an index over all heads."""
-        row, head = divmod(index, self.attended.shape[2])
-        return self.layers[row], head
-
-    def _frequent(self, minimum: int, first: tuple[str, ...] = (ALL,)) -> list[tuple[str, Direction, Items]]:
-        """Return ``first``, the relations by frequency, and directions, those with enough items in each half."""
-        count("minimum", minimum, least=0)
-        found = []
-        for relation, direction in itertools.product((*first, *self.relations), DIRECTIONS):
-            items = self._items(relation, direction)
-            if np.bincount(items.half, minlength=2).min() >= max(minimum, 1):
-                found.append((relation, direction, items))
-        if not found:
-            raise ValueError(f"no relation has {minimum} items in each half; read more sentences, or lower minimum")
-        return found
-
-    def _proportion(self, hits: NDArray[np.bool_]) -> Estimate:
-        """Return the share of hits, (m,), with Wilson's interval."""
-        return proportion(int(hits.sum()), len(hits), self.confidence)
-
-    def _bootstrap(self, values: NDArray[np.float64], sentences: NDArray[np.int64]) -> Estimate:
-        """Return the mean of values in [-1, 1], (m,), with its interval over the sentences of the items, (m,)."""
-        return mean_over_groups(values, sentences, self.confidence, self.resamples, self.seed)
 
     def _headline(self) -> str:
         layers, heads = self.attended.shape[1:]
@@ -263,7 +242,28 @@ class DependencyAccuracy(DisplayMixin):
             accuracy = self.accuracy(relation, direction)
             if np.isnan(accuracy).all():
                 continue
-            layer, head = self._place_of(int(accuracy.argmax()))
+            layer, head = place_of(self, int(accuracy.argmax()))
             row = {"relation": relation, "direction": direction, "layer": layer, "head": head}
             rows.append(row | {"accuracy": accuracy.max()})
         return pd.DataFrame(rows)
+
+
+def place_of(accuracy: DependencyAccuracy, index: int) -> tuple[int, int]:
+    """Return the layer of the model and the head within it, of an index over all heads."""
+    row, head = divmod(index, accuracy.attended.shape[2])
+    return accuracy.layers[row], head
+
+
+def frequent_items(
+    accuracy: DependencyAccuracy, minimum: int, first: tuple[str, ...] = (ALL,)
+) -> list[tuple[str, Direction, Items]]:
+    """Return ``first``, the relations by frequency, and directions, those with enough items in each half."""
+    count("minimum", minimum, least=0)
+    found = []
+    for relation, direction in itertools.product((*first, *accuracy.relations), DIRECTIONS):
+        items = accuracy._items(relation, direction)
+        if np.bincount(items.half, minlength=2).min() >= max(minimum, 1):
+            found.append((relation, direction, items))
+    if not found:
+        raise ValueError(f"no relation has {minimum} items in each half; read more sentences, or lower minimum")
+    return found
