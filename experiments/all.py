@@ -1,12 +1,13 @@
 """Run every study, or those that are named.
 
-    python -m experiments.all --smoke --output runs                     # tiny models on examples/data
+    python -m experiments.all --smoke --output smoke                    # tiny models on examples/data
     python -m experiments.all --data FOLDER --output runs               # at full size; docs/results lists the files
     python -m experiments.all --data FOLDER --output runs --only encoding_grid
     python -m experiments.all --data FOLDER --output runs --jobs 4      # side by side: on a GPU
 
 Says first how long it will take, by `times.csv`. What a study prints is kept as OUTPUT/STUDY.md once it is complete; a
-study that has one is not repeated, and one that was cut off resumes where its script can.
+study that has one is not repeated, and one that was cut off resumes where its script can. A folder holds the studies of
+one --data, or those of --smoke.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
+
+from experiments.runs import claim
 
 HERE = Path(__file__).parent
 FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
@@ -99,7 +102,7 @@ def main() -> None:
         parser.error("name the folder of the files with --data, or run --smoke")
 
     wanted = commands(arguments.only, arguments.data, arguments.output, arguments.smoke)
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    claim(arguments.output, {"smoke": arguments.smoke, "data": arguments.data and str(arguments.data.resolve())})
     missing = [name for name in wanted if not (arguments.output / f"{name}.md").exists()]
     minutes = pd.read_csv(HERE / "times.csv", index_col="study")["smoke" if arguments.smoke else "full"]
     print(f"{len(missing)} of {len(wanted)} studies to run, about {minutes[missing].sum():.0f} minutes on two cores")

@@ -5,6 +5,7 @@ import functools
 import gzip
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -176,8 +177,7 @@ def train(trainer: Trainer, checkpoint: Path | None) -> None:
 
 def over_groups(values: pd.Series, groups: pd.Series) -> Estimate:
     """Return the mean of numbers of any size, with its interval over groups."""
-    largest = max(values.abs().max(), 1.0)
-    return mean_over_groups(values, groups, least=-largest, most=largest)
+    return mean_over_groups(values, groups, least=-math.inf, most=math.inf)
 
 
 def half_way(rows: pd.DataFrame, column: str) -> int | str:

@@ -179,17 +179,27 @@ def test_marks_belong_to_the_letter_before_them():
     assert not is_punctuation("नि")
 
 
+def test_invisible_characters_are_no_words_and_percent_signs_stay_with_their_number():
+    khmer = plain_sentence("ខ្ញុំ\u200bស្រលាញ់\u200bអ្នក")  # a space of width zero ends a word
+    assert [khmer.surface(*token) for token in khmer.surface_tokens] == ["ខ្ញុំ", "ស្រលាញ់", "អ្នក"]
+    for text, tokens in (("שלום \u200f עולם", ["שלום", "עולם"]), ("ارتفع 20٪ اليوم", ["ارتفع", "20٪", "اليوم"])):
+        sentence = plain_sentence(text)
+        assert [sentence.surface(*token) for token in sentence.surface_tokens] == tokens
+    chinese = Sentence(("涨", "了", "２０", "％", "。"), ("",) * 5)
+    assert [chinese.surface(*token) for token in chinese.surface_tokens] == ["涨", "了", "２０％"]
+
+
 def test_join_adds_a_space_where_two_words_would_become_one():
     assert join(["用", "iPhone", "15"], ["", "", ""]) == "用iPhone 15"
     assert join(["don", "'t"], ["", ""]) == "don't"
 
 
-@pytest.mark.parametrize("token", [".", "...", "“", "-", "—", "«"])
+@pytest.mark.parametrize("token", [".", "...", "“", "-", "—", "«", "，", "\u200b", "\u200f"])
 def test_marks_are_punctuation(token):
     assert is_punctuation(token)
 
 
-@pytest.mark.parametrize("token", ["n't", "%", "&", "3", "€", "犬"])
+@pytest.mark.parametrize("token", ["n't", "%", "&", "3", "€", "犬", "％", "٪", "＆", "‰", "§"])
 def test_signs_that_are_read_aloud_are_not_punctuation(token):
     assert not is_punctuation(token)
 

@@ -420,8 +420,8 @@ def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys
 def test_means_over_few_groups_keep_their_unit():
     over_groups = importlib.import_module("runs").over_groups
     points = over_groups(pd.Series([40.0, 50.0, 60.0]), pd.Series(["a", "b", "c"]))
-    assert (points.value, points.high) == (pytest.approx(50), pytest.approx(60))  # cut at the largest value
-    assert points.low == pytest.approx(50 - 4.303 * 10 / 3**0.5, abs=0.01)  # Student's t with two degrees
+    half = 4.303 * 10 / 3**0.5  # Student's t with two degrees
+    assert (points.value, points.low, points.high) == pytest.approx((50, 50 - half, 50 + half), abs=0.01)
 
 
 def test_half_of_a_rise_is_dated_unless_there_is_none():
@@ -456,19 +456,22 @@ def test_all_studies_have_a_command_a_time_and_a_smoke_test():
 
 
 def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, monkeypatch, capfd):
-    options = ["--smoke", "--output", tmp_path, "--only", "vit_grid", "attenuated_sweep"]
+    smoke = tmp_path / "smoke"
+    options = ["--smoke", "--output", smoke, "--only", "vit_grid", "attenuated_sweep"]
     run("all", *options, "--jobs", 2, monkeypatch=monkeypatch)
     printed = capfd.readouterr().out
     assert printed.splitlines()[0] == "2 of 2 studies to run, about 0 minutes on two cores"
-    assert "| layer 0, mean of 3 heads |" in (tmp_path / "vit_grid.md").read_text()
-    (tmp_path / "attenuated_sweep.md").unlink()
+    assert "| layer 0, mean of 3 heads |" in (smoke / "vit_grid.md").read_text()
+    (smoke / "attenuated_sweep.md").unlink()
     run("all", *options, monkeypatch=monkeypatch)
     assert "1 of 2 studies to run" in capfd.readouterr().out
-    assert (tmp_path / "attenuated_sweep.md").exists()
+    assert (smoke / "attenuated_sweep.md").exists()
+    (tmp_path / "books.txt.gz").write_bytes(b"no gzip")
+    with pytest.raises(ValueError, match="holds a run with smoke True, data None, not smoke False"):
+        run("all", "--data", tmp_path, "--output", smoke, "--only", "encoding_grid", monkeypatch=monkeypatch)
 
     with pytest.raises(FileNotFoundError, match=r"vit_grid needs .*vit_tiny_patch16_224_pos_qk\.npz"):
         run("all", "--data", tmp_path, "--output", tmp_path, "--only", "vit_grid", monkeypatch=monkeypatch)
-    (tmp_path / "books.txt.gz").write_bytes(b"no gzip")
     with pytest.raises(SystemExit, match="failed: encoding_grid; run the same command again"):
         run("all", "--data", tmp_path, "--output", tmp_path, "--only", "encoding_grid", monkeypatch=monkeypatch)
     assert not (tmp_path / "encoding_grid.md").exists()

@@ -279,6 +279,8 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
     for name in ("size", "original_premise", "hypothesis"):
         with pytest.raises(ValueError, match=f"must have all columns of its builder but the labels; no {name}"):
             minimal_pairs(random_shuffling(PAIRS).remove_columns(name))
+    with pytest.raises(ValueError, match="no spans"):
+        minimal_pairs(random_shuffling(PAIRS, side="both").remove_columns("spans"))
     unlabelled = random_shuffling(PAIRS).remove_columns(["label", "original_label"])
     assert len(minimal_pairs(unlabelled)) == len(unlabelled)
 
@@ -476,6 +478,16 @@ def test_minimal_pairs_hold_originals_and_different_perturbations():
     bite = "(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (PRP him))) (. .))"
     [swap] = minimal_pairs(semantic_role_swap([sentence(bite)], source="constituents"))
     assert (swap["sentence_good"], swap["sentence_bad"]) == ("A dog bit him.", "He bit a dog.")
+
+
+def test_each_side_of_a_pair_has_its_own_size_and_category_as_a_minimal_pair():
+    hypothesis = "(S (NP (DT A) (JJ very) (JJ old) (JJ tall) (NN ship)) (VP (VBD sank)) (. .))"
+    rows = constituency_shuffling([pair(premise=SHORT, hypothesis=hypothesis)], range(2, 6), side="both")
+    assert rows["size"][:] == [5]
+    assert [span["size"] for span in rows[0]["spans"]] == [2, 5]
+    assert minimal_pairs(rows)["size"][:] == [2, 5]
+    whole = minimal_pairs(random_shuffling([pair(premise=SHORT, hypothesis=hypothesis)], side="both"))
+    assert (whole["size"][:], whole["category"][:]) == ([3, 6], ["sentence", "sentence"])
 
 
 @pytest.mark.parametrize("path", corpora("nli_pairs.jsonl"))

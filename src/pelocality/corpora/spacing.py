@@ -154,13 +154,22 @@ def is_punctuation(word: str) -> bool:
         word: A token.
 
     Returns:
-        True for punctuation marks and brackets; signs that are read aloud (``%``, ``&``, ``€``) count as words.
+        True for punctuation marks, brackets and invisible characters, such as the space of width zero between words
+        of Khmer; signs that are read aloud (``%``, ``&``, ``€``), also of other scripts, count as words.
 
     Examples:
-        >>> is_punctuation("..."), is_punctuation("don't"), is_punctuation("%")
-        (True, False, False)
+        >>> is_punctuation("..."), is_punctuation("don't"), is_punctuation("%"), is_punctuation("％")
+        (True, False, False, False)
     """
-    return all((unicodedata.category(c)[0] in "PM" and c not in "%&@#") or c in "`´^~|=<>+" for c in word)
+    return all(map(_is_punctuation_mark, word))
+
+
+def _is_punctuation_mark(character: str) -> bool:
+    if character in "`´^~|=<>+":
+        return True
+    category = unicodedata.category(character)
+    read_aloud = unicodedata.normalize("NFKC", character) in "%&@#٪‰‱§"
+    return category == "Cf" or (category[0] in "PM" and not read_aloud)
 
 
 def is_mark(character: str) -> bool:
@@ -192,14 +201,16 @@ def is_glued(left: str, space: str, right: str) -> bool:
     """Return whether two neighbouring words belong to one surface token.
 
     They do if there is no white space between them, neither is a dash or an ellipsis, and their script has spaces
-    between words.
+    between words, or they are a number and its percent sign.
 
     Examples:
-        >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来")
-        (True, False, False)
+        >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来"), is_glued("２０", "", "％")
+        (True, False, False, True)
     """
     if space or _separates(left) or _separates(right):
         return False
+    if left[-1].isdigit() and unicodedata.normalize("NFKC", right) in ("%", "‰"):
+        return True
     return not _unspaced(_last_letter(left)) and not _unspaced(right[0])
 
 

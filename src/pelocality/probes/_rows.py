@@ -19,7 +19,8 @@ def features_of(sentences: bool) -> datasets.Features:
     """Return the columns of a probe over pairs or over single sentences, originals beside perturbed texts."""
     texts = ("sentence",) if sentences else ("premise", "hypothesis", "label")
     string, number = datasets.Value("string"), datasets.Value("int32")
-    span = {"side": string, "category": string, "start": number, "end": number, "original": string, "perturbed": string}
+    span = {"side": string, "category": string, **dict.fromkeys(("start", "end", "size"), number)}
+    span |= {"original": string, "perturbed": string}
     return datasets.Features(
         {
             **dict.fromkeys((*texts, *(f"original_{name}" for name in texts)), string),
@@ -41,6 +42,7 @@ def span_entry(sentence: Sentence, side: str, category: str, start: int, end: in
         "category": category,
         "start": start,
         "end": end,
+        "size": sum(start <= first < end for first, _ in sentence.surface_tokens),
         "original": sentence.surface(start, end),
         "perturbed": perturbed,
     }

@@ -45,6 +45,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     check_dataset("probe", probe)
     sides = (SENTENCE,) if SENTENCE in probe.column_names else ("premise", "hypothesis")
     needed = ["builder", *sides, *(f"original_{side}" for side in sides), *_COPIED]
+    needed += ["spans"] if "side" in probe.column_names and "both" in probe.unique("side") else []
     missing = [name for name in needed if name not in probe.column_names]
     if missing:
         raise ValueError(f"probe must have all columns of its builder but the labels; no {', '.join(missing)}")
@@ -65,12 +66,17 @@ def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the minimal pairs of the rows of a probe."""
     numbers = itertools.count()
     for row in rows:
-        for side in ("premise", "hypothesis") if row["side"] == "both" else (row["side"],):
+        both = row["side"] == "both"
+        for side in ("premise", "hypothesis") if both else (row["side"],):
+            about = {name: row[name] for name in _COPIED} | {"side": side}
+            if both:  # the row has the largest size and the categories of both sides
+                here = [span for span in row["spans"] if span["side"] == side]
+                about["size"] = max(span["size"] for span in here)
+                about["category"] = " ".join(dict.fromkeys(span["category"] for span in here))
             yield {
                 "sentence_good": row[f"original_{side}"],
                 "sentence_bad": row[side],
                 "UID": row["builder"],
                 "pairID": str(next(numbers)),
-                **{name: row[name] for name in _COPIED},
-                "side": side,
+                **about,
             }
