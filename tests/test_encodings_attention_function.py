@@ -422,3 +422,25 @@ def test_inputs_that_do_not_fit_raise_errors():
     ):
         with pytest.raises(error, match=message):
             biased_attention(**({"query": query, "key": key, "value": value, "encoding": encoding} | change))
+
+
+@pytest.mark.parametrize("length", [20, 600])
+def test_keys_and_values_may_serve_groups_of_query_heads(length):
+    query, key = torch.randn(2, 8, length, 16), torch.randn(2, 2, length, 16)
+    encoding = ALiBi(heads=8)
+    found = biased_attention(query, key, key, encoding, enable_gqa=True)
+    bias = encoding(length)
+    wanted = scaled_dot_product_attention(query, key, key, attn_mask=bias, enable_gqa=True)
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(ValueError, match="keys and values of fewer heads need enable_gqa=True"):
+        biased_attention(query, key, key, encoding)
+    with pytest.raises(ValueError, match="must fit, got shapes"):
+        biased_attention(query[:, :7], key, key, ALiBi(heads=7), enable_gqa=True)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2, 20, dtype=torch.long), torch.ones(2, 20, dtype=torch.bool)])
+def test_a_mask_of_a_tokenizer_is_refused_with_the_way_to_pass_it(mask):
+    query = torch.randn(2, 4, 20, 16)
+    with pytest.raises((TypeError, ValueError), match=r"pass attention_mask\[:, None, None\]\.bool\(\)"):
+        biased_attention(query, query, query, ALiBi(heads=4), mask=mask)
+    biased_attention(query, query, query, ALiBi(heads=4), mask=mask[:, None, None].bool())

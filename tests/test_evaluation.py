@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 from hypothesis import given, settings, strategies as st
 
-from pelocality.corpora import read_pairs, read_snli
+from pelocality.corpora import plain_sentence, read_pairs, read_snli
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate, paper_table
 from pelocality.evaluation._labels import is_correct
@@ -268,6 +268,18 @@ def test_the_difference_its_interval_and_its_p_value_are_paired():
     assert (row["n"], row["difference_low"], row["p"]) == (100, found.difference.low, found.p_value)
     assert re.search(r"^ *difference +-0\.100 \[", repr(found), re.MULTILINE)
     assert re.search(r"<td>agreement</td>\s*<td>0\.800 \[", found._repr_html_())
+
+
+def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluated():
+    rows = [{"premise": f"one two three {k}", "hypothesis": "", "label": "positive"} for k in range(3)]
+    with pytest.raises(ValueError, match="every hypothesis of the probe is empty"):
+        evaluate(echo, None, random_shuffling(read_pairs(rows)))
+    probe = random_shuffling([plain_sentence(row["premise"], uid=str(k)) for k, row in enumerate(rows)])
+    probe = probe.map(lambda row: dict.fromkeys(("label", "original_label"), "positive"))
+    names = ["negative", "positive"]
+    found = evaluate(lambda texts: [[0, int(t.startswith("one"))] for t in texts], None, probe, labels=names)
+    assert found.original.value == 1
+    assert found.perturbed.value == np.mean([text.startswith("one") for text in probe["sentence"]])
 
 
 def test_copies_of_a_pair_change_neither_intervals_nor_the_p_value():

@@ -100,3 +100,22 @@ def test_what_is_not_attention_or_cannot_be_run_is_refused():
         positional_attention(wrong, length=N, words=[50])
     with pytest.raises(TypeError, match="must take token ids and return attention, got int"):
         AttentionFunction(3, 50)
+
+
+def test_a_random_function_is_refused():
+    torch.manual_seed(0)
+    embed, attend, drop = nn.Embedding(30, 8), nn.MultiheadAttention(8, 2, batch_first=True), nn.Dropout(0.5)
+
+    def function(ids):
+        hidden = drop(embed(ids))
+        return [attend(hidden, hidden, hidden, average_attn_weights=False)[1]]
+
+    model = AttentionFunction(function, vocabulary_size=30)
+    with pytest.raises(ValueError, match=r"other attention to the same ids, as with dropout; call \.eval\(\)"):
+        positional_attention(model, length=6, words=3)
+    for result in (text_average, position_share):
+        with pytest.raises(ValueError, match="other attention to the same ids"):
+            result(model, [{"input_ids": tokens(4, N) % 30}], special_tokens=True)
+    drop.eval()
+    once, again = (positional_attention(model, length=6, words=3).attention for _ in range(2))
+    torch.testing.assert_close(once, again, rtol=0, atol=0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from pelocality._checks import flag
 from pelocality._toeplitz import diagonal_sums, toeplitz
 from pelocality._transforms import transformed
 from pelocality.encodings._checks import check_tensor
@@ -16,6 +17,7 @@ from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
+_OF_TOKENS = "of a tokenizer's mask pass attention_mask[:, None, None].bool()"
 _BLOCK = 2**17  # scores per block of the backward pass, few enough for the cache of one core
 
 
@@ -28,6 +30,7 @@ def biased_attention(
     mask: Tensor | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Compute PyTorch's ``scaled_dot_product_attention`` with the bias of an encoding.
 
@@ -46,6 +49,7 @@ def biased_attention(
             the encoding does not mask.
         dropout_p: Probability of dropping an attention weight; applied always, so pass 0 in evaluation.
         scale: Factor of the scores; None: 1 / sqrt(d).
+        enable_gqa: Whether keys and values may have fewer heads, each of which serves a group of query heads.
 
     Returns:
         (batch, heads, q, d_v); zeros for a query that is fully masked.
@@ -64,6 +68,8 @@ def biased_attention(
         torch.Size([1, 8, 4096, 16])
     """
     encoding = getattr(encoding, "_orig_mod", encoding)  # the module inside torch.compile's wrapper
+    if flag("enable_gqa", enable_gqa):
+        key, value = (_repeated(each, query) for each in (key, value))
     _check(query, key, value, encoding, mask)
     if mask is None and dropout_p == 0:
         bias = _bias_by_distance(query, key, value, encoding)
@@ -76,6 +82,14 @@ def biased_attention(
             return output
     added = encoding.additive_mask(query.shape[-2], key.shape[-2], mask=mask, dtype=query.dtype)
     return attend(query, key, value, added, dropout_p, scale)
+
+
+def _repeated(tensor: Any, query: Any) -> Any:
+    """Return keys or values with the heads of the query; as they are where they do not fit, which is refused later."""
+    if not isinstance(tensor, Tensor) or not isinstance(query, Tensor) or {tensor.ndim, query.ndim} != {4}:
+        return tensor
+    heads, groups = query.shape[1], tensor.shape[1]
+    return tensor.repeat_interleave(heads // groups, 1) if groups and heads % groups == 0 else tensor
 
 
 def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding) -> Tensor | None:
@@ -169,7 +183,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
     same_batch = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
     if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
-        raise ValueError(f"{wanted}, got shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}")
+        shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+        raise ValueError(f"{wanted}, got shapes {shapes}; keys and values of fewer heads need enable_gqa=True")
     check_encoding(encoding, query.shape[1])
     if encoding.device != query.device:
         wanted = f"encoding must be on {query.device}, as the query is, got one on {encoding.device}"
@@ -178,7 +193,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         given = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a tensor of booleans, True where a query sees a key, got {given}")
+        raise TypeError(f"mask must be a tensor of booleans, True where a query sees a key, got {given}; {_OF_TOKENS}")
     full = (*query.shape[:3], key.shape[2])
     if mask.ndim != 4 or mask.shape[3] != full[3] or any(mask.shape[i] not in (1, full[i]) for i in range(3)):
-        raise ValueError(f"mask must be {full}, the first three or 1, got shape {tuple(mask.shape)}")
+        raise ValueError(f"mask must be {full}, the first three or 1, got shape {tuple(mask.shape)}; {_OF_TOKENS}")

@@ -188,6 +188,9 @@ def _predictions(
     for text in itertools.chain(*unique):
         if not isinstance(text, str):
             raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
+    if len(texts) == 2 and not any(hypothesis.strip() for _, hypothesis in unique):
+        advice = "build the probe from sentences and add their labels as label and original_label"
+        raise ValueError(f"every hypothesis of the probe is empty, and the model would read two texts; {advice}")
     mine, predictions = part_of_process(unique), []
     with failing_together():
         for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):

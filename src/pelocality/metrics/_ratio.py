@@ -6,7 +6,7 @@ from torch import Tensor
 
 def ratio(part: Tensor, whole: Tensor, otherwise: float = 0.0) -> Tensor:
     """Return part / whole for whole >= 0, and ``otherwise``, without a gradient, where the whole is 0."""
-    quotient = part / torch.where(whole > 0, whole, 1)
+    quotient = part / torch.where(whole == 0, 1, whole)
     return torch.where(whole == 0, otherwise, quotient)
 
 

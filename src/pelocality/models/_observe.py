@@ -18,6 +18,7 @@ from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import check_ids, some_ids
 from pelocality.models.eager import configurations, eager_attention
 from pelocality.models.families import longest_input, record_of
+from pelocality.models.function import AttentionFunction
 
 _TOKENS = 7
 # tokens on which the layers of a longer input are found, with the attention of all in memory; no number of experts, as
@@ -152,11 +153,14 @@ def attention_layers(base: Any, **inputs: Tensor) -> AttentionLayers:
     """Return the layers of a base model that attend, found on the first tokens of the longest text of a batch.
 
     Raises:
-        ValueError: As `observe`.
+        ValueError: As `observe`, or a function that is random.
     """
     longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
     beginning = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
-    return replace(observe(base, **beginning), maps=(), visible=())
+    known = replace(observe(base, **beginning), maps=(), visible=())
+    if isinstance(base, AttentionFunction):
+        base.check_repeats(beginning["input_ids"])
+    return known
 
 
 def observe_by_layer(
@@ -267,7 +271,7 @@ def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor
         if math.isnan(off):
             raise _unprobed(base, f"attention in layer {layer} is NaN; try texts of one length, or float32")
         reason = f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g})"
-        raise _unprobed(base, f"{reason}, as with heads mixed after the softmax, or logits")
+        raise _unprobed(base, f"{reason}, as with dropout, heads mixed after the softmax, or logits")
 
 
 def _unprobed(base: Any, reason: str) -> ValueError:

@@ -16,7 +16,8 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     """A function from token ids to attention, as a model that can be measured.
 
     ``positional_attention``, ``text_average`` and ``position_share`` take it where they take a transformers model. A
-    function that is an ``nn.Module`` is run in evaluation mode, without gradients.
+    function that is an ``nn.Module`` is run in evaluation mode, without gradients; call ``.eval()`` on modules that a
+    function uses: a function that is random is refused.
 
     Args:
         function: Takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
@@ -62,6 +63,16 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
                 wanted = f"a list of attention weights, ({batch}, heads, {n}, {n}) for each layer"
                 raise ValueError(f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}")
-        return BaseModelOutput(
-            attentions=tuple(each if isinstance(each, Tensor) else torch.from_numpy(np.array(each)) for each in maps)
-        )
+        return BaseModelOutput(attentions=tuple(map(_tensor, maps)))
+
+    def check_repeats(self, input_ids: Tensor) -> None:
+        """Raise a ValueError if the function gives other attention to the same ids the second time."""
+        for one, other in zip(*(self(input_ids).attentions for _ in range(2)), strict=True):
+            if not torch.allclose(one, other, rtol=0, atol=1e-3, equal_nan=True):
+                advice = "as with dropout; call .eval() on its modules"
+                raise ValueError(f"the function returns other attention to the same ids, {advice}")
+
+
+def _tensor(weights: Any) -> Tensor:
+    """Return weights as a tensor."""
+    return weights if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights))

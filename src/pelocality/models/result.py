@@ -299,10 +299,14 @@ class AveragedAttention(DisplayMixin):
         """Return over what the mean is, for the headline."""
         raise NotImplementedError
 
+    def _lengths(self) -> str:
+        """Return the number of tokens, for the headline."""
+        return str(self.length)
+
     def _headline(self) -> str:
         model = label(self.source.model, self.source.encoding)
         heads = self.attention.shape[1]
-        return f"{model}: {len(self.layers)} layers x {heads} heads, n = {self.length}, {self._samples()}"
+        return f"{model}: {len(self.layers)} layers x {heads} heads, n = {self._lengths()}, {self._samples()}"
 
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame("layer")

@@ -18,8 +18,8 @@ class PositionShare(DisplayMixin):
     """The share of each head's attention on text that position explains, with the data behind it.
 
     Attributes:
-        share: (layer, head), at most 1. About 0 where position explains nothing (slightly below it by chance), NaN
-            for a head that attends uniformly, up to the rounding of the model's precision.
+        share: (layer, head), at most 1. About 0 where position explains nothing, by chance below it, with three texts
+            as far as -.5; NaN for a head that attends uniformly, up to the rounding of the model's precision.
         layers: The model's layer numbers along the first axis; layers without attention are not included.
         prediction: The mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
             longest text, at most ``length``; NaN for pairs in no text.

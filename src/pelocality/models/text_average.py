@@ -30,10 +30,21 @@ class TextAverage(AveragedAttention):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
-        unequal = bool((self.counts != self.counts[0]).any())
-        advice = "pass texts of one length, or length= of the shortest"
-        lean = f"texts end at different tokens, so metrics of the mean matrix lean to the left; {advice}"
-        return super().notes if self.source.causal or not unequal else (*super().notes, lean)
+        notes, advice = list(super().notes), "pass texts of one length, or length= of the shortest"
+        if self._shortest < self.length:
+            lengths = f"texts have {self._shortest} to {self.length} tokens, and all metrics but adjusted_locality and"
+            notes.append(f"{lengths} balances depend on the number: {advice}")
+        if self._shortest < self.length and not self.source.causal:
+            notes.append(f"texts end at different tokens, so metrics of the mean matrix lean to the left; {advice}")
+        return tuple(notes)
+
+    @property
+    def _shortest(self) -> int:
+        """The number of tokens of the shortest text."""
+        return int((self.counts == self.counts[0]).sum())
+
+    def _lengths(self) -> str:
+        return str(self.length) if self._shortest == self.length else f"{self._shortest} to {self.length}"
 
     def _more_columns(self) -> dict[str, Tensor]:
         return {"position_share": self.share}

@@ -230,7 +230,10 @@ class RoleSwap:
         if not callable(self.source) and sentence.language not in self.languages:
             language = sentence.language
             why = "word order may not mark its roles, and no reader has checked its swaps"
-            yield None, Dropped(f"language {language!r}: {why}; pass languages=({language!r},) to swap anyway")
+            advice = (
+                f"pass languages=({language!r},) to swap anyway" if language else "name it for the reader: language="
+            )
+            yield None, Dropped(f"language {language!r}: {why}; {advice}")
             return
         second = None
         for candidate in find_candidates(sentence, self.roles, self.source):
