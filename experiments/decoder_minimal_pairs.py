@@ -36,17 +36,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from nltk.tokenize import wordpunct_tokenize
-from runs import DATA, claim, fingerprint, lines_of, markdown, over_groups, packaged_model, signed
+from runs import DATA, claim, fingerprint, lines_of, markdown, over_groups, packaged_model, shuffled_and_windows, signed
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from pelocality import read_frames, read_snli
 from pelocality.evaluation import evaluate_minimal_pairs, log_likelihood
 from pelocality.probes import (
-    constituency_shuffling,
     minimal_pairs,
     random_shuffling,
     semantic_role_swap,
-    window_shuffling,
 )
 
 SIZES = (3, 4, 5, 6)
@@ -73,8 +71,8 @@ def build(arguments):
     captions = list({caption.text: caption for caption in both}.values())
     cells = {}
     for size in SIZES:
-        inside, window = constituency_shuffling(sentences, size), window_shuffling(sentences, size)
-        shared = set(inside["uid"]) & set(window["uid"])
+        inside, window = shuffled_and_windows(sentences, size)
+        shared = set(inside["uid"])
         kept = set(islice((s.uid for s in sentences if s.uid in shared), arguments.number))
         cells["EWT", f"Shuffle-{size}"] = inside.filter(lambda row, kept=kept: row["uid"] in kept)
         cells["EWT", f"Windows-{size}"] = window.filter(lambda row, kept=kept: row["uid"] in kept)

@@ -14,9 +14,11 @@ from typing import Any
 
 import pandas as pd
 import torch
+from datasets import Dataset
 from safetensors.torch import load_model
 from transformers import Trainer, TrainerState, TrainingArguments
 
+from pelocality.probes import constituency_shuffling, window_shuffling
 from pelocality.statistics import Estimate, mean_over_groups
 
 DATA = Path(__file__).parents[1] / "examples" / "data"  # the small corpus, read where no other is named
@@ -173,6 +175,13 @@ def train(trainer: Trainer, checkpoint: Path | None) -> None:
             trainer.state = state
             return
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def shuffled_and_windows(items: Iterable[Any], size: int, **options: Any) -> list[Dataset]:
+    """Return constituents of a size shuffled, and windows of that size, of the items that have both."""
+    probes = [builder(items, size, **options) for builder in (constituency_shuffling, window_shuffling)]
+    both = set.intersection(*(set(probe["uid"]) for probe in probes))
+    return [probe.filter(lambda row: row["uid"] in both) for probe in probes]
 
 
 def over_groups(values: pd.Series, groups: pd.Series) -> Estimate:

@@ -37,6 +37,7 @@ from runs import (
     markdown,
     over_groups,
     packaged_model,
+    shuffled_and_windows,
     signed,
     train,
     unused_pairs,
@@ -52,7 +53,7 @@ from transformers import (
 from pelocality import measure, positional_attention
 from pelocality.corpora import read_snli
 from pelocality.evaluation import evaluate, paper_table
-from pelocality.probes import constituency_shuffling, probe_info, random_shuffling, semantic_role_swap, window_shuffling
+from pelocality.probes import probe_info, random_shuffling, semantic_role_swap
 
 SIZES = (3, 4, 5, 6)
 HELD_OUT = 1000
@@ -110,11 +111,7 @@ def build(corpus, side, swap_label):
     """Return the probes by name; a shuffle and its window control contain the same pairs."""
     probes = {}
     for size in SIZES:
-        inside = constituency_shuffling(corpus, size, side=side)
-        window = window_shuffling(corpus, size, side=side)
-        both = set(inside["uid"]) & set(window["uid"])
-        probes[f"Sh-{size}"] = inside.filter(lambda row, both=both: row["uid"] in both)
-        probes[f"Win-{size}"] = window.filter(lambda row, both=both: row["uid"] in both)
+        probes[f"Sh-{size}"], probes[f"Win-{size}"] = shuffled_and_windows(corpus, size, side=side)
     probes["Random"] = random_shuffling(corpus, side=side)
     swaps = semantic_role_swap(corpus, source="constituents", label_policy=swap_label, labels=("entailment",))
     probes["Sh-SR"] = swaps
