@@ -299,7 +299,7 @@ def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 def state(model):
     """Return everything about a model that a user could find changed."""
     return (
-        {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        {name: tensor.clone() for name, tensor in [*model.state_dict().items(), *model.named_buffers()]},
         {name: module.training for name, module in model.named_modules()},
         model.config.to_dict(),
         [module.config._attn_implementation for module in model.modules() if isinstance(module, hf.PreTrainedModel)],

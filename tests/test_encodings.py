@@ -1,6 +1,7 @@
 """The interface of all encodings."""
 
 import copy
+import gc
 import json
 import math
 import pickle
@@ -456,3 +457,15 @@ def test_a_custom_formula_of_another_shape_is_refused(bias):
             ValueError, match=r"Custom.at must return \(3 or 1, 9\): its heads, then the shape of the dis"
         ):
             use(5)
+
+
+def test_two_classes_of_one_name_are_not_mistaken_for_each_other():
+    table, configuration = DistanceTable(2, length=4), ALiBi(2).configuration()
+    names = {"__module__": "notebook"}
+    others = [type("ALiBi", (ALiBi,), names), type("DistanceTable", (DistanceTable,), names)]
+    assert type(table.scaled(decay=0.1)) is DistanceTable
+    with pytest.raises(ValueError, match=r"'ALiBi' is a class of pelocality\.encodings\.alibi and of notebook; rename"):
+        Encoding.from_configuration(configuration)
+    del others
+    gc.collect()
+    assert type(Encoding.from_configuration(configuration)) is ALiBi

@@ -8,8 +8,8 @@ import transformers as hf
 from torch import nn
 
 from pelocality import NoEncoding, attach, audit
-from pelocality.models import AttentionFunction
-from tests.families import FAMILIES, VARIANTS, same, state, tiny
+from pelocality.models import AttentionFunction, positional_attention
+from tests.families import FAMILIES, VARIANTS, same, state, tiny, tokens
 
 SMALL = {
     "vocab_size": 97,
@@ -643,7 +643,6 @@ def test_the_change_of_attention_is_the_total_variation():
 def test_tables_that_differ_part_at_the_input():
     one, two = tiny("bert"), tiny("bert")
     with torch.no_grad():
-        two.embeddings.position_embeddings.weight.roll(1, 0)
         two.embeddings.position_embeddings.weight += 0.1
     result = audit(one, two)
     assert result.input_differs
@@ -732,3 +731,50 @@ def test_a_function_of_attention_alone_is_refused():
     function = AttentionFunction(lambda ids: [torch.ones(len(ids), 1, 9, 9) / 9], 97)
     with pytest.raises(ValueError, match="AttentionFunction cannot be audited: its configuration has no num_hidden"):
         audit(function)
+
+
+def dynamic_rotary():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    return hf.LlamaModel(
+        hf.LlamaConfig(vocab_size=97, max_position_embeddings=32, rope_parameters=scaling, **sizes)
+    ).eval()
+
+
+@pytest.mark.parametrize("measure", [audit, lambda model: positional_attention(model, length=96, words=2)])
+@pytest.mark.parametrize("first", [0, 40])
+def test_rotations_that_grow_with_the_input_are_left_as_they_were(measure, first):
+    model, ids = dynamic_rotary(), tokens(1, 48)
+    with torch.no_grad():
+        if first:
+            model(tokens(1, first))
+        before = state(model)
+        measure(model)
+        assert same(before, state(model))
+        found = model(ids).last_hidden_state
+        fresh = dynamic_rotary()
+        fresh.load_state_dict(model.state_dict())
+        if first:
+            fresh(tokens(1, first))
+        torch.testing.assert_close(found, fresh(ids).last_hidden_state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["Bart", "Marian", "Pegasus"])
+def test_a_head_that_generates_declares_nothing_of_the_encoder_that_reads(kind):
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2}
+    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 97}
+    name = "MarianMTModel" if kind == "Marian" else f"{kind}ForConditionalGeneration"
+    model = getattr(hf, name)(getattr(hf, f"{kind}Config")(**sizes, pad_token_id=1, decoder_start_token_id=1)).eval()
+    assert audit(model).mismatches == audit(model.model).mismatches == ()
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 3}, {"penalty_alpha": 0.6}]
+)
+def test_the_users_way_of_generating_does_not_enter_the_audit(options):
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 97}
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, pad_token_id=0)).eval()
+    wanted = audit(model)
+    model.generation_config = config = hf.GenerationConfig(**options, pad_token_id=0)
+    assert audit(model).mismatches == wanted.mismatches
+    assert model.generation_config is config

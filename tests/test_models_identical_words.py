@@ -428,3 +428,11 @@ def test_a_model_with_a_learned_prompt_is_refused():
     with pytest.raises(ValueError, match=r"has a learned prompt, which would be left out; pass model\.get_base_model"):
         positional_attention(prompted, length=N, words=WORDS)
     assert positional_attention(prompted.get_base_model(), length=N, words=WORDS).length == N
+
+
+@pytest.mark.parametrize("prefix", [None, np.False_, 0.5, ["a"]])
+def test_what_is_no_prefix_is_refused(prefix):
+    with pytest.raises(TypeError, match="prefix must be True, False, a word or a token id"):
+        positional_attention(tiny("bert"), length=6, words=2, prefix=prefix)
+    with pytest.raises(TypeError, match="special_tokens must be True or False"):
+        positional_attention(tiny("bert"), length=6, words=2, special_tokens="no")

@@ -48,18 +48,19 @@ class Configurable:
             The encoding.
 
         Raises:
-            ValueError: The type is not a known encoding.
+            ValueError: The type is not a known encoding, or is the name of two.
         """
         arguments = dict(configuration)
         name = arguments.pop("type", None)
-        known = {
-            each.__name__: each
-            for each in _subclasses(Configurable)
-            if issubclass(each, cls) and not inspect.isabstract(each)
-        }
-        if name not in known:
-            raise ValueError(f"encoding type {name!r} is not known; known: {', '.join(sorted(known))}")
-        return known[name](**{name: _from_json(value) for name, value in arguments.items()})
+        known = [each for each in _subclasses(Configurable) if issubclass(each, cls) and not inspect.isabstract(each)]
+        found = {each.__module__: each for each in known if each.__name__ == name}  # the last one of each module
+        if not found:
+            names = ", ".join(sorted({each.__name__ for each in known}))
+            raise ValueError(f"encoding type {name!r} is not known; known: {names}")
+        if len(found) > 1:
+            raise ValueError(f"encoding type {name!r} is a class of {' and of '.join(found)}; rename your own class")
+        (kind,) = found.values()
+        return kind(**{name: _from_json(value) for name, value in arguments.items()})
 
 
 def _to_json(value: Any) -> Any:

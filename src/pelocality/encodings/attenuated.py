@@ -205,7 +205,12 @@ class AttenuatedEncoding(RelativeEncoding):
         bias = self._value("scale")[:, None] * kernel.softmax(-1)
         return torch.where(kernel == -torch.inf, -torch.inf, bias) if self.causal else bias
 
-    def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:  # noqa: D102
+    def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:
+        """Return the ``score_mod`` of FlexAttention, as `RelativeEncoding.score_modification` describes.
+
+        The form ``"weights"`` is normalised over all ``key_length`` keys, padding included: give it texts of one
+        length, or take ``form="logits"``.
+        """
         if self.form == "logits":
             return super().score_modification(query_length, key_length)
         _, keys = check_lengths(query_length, key_length)

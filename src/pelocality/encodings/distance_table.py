@@ -229,7 +229,9 @@ class DistanceTable(RelativeEncoding):
 
     def _with_values(self, values: Tensor, length: int | None = None) -> Self:
         """Return a table of these numbers, otherwise like this one."""
-        table = type(self).from_configuration({**self.configuration(), "length": length or self.length})
+        arguments = self.configuration() | {"length": length or self.length}
+        del arguments["type"]
+        table = type(self)(**arguments)
         table.to(self._like.device, self._like.dtype).train(self.training)
         values = values.to(self.values)  # their dtype may differ from the module's after a cast
         table.values = nn.Parameter(values, self.values.requires_grad) if self.learnable else values

@@ -63,17 +63,26 @@ def restore_method(target: Any, name: str, function: Callable[..., Any]) -> None
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients, and put both back on leaving.
+    """Put a model into evaluation mode without gradients, and on leaving put back both and its cached rotations.
 
     Args:
         model: Any module.
     """
     training = [(module, module.training) for module in model.modules()]
+    # of dynamic scaling: the longest input so far, and the frequencies for it
+    rotations = [
+        (vars(module), {name: value for name, value in vars(module).items() if "seq_len_cached" in name})
+        for module in model.modules()
+        if any("seq_len_cached" in name for name in vars(module))
+    ]
+    rotations += [(each["_buffers"], dict(each["_buffers"])) for each, _ in rotations]
     gradients = torch.is_grad_enabled()
 
     def undo() -> None:
         for module, flag in training:
             module.training = flag
+        for values, before in rotations:
+            values.update(before)
         torch.set_grad_enabled(gradients)
 
     with restoring(undo):

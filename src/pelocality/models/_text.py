@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality._checks import count
+from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
 from pelocality.models._inputs import token_batch, token_tensor, tokens_first
 from pelocality.models._observe import AttentionLayers, attention_layers, checked_eager_attention, observe_by_layer
@@ -56,6 +56,7 @@ def text_sums(
             a mask, or no text.
     """
     base = find_base(without_ddp(model))
+    flag("special_tokens", special_tokens)
     count("length", length, least=2)
     count("without_first", without_first, least=0)
     if isinstance(batches, Mapping):

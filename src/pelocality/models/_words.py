@@ -96,8 +96,11 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
     """Return the token to feed before the words and its text; True is the beginning of a text.
 
     Raises:
+        TypeError: Something else, such as None.
         ValueError: There is none, or a word is not one token.
     """
+    if not isinstance(prefix, bool | str | int | np.integer):
+        raise TypeError(f"prefix must be True, False, a word or a token id, got {prefix!r}")
     given: Any = prefix
     if prefix is True:
         given = getattr(tokenizer, "bos_token_id", None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality._checks import count
+from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
 from pelocality.models._observe import attention_layers, checked_eager_attention, observe_by_layer
 from pelocality.models._run import check_length, device_of, find_base, run
@@ -94,6 +94,7 @@ def positional_attention(
         ['layer', 'head', 'locality', 'locality_low']
     """
     base = find_base(without_ddp(model))
+    flag("special_tokens", special_tokens)
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
     fed: list[str] = []
     if prefix is not False:

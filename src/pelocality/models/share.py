@@ -91,7 +91,8 @@ def position_share(
             ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
             used, but ``position_ids`` are checked.
         tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
-        length: Only the first positions up to this number are measured; the model still reads the whole text.
+        length: Only the first positions up to this number are measured, with rows renormalised over them; the model
+            still reads the whole text.
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
             sink, which would count as position.

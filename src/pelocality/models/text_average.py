@@ -87,7 +87,8 @@ def text_average(
         model: A transformers model that ``positional_attention`` can probe, with or without a head.
         batches: Tokenised batches, as for `position_share`.
         tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
-        length: Only the first positions up to this number are measured; the model still reads the whole text.
+        length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
+            attention in both directions look more local; the model still reads the whole text.
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, as for `position_share`.
         layers: Layers to return, by their index in the model; by default all that have attention.

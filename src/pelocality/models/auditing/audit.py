@@ -14,7 +14,7 @@ from pelocality.models._run import device_of, find_base
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import comparison, declared
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, read
+from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, generates, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.eager import eager_attention
@@ -99,7 +99,7 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
     if not reading.layers:
         raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
     through_padding = comparison.counted_through_padding(reading)
-    counts_tokens = declarations(config).counts_tokens or inner.can_generate()
+    counts_tokens = declarations(config).counts_tokens or generates(inner)
     at_input = comparison.compare_inputs(config, reading)
     if isinstance(reading.padded, str):
         at_input[2].append(f"behind padding on the left: {reading.padded}")

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from pelocality.models._observe import layer_numbers
-from pelocality.models._restore import hooked
+from pelocality.models._restore import changed, hooked
 from pelocality.models._run import device_of, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
@@ -335,6 +336,11 @@ def _without_rotation(states: Tensor | None, unrotated: Tensor | None) -> Tensor
     return None if states is None or unrotated is None or torch.equal(states, unrotated) else unrotated
 
 
+def generates(model: Any) -> bool:
+    """Return whether a model continues the texts that it reads: an encoder-decoder model reads with its encoder."""
+    return bool(model.can_generate()) and not model.config.is_encoder_decoder
+
+
 def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
     accepted = inspect.signature(base.forward).parameters
@@ -347,8 +353,10 @@ def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str
     recorder = Recorder(length, True)
     try:
         with recorder.recording(base):
-            if model.can_generate():
-                model.generate(ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
+            if generates(model):
+                plain = GenerationConfig()  # type: ignore[no-untyped-call]
+                with changed(model, "generation_config", plain):  # the user's may ask for beams
+                    model.generate(ids, attention_mask=mask, max_new_tokens=1)
             else:
                 run(base, output_attentions=False, input_ids=ids, attention_mask=mask)
     except IndexError as error:
