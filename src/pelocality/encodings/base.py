@@ -126,6 +126,8 @@ class Encoding(Configurable, nn.Module, ABC):
     def relative(self, length: int) -> Tensor:
         """Return the logits by distance whose softmax is `weights`, if the encoding is a function of distance.
 
+        Not always the bias that attention adds: that of the paper's published form is their softmax.
+
             A_ij = softmax_j b[j - i],  j = 0..n-1
 
         Args:

@@ -27,7 +27,7 @@ def text_sums(
     model: nn.Module,
     batches: Iterable[Mapping[str, Any]],
     layers: Sequence[int] | None = None,
-    each: Callable[[int, TextLayer], None] | None = None,
+    measure: Callable[[int, TextLayer], None] | None = None,
     *,
     tokenizer: Any,
     length: int,
@@ -43,7 +43,7 @@ def text_sums(
         model: A transformers model, with or without a head.
         batches: Tokenised batches.
         layers: Layers to add, by their index in the model; None: all that have attention.
-        each: Called with the number of a batch and what was added of it, for each layer.
+        measure: Called with the number of a batch and what was added of it, for each layer.
         tokenizer: Identifies special tokens.
         length: The largest m.
         special_tokens: Whether special tokens are included.
@@ -63,9 +63,9 @@ def text_sums(
         raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
     sums: TextSums | None = None
     known: AttentionLayers | None = None
-    texts = longest = 0
+    texts = longest = number = 0
     rank, size = rank_and_size()
-    with failing_together() as same, checked_eager_attention(model, base):
+    with failing_together() as must_agree, checked_eager_attention(model, base):
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
             inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
             if included.numel() == 0:
@@ -73,16 +73,16 @@ def text_sums(
             if included.shape[1] > longest:
                 longest = included.shape[1]
                 check_length(base, longest)
-            number = len(same)
-            same.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
+            must_agree.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
             included = (included & (included.cumsum(1) > without_first))[:, :length]
             if known is None or sums is None:
                 known = attention_layers(base, **inputs)
                 sums = TextSums(known.requested(layers), known.others, known.heads)
             if number % size == rank:  # others are measured by other processes
-                add = partial(_add, sums, any(known.sinks), included, each and partial(each, number))
+                add = partial(_add, sums, any(known.sinks), included, measure and partial(measure, number))
                 observe_by_layer(base, known, sums.layers, add, **inputs)
                 texts += int(included.any(1).sum())
+            number += 1
         if sums is None:
             raise ValueError("batches is empty; pass some text (a generator can be read only once)")
     sums.add_processes(texts)
@@ -93,7 +93,7 @@ def _add(
     sums: TextSums,
     sinks: bool,
     included: Tensor,
-    each: Callable[[TextLayer], None] | None,
+    measure: Callable[[TextLayer], None] | None,
     place: int,
     weights: Tensor,
     visible: Tensor,
@@ -102,8 +102,8 @@ def _add(
     m = included.shape[1]
     pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
     attention = sums.add(place, weights, pairs)
-    if each is not None:
-        each(TextLayer(place, weights, included, pairs, attention, sinks))
+    if measure is not None:
+        measure(TextLayer(place, weights, included, pairs, attention, sinks))
 
 
 @dataclass(frozen=True)

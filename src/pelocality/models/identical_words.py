@@ -109,8 +109,8 @@ def positional_attention(
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
     positions = slice(len(before), len(before) + length)
-    with failing_together() as same, checked_eager_attention(model, base):
-        same += (ids, rows.shape, layers)
+    with failing_together() as must_agree, checked_eager_attention(model, base):
+        must_agree += (ids, rows.shape, layers)
         known = attention_layers(base, input_ids=rows)
         requested = known.requested(layers)
         of_one_word = known.heads * rows.shape[1] ** 2 * known.dtype.itemsize

@@ -161,10 +161,8 @@ def relocate(
         >>> distillation_loss(bert, bert, tokenizer, ["the old mill"], length=8)[0] < 1e-6
         True
     """
-    counts = {"tokens": tokens, "batch_size": batch_size, "held_out": held_out, "every": every}
-    counts = {name: count(name, number) for name, number in counts.items()}
-    tokens, batch_size, held_out, every = counts.values()
-    seed = count("seed", seed, 0)
+    tokens, batch_size = count("tokens", tokens), count("batch_size", batch_size)
+    held_out, every, seed = count("held_out", held_out), count("every", every), count("seed", seed, 0)
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}")
     teacher = find_base(model)
@@ -180,9 +178,9 @@ def relocate(
     steps = _steps(rows[:-held_out], tokens, batch_size)
     checkpoint = None
     if folder is not None:
-        settings: dict[str, Any] = counts | {"length": length, "learning_rate": learning_rate, "seed": seed}
+        settings: dict[str, Any] = {"tokens": tokens, "batch_size": batch_size, "held_out": held_out, "every": every}
+        settings |= {"length": length, "learning_rate": learning_rate, "seed": seed, "steps": steps}
         settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
-        settings["steps"] = steps
         checkpoint = _claim(Path(folder), settings)
     with TemporaryDirectory() as temporary:
         arguments = TrainingArguments(

@@ -14,12 +14,12 @@ from pelocality.models._run import device_of, find_base
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
 from pelocality.models.auditing import comparison, declared
+from pelocality.models.auditing.families import declarations
 from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, generates, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
-from pelocality.models.families._declared import declarations
 from pelocality.models.families._wrapper import pretrained
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head

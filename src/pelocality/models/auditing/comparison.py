@@ -12,9 +12,9 @@ from pelocality._checks import HIDDEN
 from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing import declared
 from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary
+from pelocality.models.auditing.families import declarations
 from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, distances
 from pelocality.models.auditing.rotations import Rotation, wrapped
-from pelocality.models.families._declared import declarations
 
 Finding = tuple[str, str, list[str]]
 """Declared and measured, in words, and what differs."""

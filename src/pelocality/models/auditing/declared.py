@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from pelocality.encodings.buckets import bucket_of
-from pelocality.models.families._declared import declarations, head_size
+from pelocality.models.auditing.families import declarations, head_size
 
 DEFAULT_BASE = 10_000.0
 _SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
@@ -122,7 +122,7 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
     uses = getattr(config, "no_rope_layers", None)  # 1 where a layer has RoPE, despite the name
     if uses and layer < len(uses) and not uses[layer]:
         return None
-    if family.rotated_in_windows_alone and getattr(config, "sliding_window", None) and kind != "sliding_attention":
+    if family.rotary_only_in_windows and getattr(config, "sliding_window", None) and kind != "sliding_attention":
         return None
     given = getattr(config, "rope_parameters", None)
     if isinstance(given, Mapping) and "rope_type" not in given and kind in given:
@@ -133,10 +133,10 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
     base_of_layer = bases[layer] if layer < len(bases) else None
     if base_of_layer == 0 or getattr(config, "use_mem_rope", True) is False or family.slopes(config) is not None:
         return None
-    if (dims := family.rotated(config)) is not None:
+    if (dims := family.rotary_dims(config)) is not None:
         return Rotary(DEFAULT_BASE, dims, "default", {}, 0, family.layout, family.direction)
     if not isinstance(given, Mapping) or "rope_theta" not in given:
-        return None if family.table(config) is not None or family.unrotated else "undeclared"
+        return None if family.table(config) is not None or family.no_rotary_by_default else "undeclared"
     if getattr(config, "position_embedding_type", "") is None:
         return None
     share = given.get("partial_rotary_factor") or 1.0

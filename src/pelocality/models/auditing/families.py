@@ -1,6 +1,6 @@
 """What families declare of their positions where their configurations do not say so.
 
-For `audit` alone, which holds it against the running model: none of it is read from transformers' code as it runs.
+`audit` holds it against the running model: none of it is read from transformers' code as it runs.
 """
 
 import math
@@ -26,12 +26,14 @@ class Declared:
 
     Attributes:
         absolute: The table at the input, "learned" or "sinusoidal", or None.
-        when: Whether a configuration has that table.
+        has_table: Whether a configuration has that table.
         first_row: The row of it that the first token reads; None for the one after the padding id.
         counts_tokens: Whether positions are counted from the first token, padding left out.
-        rotated: The rotated dimensions of a family of which no option tells, with base 10,000, or None.
-        unrotated: Whether a configuration without options for rotation has none; otherwise nothing is declared.
-        rotated_in_windows_alone: Whether layers without a window have no rotation where others have one.
+        rotary_dims: The number of rotated dimensions, with base 10,000, where no option of the configuration gives it,
+            or None.
+        no_rotary_by_default: Whether a configuration without options for rotation has none; otherwise nothing is
+            declared.
+        rotary_only_in_windows: Whether layers without a window have no rotation where others have one.
         layout: Which dimensions are rotated as a pair: "half" for i and i + d / 2 (Llama), "interleaved" for neighbours
             (GPT-J), in queries and keys as they enter the product; None where nothing says.
         direction: 1 where the first of a pair is rotated towards the second, -1 for the reverse; None likewise.
@@ -41,12 +43,12 @@ class Declared:
     """
 
     absolute: str | None = None
-    when: Callable[[Any], bool] = lambda config: True
+    has_table: Callable[[Any], bool] = lambda config: True
     first_row: int | None = 0
     counts_tokens: bool = False
-    rotated: Callable[[Any], int | None] = lambda config: None
-    unrotated: bool = False
-    rotated_in_windows_alone: bool = False
+    rotary_dims: Callable[[Any], int | None] = lambda config: None
+    no_rotary_by_default: bool = False
+    rotary_only_in_windows: bool = False
     layout: str | None = "half"
     direction: int | None = 1
     slopes: Callable[[Any], Tensor | None] = lambda config: None
@@ -55,7 +57,7 @@ class Declared:
 
     def table(self, config: Any) -> tuple[str, int] | None:
         """Return the table at the input of a configuration, and the row of it that the first token reads, or None."""
-        if self.absolute is None or not self.when(config):
+        if self.absolute is None or not self.has_table(config):
             return None
         return self.absolute, int(config.pad_token_id) + 1 if self.first_row is None else self.first_row
 
@@ -80,7 +82,7 @@ _INTERLEAVED = Declared(layout="interleaved")
 _FROM_TWO, _AFTER_PADDING = replace(_LEARNED, first_row=2), replace(_LEARNED, first_row=None, counts_tokens=True)
 _DEBERTA = replace(
     _LEARNED,
-    when=lambda config: getattr(config, "position_biased_input", True),
+    has_table=lambda config: getattr(config, "position_biased_input", True),
     relative_terms=lambda config: bool(config.relative_attention),
 )
 
@@ -102,8 +104,8 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
         "esm",
         replace(
             _AFTER_PADDING,
-            when=lambda config: config.position_embedding_type == "absolute",
-            rotated=lambda config: head_size(config) if config.position_embedding_type == "rotary" else None,
+            has_table=lambda config: config.position_embedding_type == "absolute",
+            rotary_dims=lambda config: head_size(config) if config.position_embedding_type == "rotary" else None,
         ),
     ),
     ("ctrl marian pegasus pegasus_x tipsv2_text_model", _SINUSOIDAL),
@@ -114,17 +116,17 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
     ("xlnet", Declared(relative_terms=lambda config: True, causal=lambda config: bool(config.attn_type == "uni"))),
     ("inkling_text inkling2_text", Declared(relative_terms=lambda config: True)),
     ("prophetnet", Declared(relative_terms=lambda config: None)),  # only its decoder
-    ("gptj codegen", replace(_INTERLEAVED, rotated=lambda config: config.rotary_dim or head_size(config))),
-    ("roformer", replace(_INTERLEAVED, rotated=head_size)),
+    ("gptj codegen", replace(_INTERLEAVED, rotary_dims=lambda config: config.rotary_dim or head_size(config))),
+    ("roformer", replace(_INTERLEAVED, rotary_dims=head_size)),
     (
         "cohere deepseek_v2 deepseek_v4 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 glm4v_text glm_ocr_text "
         "helium llama4_text moonshine moonshine_streaming openai_privacy_filter",
         _INTERLEAVED,
     ),
     ("nanochat", Declared(direction=-1)),
-    ("jamba kimi_linear nemotron_h zamba", Declared(unrotated=True)),
-    ("afmoe exaone4 exaone_moe flint kolibri1", Declared(rotated_in_windows_alone=True)),
-    ("cohere2 cohere2_moe", replace(_INTERLEAVED, rotated_in_windows_alone=True)),
+    ("jamba kimi_linear nemotron_h zamba", Declared(no_rotary_by_default=True)),
+    ("afmoe exaone4 exaone_moe flint kolibri1", Declared(rotary_only_in_windows=True)),
+    ("cohere2 cohere2_moe", replace(_INTERLEAVED, rotary_only_in_windows=True)),
     ("bloom", Declared(slopes=lambda config: published_slopes(config.n_head))),
     ("falcon", Declared(slopes=_falcon_slopes)),
     ("mpt", Declared(slopes=_mpt_slopes)),
