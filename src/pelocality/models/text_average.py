@@ -32,8 +32,8 @@ class TextAverage(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes, advice = list(super().notes), "pass texts of one length, or length= of the shortest"
         if self._shortest < self.length:
-            lengths = f"texts have {self._shortest} to {self.length} tokens, and all metrics but adjusted_locality and"
-            notes.append(f"{lengths} balances depend on the number: {advice}")
+            lengths = f"texts have {self._shortest} to {self.length} tokens, with which most metrics change"
+            notes.append(f"{lengths}: read adjusted_locality, or {advice}")
         if self._shortest < self.length and not self.source.causal:
             notes.append(f"texts end at different tokens, so metrics of the mean matrix lean to the left; {advice}")
         return tuple(notes)
