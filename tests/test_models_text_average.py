@@ -220,8 +220,9 @@ def test_texts_of_unequal_lengths_are_noted_where_the_mean_leans_to_the_left():
         result = text_average(model, [{"input_ids": tokens(2, n)} for n in lengths], special_tokens=True)
         assert any("lean to the left" in note for note in result.notes) is leans
         assert ("lean to the left" in repr(result)) is leans
-        assert any("8 to 16 tokens, with which most metrics change" in note for note in result.notes) is (lengths != (8, 8))
-        assert ("n = 8 to 16" in repr(result)) is (lengths != (8, 8))
+        unequal = lengths != (8, 8)
+        assert any("8 to 16 tokens, with which most metrics change" in note for note in result.notes) is unequal
+        assert ("n = 8 to 16" in repr(result)) is unequal
     mixed = text_average(uniform, [{"input_ids": tokens(2, n)} for n in (8, 16)], special_tokens=True)
     assert (metrics.direction_balance(mixed) < -0.1).all()
     cut = text_average(uniform, [{"input_ids": tokens(2, n)} for n in (8, 16)], special_tokens=True, length=8)
