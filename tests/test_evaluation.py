@@ -282,6 +282,19 @@ def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluat
     assert found.perturbed.value == np.mean([text.startswith("one") for text in probe["sentence"]])
 
 
+def test_masked_scores_are_refused():
+    def classify(*texts):
+        return np.ma.masked_array([[0.0, 1.0]] * len(texts[0]), mask=[[False, True]] * len(texts[0]))
+
+    with pytest.raises(TypeError, match="scores must not be a masked array"):
+        evaluate(
+            classify,
+            None,
+            made(["a"] * 3, ["b"] * 3, original_label=["neutral"] * 3, label=["neutral"] * 3),
+            labels=["neutral", "entailment"],
+        )
+
+
 def test_copies_of_a_pair_change_neither_intervals_nor_the_p_value():
     before = ["neutral"] * 30 + ["entailment"] * 20
     after = ["entailment"] * 12 + ["neutral"] * 38

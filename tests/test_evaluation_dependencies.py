@@ -283,6 +283,8 @@ def test_arcs_to_later_words_are_not_scored_for_a_causal_model():
     assert note in repr(found)
     assert "nan" not in repr(found).lower()
     assert set(compare_head_types(found, np.arange(6).reshape(3, 2), minimum=1).table["relation"]) == {"det", "x"}
+    with pytest.raises(TypeError, match="share must not be a masked array"):
+        compare_head_types(found, np.ma.masked_array(np.ones((3, 2)), mask=np.eye(3, 2)), minimum=1)
     both = dependency_accuracy(tiny("bert"), wordpiece(), sentences)
     assert not both.causal
     assert ("det", TO_HEAD) in both.best(1).set_index(["relation", "direction"]).index

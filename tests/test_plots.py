@@ -321,3 +321,8 @@ def test_all_results_are_drawn_by_one_metric():
             for line in ax.lines:
                 wanted = results[line.get_label()].to_frame("layer", metrics=["adjusted_locality"])
                 np.testing.assert_allclose(line.get_ydata(), wanted["adjusted_locality_of_mean"], rtol=1e-6)
+
+
+def test_a_masked_grid_is_refused():
+    with pytest.raises(TypeError, match=r"values must not be a masked array.*set masked entries to NaN"):
+        plots.head_grid(np.ma.masked_array(np.eye(3), mask=np.eye(3)))
