@@ -60,7 +60,12 @@ class Configurable:
         if len(found) > 1:
             raise ValueError(f"encoding type {name!r} is a class of {' and of '.join(found)}; rename your own class")
         (kind,) = found.values()
-        return kind(**{name: _from_json(value) for name, value in arguments.items()})
+        return kind._from_arguments(arguments)
+
+    @classmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Self:
+        """Build an encoding of this class from the arguments of a configuration, without its type."""
+        return cls(**{name: _from_json(value) for name, value in arguments.items()})
 
 
 def _to_json(value: Any) -> Any:

@@ -231,7 +231,7 @@ class DistanceTable(RelativeEncoding):
         """Return a table of these numbers, otherwise like this one."""
         arguments = self.configuration() | {"length": length or self.length}
         del arguments["type"]
-        table = type(self)(**arguments)
+        table = self._from_arguments(arguments)
         table.to(self._like.device, self._like.dtype).train(self.training)
         values = values.to(self.values)  # their dtype may differ from the module's after a cast
         table.values = nn.Parameter(values, self.values.requires_grad) if self.learnable else values

@@ -70,12 +70,12 @@ def inference(model: nn.Module) -> Iterator[None]:
     """
     training = [(module, module.training) for module in model.modules()]
     # of dynamic scaling: the longest input so far, and the frequencies for it
+    rotary = [module for module in model.modules() if any("seq_len_cached" in name for name in vars(module))]
     rotations = [
         (vars(module), {name: value for name, value in vars(module).items() if "seq_len_cached" in name})
-        for module in model.modules()
-        if any("seq_len_cached" in name for name in vars(module))
+        for module in rotary
     ]
-    rotations += [(each["_buffers"], dict(each["_buffers"])) for each, _ in rotations]
+    rotations += [(module._buffers, dict(module._buffers)) for module in rotary]
     gradients = torch.is_grad_enabled()
 
     def undo() -> None:

@@ -34,8 +34,8 @@ class TextAverage(AveragedAttention):
         if self._shortest < self.length:
             lengths = f"texts have {self._shortest} to {self.length} tokens, with which most metrics change"
             notes.append(f"{lengths}: read adjusted_locality, or {advice}")
-        if self._shortest < self.length and not self.source.causal:
-            notes.append(f"texts end at different tokens, so metrics of the mean matrix lean to the left; {advice}")
+            if not self.source.causal:
+                notes.append(f"texts end at different tokens, so metrics of the mean matrix lean to the left; {advice}")
         return tuple(notes)
 
     @property

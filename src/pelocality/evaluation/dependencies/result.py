@@ -210,7 +210,7 @@ class DependencyAccuracy(DisplayMixin):
         frames = []
         for relation, direction, items in frequent_items(self, minimum):
             correct = by_sentence(items.hits.astype(int), items.sentence)
-            n = by_sentence(np.ones(len(items.hits), dtype=int), items.sentence)
+            n = np.unique(items.sentence, return_counts=True)[1]
             scored = items.half == SCORED
             baseline = items.offset_hits(items.best_offset())[scored, None]
             difference = items.hits[scored].astype(int) - baseline
