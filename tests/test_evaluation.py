@@ -543,12 +543,13 @@ def test_invalid_arguments_are_refused():
         evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), labels=[*THREE, THREE[0].upper()])
     with pytest.raises(ValueError, match="must name at least 2 classes, got"):
         evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), labels=["entailment"])
-    with pytest.raises(ValueError, match="scores that are NaN"):
-        evaluate(lambda p, h: np.full((len(p), 3), np.nan), None, shuffled(), labels=THREE)
-    broken = classifier()
-    torch.nn.init.constant_(broken.classifier.weight, torch.nan)
-    with pytest.raises(ValueError, match="returned NaN logits"):
-        evaluate(broken, tokenizer, shuffled())
+    for number in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match="scores that are NaN or infinite"):
+            evaluate(lambda p, h, number=number: np.full((len(p), 3), number), None, shuffled(), labels=THREE)
+        broken = classifier()
+        torch.nn.init.constant_(broken.classifier.bias, number)
+        with pytest.raises(ValueError, match="returned logits that are NaN or infinite"):
+            evaluate(broken, tokenizer, shuffled())
     empty = datasets.Dataset.from_dict({"original_sentence": ["a cat"], "sentence": [""]})
     with pytest.raises(ValueError, match=r"the texts of the probe must have tokens, '' has none; remove such rows"):
         evaluate(model, byte_level(), empty)

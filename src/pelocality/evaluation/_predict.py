@@ -95,8 +95,9 @@ class Classifier:
             got = None if logits is None else tuple(logits.shape)
             wanted = f"{(size, len(self.classes))}, as AutoModelForSequenceClassification does"
             raise ValueError(f"model must return logits {wanted}, {type(inner).__name__} returned {got}")
-        if logits.isnan().any():
-            raise ValueError(f"{type(self.model).__name__} returned NaN logits; check its weights and precision")
+        if not logits.amax(-1).isfinite().all():  # a class that cannot be predicted may have -inf
+            name = type(self.model).__name__
+            raise ValueError(f"{name} returned logits that are NaN or infinite; check its weights and precision")
         return logits.cpu()
 
 
@@ -144,6 +145,6 @@ class CallableClassifier:
             )
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
-        if np.isnan(scores).any():
-            raise ValueError("model returned scores that are NaN; check its weights and precision")
+        if not np.isfinite(scores.max(1)).all():
+            raise ValueError("model returned scores that are NaN or infinite; check its weights and precision")
         return [(self.classes[row.argmax()], float("nan")) for row in scores]

@@ -81,7 +81,7 @@ def evaluate(
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
         ValueError: A transformers model without a classification head, labels that cannot be matched, fewer than two
-            classes, scores that are NaN, an empty probe, or one without the columns.
+            classes, scores that are NaN or infinite, an empty probe, or one without the columns.
 
     Examples:
         >>> from pelocality.corpora import read_pairs
