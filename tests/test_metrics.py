@@ -493,3 +493,17 @@ def test_complex_attention_is_refused_with_what_makes_it_real():
     for attention in (torch.eye(3, dtype=torch.complex64), torch.eye(3, dtype=torch.complex64).numpy()):
         with pytest.raises(TypeError, match=r"got .*complex64; use abs\(attention\) or attention\.real"):
             locality(attention)
+
+
+@pytest.mark.parametrize("metric", [locality, symmetry, relative_asymmetry])
+def test_compiled_functions_have_the_values_and_gradients_of_metrics(metric):
+    logits = torch.randn(2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def loss(logits):
+        return (logits**2).sum() + 10 * metric(logits.softmax(-1)).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager")
+    for _ in range(2):
+        found, expected = compiled(logits), loss(logits)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (found, expected)))

@@ -97,6 +97,9 @@ def map_matrices(
         TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask does not fit.
     """
+    if torch.compiler.is_compiling():  # which cannot trace numba, and loses the gradient of a `Function`
+        eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
+        return eager(attention, kernel, mask=mask, without_first=without_first, visible=visible, layout=layout)
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
