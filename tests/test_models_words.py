@@ -79,6 +79,18 @@ def test_the_words_of_a_wordpiece_vocabulary_are_neither_pieces_nor_numbers_nor_
         choose_words(model_for(tokenizer), tokenizer, 5, 0)
 
 
+def test_words_with_marks_after_their_letters_are_words():
+    """The vowel signs of Hindi and Thai, the points of Hebrew, an accent of its own."""
+    words = ["किताब", "लड़का", "ข้าว", "שָׁלוֹם", "cafe\u0301", "घर"]
+    vocabulary = {text: number for number, text in enumerate(["[UNK]", "a", *words, "3", "\u0301", "ok."])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+    assert set(choose_words(model_for(tokenizer), tokenizer, 7, 0)[1]) == {"a", *words}
+    with pytest.raises(ValueError, match=r"more than the 7 words in this vocabulary.*ask for fewer"):
+        choose_words(model_for(tokenizer), tokenizer, 8, 0)
+
+
 def test_words_of_a_byte_level_vocabulary_start_with_a_space():
     tokenizer = byte_level()
     model = model_for(tokenizer)

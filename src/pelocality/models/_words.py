@@ -1,5 +1,6 @@
 """The words to repeat: single tokens drawn from a vocabulary, or given by the user."""
 
+import unicodedata
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -146,15 +147,19 @@ def _draw(base: Any, tokenizer: Any, wanted: int, seed: int) -> list[int]:
         )
         raise ValueError(
             f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; "
-            f"ask for fewer (words={len(drawn)}), or give them"
+            f"{f'ask for fewer (words={len(drawn)}), or ' if drawn else ''}give them as words=[...]"
         )
     return drawn
 
 
 def _is_word(token: int, tokenizer: Any) -> bool:
-    """Return whether a token decodes to a word of letters that the tokenizer encodes as this token."""
+    """Return whether a token decodes to a word of letters that the tokenizer encodes as this token.
+
+    Letters may have marks after them: the vowel signs of Hindi or Thai, the points of Hebrew.
+    """
     text = tokenizer.decode([token]).strip()
-    return text.isalpha() and token != tokenizer.unk_token_id and _tokens_of(text, tokenizer) == [token]
+    letters = text[:1].isalpha() and all(unicodedata.category(each)[0] in "LM" for each in text)
+    return letters and token != tokenizer.unk_token_id and _tokens_of(text, tokenizer) == [token]
 
 
 def _tokens_of(word: str, tokenizer: Any) -> list[int]:
