@@ -248,3 +248,14 @@ def test_the_first_tokens_of_padded_sequences_are_the_first_that_count():
 def test_first_tokens_that_cannot_be_left_out_are_refused(given, error, message):
     with pytest.raises(error, match=message):
         locality(random_attention(2, 8, 8), without_first=given)
+
+
+@pytest.mark.parametrize("flags", [torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]), [[1, 1, 1, 0], [1, 1, 1, 1]]])
+def test_masks_do_not_depend_on_the_default_device(flags):
+    attention = random_attention(2, 3, 4, 4)
+    attention[0, :, :, 3] = 0
+    attention /= attention.sum(-1, keepdim=True)
+    expected = locality(attention, mask=flags)
+    with torch.device("meta"):  # as torch.set_default_device("cuda") for matrices on the CPU
+        found = locality(attention, mask=flags)
+    assert torch.equal(found, expected)

@@ -34,7 +34,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
         ValueError: Other values, floats that are all 0, the shape does not fit, a sequence has no token or a gap
             between its tokens, or without_first is negative or leaves no token.
     """
-    flags = torch.ones(n, dtype=torch.bool) if mask is None else token_flags(mask)
+    flags = torch.ones(n, dtype=torch.bool, device="cpu") if mask is None else token_flags(mask)
     if flags.ndim == len(batch_shape) + 2 and flags.shape[-3:-1] == (1, 1):
         flags = flags.squeeze(-2)  # (batch, head, query, key): the same for all queries
     leading = tuple(flags.shape[:-1])
@@ -46,7 +46,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
         if flags.shape[-2:] == (n, n) and (flags.ndim > 2 or n not in batch_shape):
             advice = "it is for padding; for keys that a query does not see give visible= where the metric takes it"
         raise ValueError(f"{given}; {advice}")
-    position = torch.arange(n)
+    position = torch.arange(n, device="cpu")
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)
     if bool((flags.sum(-1) != stop - start).any()) or not bool(flags.any(-1).all()):
@@ -62,7 +62,7 @@ def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     check_unmasked("mask", mask)
     try:
-        given = torch.as_tensor(mask).detach().cpu()
+        given = torch.as_tensor(mask, device="cpu").detach()
         one, zero, hidden = given == 1, given == 0, given <= HIDDEN
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error

@@ -139,7 +139,8 @@ def text_average(
     )
     per_sample = stacked(per_text)
     if not per_sample:
-        raise ValueError(f"no text has {_FEWEST} tokens to measure; pass longer texts")
+        chosen = f"length={length} and without_first={without_first}"
+        raise ValueError(f"with {chosen} no text has {_FEWEST} tokens to measure; change these or pass longer texts")
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)

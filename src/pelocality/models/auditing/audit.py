@@ -162,8 +162,9 @@ def _tokens(base: Any, input_ids: Any, length: int) -> tuple[int, Tensor]:
     """Return the token to repeat, and (1, n) tokens for the run with the model's own content."""
     words = choose_words(base, None, min(_WORDS, max(len(embedding_weight(base)) // 2, 1)), 0)[0]
     if input_ids is None:
-        drawn = torch.randint(len(words), (length,), generator=torch.Generator().manual_seed(0))
-        return words[0], torch.tensor(words)[drawn][None].to(device_of(base))
+        seeded = torch.Generator("cpu").manual_seed(0)
+        drawn = torch.randint(len(words), (length,), generator=seeded, device="cpu")
+        return words[0], torch.tensor(words, device="cpu")[drawn][None].to(device_of(base))
     ids = token_batch(base, input_ids)[0]["input_ids"]
     if len(ids) != 1 or ids.shape[1] < 2:
         raise ValueError(f"input_ids must be one sequence of at least 2 tokens, got shape {tuple(ids.shape)}")
