@@ -101,10 +101,11 @@ class AveragedAttention(DisplayMixin):
     Attributes:
         attention: Mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
             or tokens that are cut out take part of them.
-        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): the metrics shown by
-            default, locality, symmetry and relative asymmetry; ``cut_share``, the attention to tokens that are cut out;
-            in models with learned sinks, ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured
-            on the weights as they are, whose rows sum to 1 less that share.
+        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): locality, symmetry and
+            relative asymmetry; where no query of any layer sees the future, also the metrics that are shown of causal
+            attention; ``cut_share``, the attention to tokens that are cut out; in models with learned sinks,
+            ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured on the weights as they are,
+            whose rows sum to 1 less that share.
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
