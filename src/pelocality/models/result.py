@@ -192,7 +192,8 @@ class AveragedAttention(DisplayMixin):
         Returns:
             A DataFrame with ``layer`` (and ``head``), and for each metric the mean over samples, its interval
             (``_low``, ``_high``) and the metric of the mean matrix (``_of_mean``); metrics that are not in
-            ``per_sample`` have the last alone. ``visible_keys`` are the most keys that a query sees.
+            ``per_sample`` have the last alone. ``visible_keys`` are the most keys that a query sees. Of a `TextAverage`
+            also ``position_share``, its ``share``.
 
         Raises:
             ValueError: Another ``by``, an unknown metric, or one that is not a number per matrix.
@@ -250,8 +251,13 @@ class AveragedAttention(DisplayMixin):
         """Write the result to one safetensors file, with the provenance as JSON in its header.
 
         Args:
-            path: The file to write, by custom ending in ``.safetensors``.
+            path: The file to write, by convention ending in ``.safetensors``.
+
+        Raises:
+            FileNotFoundError: The folder of ``path`` does not exist.
         """
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
         header = {"layers": self.layers, "source": asdict(self.source), "other_layers": list(self.other_layers.items())}
@@ -272,6 +278,7 @@ class AveragedAttention(DisplayMixin):
             The same result, on the CPU.
 
         Raises:
+            FileNotFoundError: The file does not exist.
             ValueError: The file does not hold a saved result of this class.
         """
         try:
