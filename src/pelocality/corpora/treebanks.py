@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._records import Record, checked, field, identifier, json_lines, json_object, text_lines
+from pelocality.corpora._records import Record, checked_field, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import (
@@ -273,11 +273,11 @@ def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple
 
 def _listed(row: Mapping[str, Any], name: str, kind: type) -> tuple[Any, ...]:
     plural = "a list of texts" if kind is str else "a list of whole numbers"
-    return tuple(checked(item, f"field {name!r}", kind, plural) for item in field(row, name, list, plural))
+    return tuple(checked_field(item, f"field {name!r}", kind, plural) for item in field(row, name, list, plural))
 
 
 def _frame(frame: Any, where: str) -> Frame:
-    checked(frame, "a frame", dict, "an object with roleset and args")
+    checked_field(frame, "a frame", dict, "an object with roleset and args")
     frame = {"roleset": frame.get("r"), "args": frame.get("a"), **frame}
     roleset = field(frame, "roleset", str, "a text")
     arguments = []
