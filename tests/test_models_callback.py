@@ -21,7 +21,7 @@ from transformers import (
 from transformers.integrations import integration_utils
 
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, T5Buckets
-from pelocality.metrics import locality, measure
+from pelocality.metrics import adjusted_locality, locality, measure
 from pelocality.models import attach, positional_attention
 from pelocality.models._samples import CAUSAL
 from pelocality.models.callback import BIDIRECTIONAL, LocalityCallback, encoding_parameters, trajectory
@@ -170,6 +170,18 @@ def test_encodings_of_both_halves_have_the_columns_of_each(tmp_path):
     rows = callback.table[callback.table["step"] == 0].set_index("layer")
     assert rows["symmetry"].isna().tolist() == [False, True]
     assert rows["past_locality"].isna().tolist() == [True, False]
+
+
+def test_a_bidirectional_encoding_whose_weights_underflow_is_not_causal(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    encoding = AttenuatedEncoding(decay=0.5, symmetry=300.0)
+    assert not encoding.weights(12).triu(1).any()
+    trainer.model.position = encoding
+    callback = add_callback(trainer, source="encodings")
+    trainer.train()
+    assert list(callback.table.columns) == ["step", "layer", *BIDIRECTIONAL]
+    wanted = adjusted_locality(encoding.weights(12), causal=False).item()
+    assert callback.table["adjusted_locality"].tolist() == pytest.approx([wanted] * 2, abs=1e-6)
 
 
 def test_encoding_parameters_are_only_those_of_encodings():

@@ -11,8 +11,8 @@ import transformers as hf
 from torch import nn
 
 import pelocality.models.identical_words as identical
-from pelocality.encodings import AttenuatedEncoding
-from pelocality.metrics import locality, measure, relative_asymmetry, symmetry
+from pelocality.encodings import ALiBi, AttenuatedEncoding
+from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
 from pelocality.models import AttentionFunction, attach, positional_attention
 from pelocality.models.families import architecture
 from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
@@ -128,6 +128,36 @@ def test_numbers_are_the_metrics_of_each_word_and_of_the_mean():
     # locality is linear, the others are not
     torch.testing.assert_close(of_mean.locality, result.mean_of_metric.locality)
     assert (of_mean.symmetry - result.mean_of_metric.symmetry).abs().max() > 0.01
+
+
+def test_metrics_of_causal_attention_are_of_each_word_only_where_all_layers_hide_the_future():
+    model = tiny("bert")
+    causal, other = ALiBi(2, causal=True), ALiBi(2)
+    with attach(model, [causal, *[other] * (len(model.encoder.layer) - 1)]):
+        mixed = positional_attention(model, length=8, words=WORDS)
+        first = positional_attention(model, length=8, words=WORDS, layers=[0])
+        others = positional_attention(model, length=8, words=WORDS, layers=[1])
+    assert list(mixed.per_sample) == list(others.per_sample) == ["locality", "symmetry", "relative_asymmetry"]
+    with pytest.raises(ValueError, match="got 'past_locality'"):
+        mixed.interval("past_locality")
+    frame = mixed.to_frame(metrics="past_locality")
+    assert frame.columns.tolist() == ["layer", "head", "past_locality_of_mean", "visible_keys"]
+    assert frame["past_locality_of_mean"].tolist() == pytest.approx(past_locality(mixed).flatten().tolist())
+    low, high = first.interval("past_locality")
+    wanted = past_locality(first)  # linear, so that of the mean matrix is the mean
+    assert ((low - 1e-6 <= wanted) & (wanted <= high + 1e-6)).all()
+
+
+def test_a_function_whose_mask_depends_on_the_word_has_no_metrics_of_causal_attention():
+    def function(ids):
+        logits = torch.zeros(len(ids), 1, 8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -torch.inf)
+        logits[ids[:, 0] == 3] = 0
+        return [logits.softmax(-1)]
+
+    model = AttentionFunction(function, 9)
+    mixed = positional_attention(model, length=8, words=[2, 3, 4], batch_size=1)
+    assert list(mixed.per_sample) == ["locality", "symmetry", "relative_asymmetry"]
+    assert "past_locality" in positional_attention(model, length=8, words=[2, 4]).per_sample
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])

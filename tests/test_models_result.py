@@ -79,6 +79,13 @@ def test_loading_another_file_raises(tmp_path):
         PositionalAttention.load(tmp_path / "other.safetensors")
 
 
+def test_a_folder_or_a_file_that_does_not_exist_is_named(result, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"path must be in a folder that exists, got .*; create .*missing"):
+        result.save(tmp_path / "missing" / "probe.safetensors")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        PositionalAttention.load(tmp_path / "absent.safetensors")
+
+
 def test_the_repr_is_a_table_by_layer(result):
     lines = repr(result).splitlines()
     assert lines[0] == (

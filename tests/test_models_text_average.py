@@ -5,10 +5,12 @@ import torch
 import transformers as hf
 
 from pelocality import metrics
+from pelocality.encodings import ALiBi
 from pelocality.models import (
     AttentionFunction,
     TextAverage,
     _observe,
+    attach,
     position_share,
     positional_attention,
     text_average,
@@ -63,6 +65,32 @@ def test_texts_of_different_lengths_count_where_they_have_a_query():
     torch.testing.assert_close(padded.attention, result.attention)
     for name, values in result.per_sample.items():
         torch.testing.assert_close(padded.per_sample[name], values)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_layers_that_differ_in_causality_have_the_metrics_that_all_have(first):
+    masks = [torch.ones(N, N).tril() > 0, torch.ones(N, N) > 0]
+    table = torch.randn(9, N, N, generator=torch.manual_seed(0))
+
+    def function(ids):
+        return [table[ids[:, :1]].masked_fill(~mask, -torch.inf).softmax(-1) for mask in masks[:: 1 if first else -1]]
+
+    model, ids = AttentionFunction(function, 9), torch.randint(9, (4, N), generator=torch.manual_seed(0))
+    result = text_average(model, [{"input_ids": ids[:3]}, {"input_ids": ids[3:]}], special_tokens=True)
+    assert list(result.per_sample) == ["locality", "symmetry", "relative_asymmetry", "cut_share"]
+    maps = torch.stack(function(ids), 1)
+    torch.testing.assert_close(result.per_sample["locality"].float(), metrics.locality(maps))
+    with pytest.raises(ValueError, match="got 'past_locality'"):
+        result.interval("past_locality")
+
+
+def test_an_encoder_with_a_causal_layer_is_averaged_over_texts():
+    model = tiny("bert")
+    encodings = [ALiBi(2, causal=True), *[ALiBi(2)] * (len(model.encoder.layer) - 1)]
+    with attach(model, encodings):
+        result = text_average(model, [{"input_ids": tokens(4, N)}], special_tokens=True)
+    assert list(result.per_sample) == ["locality", "symmetry", "relative_asymmetry", "cut_share"]
+    assert not result.source.causal
 
 
 def test_special_tokens_are_cut_out_of_the_matrices():

@@ -104,6 +104,10 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
     Returns:
         The proportion in [0, 1] with its interval.
 
+    Raises:
+        TypeError: Successes, trials or a coverage that is not a number.
+        ValueError: Fewer than 0 successes, more successes than trials, or a coverage outside (0, 1).
+
     Examples:
         >>> print(proportion(9, 10))
         0.900 [0.596, 0.982]

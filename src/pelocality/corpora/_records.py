@@ -83,10 +83,10 @@ def field(row: Mapping[str, Any], name: str, kind: Any, wanted: str, advice: str
     """Return a field of a row; ``wanted`` is its type in words, and ``advice`` where it is missing, for the errors."""
     if name not in row:
         raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}{advice}")
-    return checked(row[name], f"field {name!r}", kind, wanted)
+    return checked_field(row[name], f"field {name!r}", kind, wanted)
 
 
-def checked(value: Any, what: str, kind: Any, wanted: str) -> Any:
+def checked_field(value: Any, what: str, kind: Any, wanted: str) -> Any:
     """Return a value after checking its type; a bool does not count as a number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object):
         raise ValueError(f"{what} must be {wanted}, got {brief(value)}")

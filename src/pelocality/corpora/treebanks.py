@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._records import Record, checked, field, identifier, json_lines, json_object, text_lines
+from pelocality.corpora._records import Record, checked_field, field, identifier, json_lines, json_object, text_lines
 from pelocality.corpora.constituents import parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import (
@@ -143,12 +143,44 @@ def _conllu_records(path: Path) -> Iterator[Record]:
 
 
 def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Dropped:
+    tokens = _checked_tokens(block)
+    if tokens is None:
+        return Dropped("comments without words")
+    words = [token for token in tokens if isinstance(token["id"], int)]
+    ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
+    dependencies = Dependencies(
+        tuple(word["head"] for word in words),
+        tuple(word["deprel"] or "_" for word in words),
+        where,
+        tuple(word["upos"] or "_" for word in words),
+        tuple(dict(word["feats"] or {}) for word in words),
+    )
+    forms = tuple(word["form"] for word in words)
+    multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
+    check_apart(multiword_tokens)
+    surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
+    spaces = _spaces(surface, words, ranges, tokens.metadata.get("text"))
+    if spaces is None:
+        return Dropped("text and words disagree")
+    return Sentence(
+        forms,
+        spaces,
+        uid=tokens.metadata.get("sent_id") or where,
+        language=language,
+        multiword_tokens=multiword_tokens,
+        dependencies=dependencies,
+        source=where,
+    )
+
+
+def _checked_tokens(block: str) -> Any:
+    """Return the lines of a sentence as conllu reads them, with its comments; None for comments alone."""
     import conllu
     from conllu.exceptions import ParseException
 
     rows = [row for row in block.split("\n") if row and not row.startswith("#")]
     if not rows:
-        return Dropped("comments without words")
+        return None
     for row in rows:
         if "  " in row.rpartition("\t")[0]:  # conllu takes it for a tab
             raise ValueError(f"a cell must not have two spaces side by side, got {brief(row)}")
@@ -161,41 +193,27 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     for token in tokens:
         if len(token) != 10:
             raise ValueError(f"word {token.get('id')} must have the 10 columns of CoNLL-U, got {len(token)}")
-    words = [token for token in tokens if isinstance(token["id"], int)]
-    if not words or [word["id"] for word in words] != list(range(1, len(words) + 1)):
-        raise ValueError(f"words must be numbered 1, 2, 3 ..., got {brief([word['id'] for word in words])}")
-    dependencies = Dependencies(
-        tuple(word["head"] for word in words),
-        tuple(word["deprel"] or "_" for word in words),
-        where,
-        tuple(word["upos"] or "_" for word in words),
-        tuple(dict(word["feats"] or {}) for word in words),
-    )
-    forms = tuple(word["form"] for word in words)
-    several = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
-    ranges = {token["id"][0] - 1: token for token in several}
-    multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in several)
-    check_apart(multiword_tokens)
-    tokens_in_text = list(surface_forms(forms, multiword_tokens, 0, len(words)))
-    text = tokens.metadata.get("text")
-    found = align([form for _, _, form in tokens_in_text], text or "")
+    numbers = [token["id"] for token in tokens if isinstance(token["id"], int)]
+    if not numbers or numbers != list(range(1, len(numbers) + 1)):
+        raise ValueError(f"words must be numbered 1, 2, 3 ..., got {brief(numbers)}")
+    return tokens
+
+
+def _spaces(
+    surface: list[tuple[int, int, str]], words: list[Any], ranges: list[Any], text: str | None
+) -> tuple[str, ...] | None:
+    """Return the white space after each word; None where the words are not those of the text."""
+    found = align([form for _, _, form in surface], text or "")
     if text and found is None:
-        return Dropped("text and words disagree")
+        return None
+    of_range = {token["id"][0] - 1: token for token in ranges}
     spaces = [""] * len(words)
-    for k, (first, last, _) in enumerate(tokens_in_text):
-        misc = ranges.get(first, words[first])["misc"] or {}
+    for k, (first, last, _) in enumerate(surface):
+        misc = of_range.get(first, words[first])["misc"] or {}
         # the exact white space of "# text", of which SpaceAfter tells less
         spaces[last - 1] = found[1][k] if found else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
-    return Sentence(
-        forms,
-        tuple(spaces),
-        uid=tokens.metadata.get("sent_id") or where,
-        language=language,
-        multiword_tokens=multiword_tokens,
-        dependencies=dependencies,
-        source=where,
-    )
+    return tuple(spaces)
 
 
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -273,11 +291,11 @@ def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple
 
 def _listed(row: Mapping[str, Any], name: str, kind: type) -> tuple[Any, ...]:
     plural = "a list of texts" if kind is str else "a list of whole numbers"
-    return tuple(checked(item, f"field {name!r}", kind, plural) for item in field(row, name, list, plural))
+    return tuple(checked_field(item, f"field {name!r}", kind, plural) for item in field(row, name, list, plural))
 
 
 def _frame(frame: Any, where: str) -> Frame:
-    checked(frame, "a frame", dict, "an object with roleset and args")
+    checked_field(frame, "a frame", dict, "an object with roleset and args")
     frame = {"roleset": frame.get("r"), "args": frame.get("a"), **frame}
     roleset = field(frame, "roleset", str, "a text")
     arguments = []

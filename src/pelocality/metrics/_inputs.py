@@ -177,14 +177,15 @@ def float_tensor(name: str, given: Any) -> Tensor:
         halves = "output.encoder_attentions or output.decoder_attentions"
         raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
     if not isinstance(given, Tensor | np.ndarray):
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{_way_out(name, given)}")
+        hint = _conversion_hint(name, given)
+        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{hint}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
     if "complex" in str(given.dtype):  # of which a conversion would drop the imaginary part
         convert = f"abs({name}) or {name}.real"
     raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {convert}")
 
 
-def _way_out(name: str, given: Any) -> str:
+def _conversion_hint(name: str, given: Any) -> str:
     """Return how to get a tensor or an array from what was given, after a semicolon; nothing where that is unknown."""
     if isinstance(given, str | os.PathLike):
         return "; read a file with np.load"

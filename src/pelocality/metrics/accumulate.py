@@ -61,7 +61,7 @@ class MeanOver(Metric):
         # float64: a float32 sum over a corpus loses precision
         self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(self.shape, dtype=torch.int64), dist_reduce_fx="sum")
-        # a MetricCollection takes metrics whose states are equal after the first batch for one and the same
+        # a MetricCollection treats metrics whose states are equal after the first batch as duplicates
         self.add_state("function", torch.tensor(list(id(metric).to_bytes(8))), dist_reduce_fx="max")
 
     def update(self, attention: Attention, mask: Mask | None = None) -> None:

@@ -12,17 +12,14 @@ from .callback import (
     trajectory as trajectory,
 )
 from .decomposition import Decomposition as Decomposition, decompose as decompose
+from .distillation import distillation_loss as distillation_loss
 from .eager import eager_attention as eager_attention
 from .function import AttentionFunction as AttentionFunction
 from .identical_words import positional_attention as positional_attention
 from .loading import load as load
 from .logits import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from .reflection import reflection_gap as reflection_gap
-from .relocation import (
-    Relocation as Relocation,
-    distillation_loss as distillation_loss,
-    relocate as relocate,
-)
+from .relocation import Relocation as Relocation, relocate as relocate
 from .result import (
     AveragedAttention as AveragedAttention,
     PositionalAttention as PositionalAttention,

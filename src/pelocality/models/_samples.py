@@ -47,12 +47,16 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
 def stacked(batches: dict[int, dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Return the values of all samples of all processes by name, each (sample, layer, head).
 
+    Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
+
     Args:
         batches: What this process measured, by the number of the batch and by layer, (batch, head) each.
     """
     found = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
     whole = [[layers[place] for place in sorted(layers)] for layers in found.values()]
+    every = [values for layers in whole for values in layers]
     return {
         name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in whole])
-        for name in (whole[0][0] if whole else ())
+        for name in (every[0] if every else ())
+        if all(name in values for values in every)
     }

@@ -190,7 +190,7 @@ class TextSums:
         return torch.where(squares > rounding, 1 - error / squares, torch.nan)
 
 
-def _check_positions(position_ids: Any, ids: Tensor, real: Tensor, order: Tensor) -> None:
+def _check_packing(position_ids: Any, ids: Tensor, real: Tensor, order: Tensor) -> None:
     """Refuse positions, which are not used, where they show that a row holds several texts."""
     if position_ids is None:
         return
@@ -235,6 +235,6 @@ def _read_batch(
                 "or include them with special_tokens=True"
             )
         special = torch.isin(ids, torch.tensor(sorted(special_ids(base, tokenizer))).to(ids))
-    _check_positions(batch.get("position_ids"), ids, real, order)
+    _check_packing(batch.get("position_ids"), ids, real, order)
     inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
     return inputs, (real & ~special.bool()).gather(1, order).cpu()

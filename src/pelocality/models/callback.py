@@ -13,7 +13,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from pelocality import metrics
 from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
-from pelocality.models._samples import CAUSAL, PUBLISHED, hides_future
+from pelocality.models._samples import CAUSAL, PUBLISHED
 from pelocality.models._words import check_words
 from pelocality.models.families._wrapper import pretrained
 from pelocality.models.identical_words import positional_attention
@@ -159,17 +159,18 @@ class LocalityCallback(TrainerCallback):
             encodings = [encoding for encoding in encodings if encoding not in parts]
             if not encodings:
                 raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
-            matrices = [encoding.weights(self.length).detach() for encoding in encodings]
-            return [
-                (layer, matrix, metrics.adjusted_locality(matrix), hides_future(matrix > 0))
-                for layer, matrix in enumerate(matrices)
-            ]
+            return [(layer, *self._of_encoding(encoding)) for layer, encoding in enumerate(encodings)]
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
         run: Any = positional_attention if self.source == "attention" else positional_logits
         result = run(model, tokenizer, **options)
         causal = result.source.causal if self.source == "attention" else result.causal
         adjusted = metrics.adjusted_locality(result)
         return list(zip(result.layers, result.attention, adjusted, itertools.repeat(causal)))
+
+    def _of_encoding(self, encoding: Encoding) -> tuple[Tensor, Tensor, bool]:
+        """Return the matrices of an encoding, their adjusted locality, and whether it is causal."""
+        weights, causal = encoding.weights(self.length).detach(), encoding.causal  # weights underflow to 0 elsewhere
+        return weights, metrics.adjusted_locality(weights, causal=causal), causal
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -> pd.DataFrame:

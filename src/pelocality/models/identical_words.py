@@ -14,7 +14,7 @@ from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
 from pelocality.models._observe import attention_layers, checked_eager_attention, observe_by_layer
 from pelocality.models._run import check_length, device_of, find_base, run
-from pelocality.models._samples import metrics_with_sink, sample_metrics
+from pelocality.models._samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.result import PositionalAttention, provenance
 
@@ -160,6 +160,8 @@ class _Sums:
             if not counts:
                 sums.zero_()
         self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
+        if not hides_future(self.visible):  # else some layers or words would have no number
+            self.per_word = {name: values for name, values in self.per_word.items() if name not in CAUSAL}
         self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 
     def add(self, start: int, place: int, weights: Tensor, visible: Tensor) -> None:

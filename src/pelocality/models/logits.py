@@ -47,7 +47,17 @@ class PositionalLogits:
     word_ids: tuple[int, ...] = ()
 
     def weights(self) -> Tensor:
-        """Return the softmax of the logits over the visible keys: (layer, head, n, n), rows sum to 1."""
+        """Return the softmax of the logits over the visible keys.
+
+        Returns:
+            (layer, head, n, n), in [0, 1]; rows sum to 1.
+
+        Examples:
+            >>> causal = torch.ones(1, 2, 2).tril() > 0
+            >>> PositionalLogits(torch.zeros(1, 1, 2, 2), None, (0,), causal, True, "exact").weights()
+            tensor([[[[1.0000, 0.0000],
+                      [0.5000, 0.5000]]]])
+        """
         return masked_softmax(self.logits, self.visible[:, None])
 
     @property

@@ -101,10 +101,11 @@ class AveragedAttention(DisplayMixin):
     Attributes:
         attention: Mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
             or tokens that are cut out take part of them.
-        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): the metrics shown by
-            default, locality, symmetry and relative asymmetry; ``cut_share``, the attention to tokens that are cut out;
-            in models with learned sinks, ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured
-            on the weights as they are, whose rows sum to 1 less that share.
+        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): locality, symmetry and
+            relative asymmetry; where no query of any layer sees the future, also the metrics that are shown of causal
+            attention; ``cut_share``, the attention to tokens that are cut out; in models with learned sinks,
+            ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured on the weights as they are,
+            whose rows sum to 1 less that share.
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
@@ -191,7 +192,8 @@ class AveragedAttention(DisplayMixin):
         Returns:
             A DataFrame with ``layer`` (and ``head``), and for each metric the mean over samples, its interval
             (``_low``, ``_high``) and the metric of the mean matrix (``_of_mean``); metrics that are not in
-            ``per_sample`` have the last alone. ``visible_keys`` are the most keys that a query sees.
+            ``per_sample`` have the last alone. ``visible_keys`` are the most keys that a query sees. Of a `TextAverage`
+            also ``position_share``, its ``share``.
 
         Raises:
             ValueError: Another ``by``, an unknown metric, or one that is not a number per matrix.
@@ -249,8 +251,13 @@ class AveragedAttention(DisplayMixin):
         """Write the result to one safetensors file, with the provenance as JSON in its header.
 
         Args:
-            path: The file to write, by custom ending in ``.safetensors``.
+            path: The file to write, by convention ending in ``.safetensors``.
+
+        Raises:
+            FileNotFoundError: The folder of ``path`` does not exist.
         """
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
         header = {"layers": self.layers, "source": asdict(self.source), "other_layers": list(self.other_layers.items())}
@@ -271,6 +278,7 @@ class AveragedAttention(DisplayMixin):
             The same result, on the CPU.
 
         Raises:
+            FileNotFoundError: The file does not exist.
             ValueError: The file does not hold a saved result of this class.
         """
         try:

@@ -19,7 +19,7 @@ class PositionShare(DisplayMixin):
 
     Attributes:
         share: (layer, head), at most 1. About 0 where position explains nothing, by chance below it, with three texts
-            as far as -.5; NaN for a head that attends uniformly, up to the rounding of the model's precision.
+            down to -0.5; NaN for a head that attends uniformly, up to the rounding of the model's precision.
         layers: The model's layer numbers along the first axis; layers without attention are not included.
         prediction: The mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
             longest text, at most ``length``; NaN for pairs in no text.
@@ -36,7 +36,19 @@ class PositionShare(DisplayMixin):
     other_layers: Mapping[int, str] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a DataFrame with one row per layer and head: ``layer``, ``head``, ``share``."""
+        """Return the share of every head as a table.
+
+        Returns:
+            A DataFrame with one row per layer and head: ``layer``, ``head`` and ``share``, at most 1.
+
+        Examples:
+            >>> import torch
+            >>> from transformers import GPT2Config, GPT2Model
+            >>> model = GPT2Model(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=99))
+            >>> text = [{"input_ids": torch.randint(99, (4, 10))}]
+            >>> position_share(model, text, special_tokens=True).to_frame()[["layer", "head"]].to_numpy().tolist()
+            [[0, 0], [0, 1], [1, 0], [1, 1]]
+        """
         index = pd.MultiIndex.from_product([self.layers, range(self.share.shape[1])], names=["layer", "head"])
         return pd.DataFrame({"share": self.share.flatten().tolist()}, index).reset_index()
 

@@ -146,22 +146,22 @@ def _results(worker: _Worker, records: Iterable[Any], workers: int) -> Iterator[
         yield from map(worker, records)
         return
     records = iter(records)
-    with multiprocess.Pool(workers, _keep, (worker,)) as pool:
+    with multiprocess.Pool(workers, _init_process, (worker,)) as pool:
         while batch := list(itertools.islice(records, _BATCH)):
-            yield from pool.map(_work, batch)
+            yield from pool.map(_run_worker, batch)
 
 
-_kept: _Worker  # in a process that makes rows for another
+_worker: _Worker  # in a process that makes rows for another
 
 
-def _keep(worker: _Worker) -> None:
+def _init_process(worker: _Worker) -> None:
     """Keep the worker in this process, so that it loads a parser once."""
-    global _kept
-    _kept = worker
+    global _worker
+    _worker = worker
 
 
-def _work(record: Any) -> tuple[list[Row], Counts]:
-    return _kept(record)
+def _run_worker(record: Any) -> tuple[list[Row], Counts]:
+    return _worker(record)
 
 
 def write_dataset(rows: Iterator[Row], features: datasets.Features, split: datasets.Split | None) -> datasets.Dataset:

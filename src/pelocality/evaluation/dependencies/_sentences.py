@@ -8,7 +8,7 @@ from pelocality.corpora import Sentence
 ALL = "all"  # denotes all relations together
 
 
-def checked(sentences: Any) -> Iterator[Sentence]:
+def checked_sentences(sentences: Any) -> Iterator[Sentence]:
     """Yield the sentences of a corpus, after refusing anything else."""
     if isinstance(sentences, Sentence) or not isinstance(sentences, Iterable):
         raise TypeError(f"sentences must be a corpus or a list, such as [sentence], got {type(sentences).__name__}")

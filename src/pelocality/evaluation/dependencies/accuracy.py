@@ -13,7 +13,7 @@ from pelocality._checks import check_confidence, count, flag
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
-from pelocality.evaluation.dependencies._sentences import checked, without_subtype
+from pelocality.evaluation.dependencies._sentences import checked_sentences, without_subtype
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
 from pelocality.models._names import name_with_encoding
 
@@ -125,7 +125,7 @@ def dependency_accuracy(
 def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], Counter[str]]:
     """Return the sentences that have words and dependencies, and count the others."""
     chosen, dropped = [], Counter[str]()
-    for item in checked(sentences):
+    for item in checked_sentences(sentences):
         if item.dependencies is None:
             dropped["no dependencies"] += 1
         elif len(item.words) < 2:

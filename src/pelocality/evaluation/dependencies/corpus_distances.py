@@ -10,7 +10,7 @@ import pandas as pd
 from pelocality._checks import check_choice, flag
 from pelocality._display import DisplayMixin
 from pelocality.corpora import Dependencies, Sentence
-from pelocality.evaluation.dependencies._sentences import ALL, checked, without_subtype
+from pelocality.evaluation.dependencies._sentences import ALL, checked_sentences, without_subtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,7 +117,7 @@ def dependency_distances(
     read: Counter[str] = Counter()
     named = sentences.items() if isinstance(sentences, Mapping) else [(None, sentences)]
     for name, corpus in named:
-        for sentence in checked(corpus):
+        for sentence in checked_sentences(corpus):
             if sentence.dependencies is None:
                 raise ValueError(f"sentences must have dependencies, {sentence.uid!r} has none; see read_conllu")
             language = sentence.language if name is None else name

@@ -111,7 +111,7 @@ class DependencyAccuracy(DisplayMixin):
             direction: ``"dependent to head"`` or ``"head to dependent"``.
 
         Returns:
-            (layer, head), in [0, 1]; NaN where a causal model sees the answer to no item.
+            (layer, head), in [0, 1]; NaN where no item's correct word is visible, in a causal model.
 
         Raises:
             ValueError: A relation that does not occur, or an unknown direction.
@@ -149,7 +149,7 @@ class DependencyAccuracy(DisplayMixin):
         )
 
     def _answer_is_later(self, direction: Direction) -> NDArray[np.bool_]:
-        """Return for each word, as a dependent, whether the answer to its arc comes after the word that is asked."""
+        """Return for each word, as a dependent, whether the answer to its arc comes after the query word."""
         head, word = self.words["head"].to_numpy(), self.words["word"].to_numpy()
         return (head >= 0) & (head > word if direction == "dependent to head" else head < word)
 

