@@ -214,9 +214,14 @@ def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypa
     assert all(module.training for module in model.modules())
     assert torch.is_grad_enabled()
     monkeypatch.setattr(Trainer, "_save_checkpoint", saved)
-    for step in (12, 16):  # checkpoints cut off before their state was written, and while it was
+    checkpoint = tmp_path / "cut" / "checkpoint-8"
+    for step in (12, 16, 20):  # checkpoints without a state, with a part of it, and with a part of their weights
         (tmp_path / "cut" / f"checkpoint-{step}").mkdir()
     (tmp_path / "cut" / "checkpoint-16" / "trainer_state.json").write_text('{"epoch": 0.')
+    for file in ("trainer_state.json", "model.safetensors"):
+        (tmp_path / "cut" / "checkpoint-20" / file).write_bytes((checkpoint / file).read_bytes())
+    with (tmp_path / "cut" / "checkpoint-20" / "model.safetensors").open("r+b") as weights:
+        weights.truncate(100)
     for _ in range(2):  # the second time nothing is trained
         again = relocate(model, table, tokenizer, TEXTS, folder=tmp_path / "cut", **OPTIONS)
         assert again.curve["tokens"].tolist() == whole.curve["tokens"].tolist()

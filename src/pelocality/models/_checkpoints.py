@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 
@@ -40,9 +41,11 @@ def digest(content: Any) -> str:
 
 
 def _is_whole(state: Path) -> bool:
-    """Return whether the file that a checkpoint is ended with was written to its end."""
+    """Return whether the weights of a checkpoint, and the file that ends it, were written to their ends."""
     try:
         json.loads(state.read_text())
-    except ValueError:
+        with safe_open(state.with_name("model.safetensors"), "pt"):
+            pass
+    except (ValueError, OSError, SafetensorError):
         return False
     return True

@@ -116,7 +116,8 @@ class Recorder(Softmaxes):
         if self.length not in states.shape[:-1] or size == self.length:
             return None
         self._maps += 1
-        vector = torch.randn(size, generator=torch.Generator().manual_seed(self._maps))
+        seeded = torch.Generator("cpu").manual_seed(self._maps)
+        vector = torch.randn(size, generator=seeded, device="cpu")
         return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
 
     def _scaled_dot_product(self, args: Any, kwargs: Any) -> Tensor | None:
