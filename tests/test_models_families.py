@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality.encodings import AttenuatedEncoding
-from pelocality.models import attach
+from pelocality.models import attach, audit, decompose, positional_attention
 from pelocality.models.families import architecture, known_families, longest_input, positions_disabled, pretrained
 from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
 
@@ -190,6 +190,25 @@ def test_the_base_is_found_inside_a_wrapper(name):
     record = architecture(model)
     for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
         assert record.base(wrapped) is record.base(model)
+
+
+class Logged(hf.BertModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_subclass_whose_forward_names_no_arguments_is_treated_as_the_class_it_extends():
+    bert, ids = tiny("bert"), tokens(2, N)
+    logged = Logged(bert.config).to(bert.dtype).eval()
+    logged.load_state_dict(bert.state_dict())
+    found = []
+    for model in (bert, logged):
+        assert audit(model).mismatches == ()
+        with attach(model, AttenuatedEncoding(2, decay=0.5)), torch.no_grad():
+            output = model(ids)[0]
+        logits = decompose(model, ids, token_type_ids=ids % 2).logits
+        found.append((output, logits, positional_attention(model, length=N, words=[7]).attention))
+    torch.testing.assert_close(*found)
 
 
 def test_several_models_side_by_side_are_refused():

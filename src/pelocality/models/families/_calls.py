@@ -16,7 +16,7 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
 @functools.cache
 def _argument_names(module_class: Any) -> tuple[str, ...]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for each in module_class.__mro__:  # a subclass may hand on *args and **kwargs
+    for each in module_class.__mro__:  # a subclass may take just *args and **kwargs, and pass them on
         forward = each.__dict__.get("forward")
         parameters = inspect.signature(forward).parameters.values() if callable(forward) else ()
         names = tuple(parameter.name for parameter in parameters if parameter.kind not in variable)[1:]
