@@ -4,9 +4,11 @@ import functools
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else the compiler warns of the cache
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a module's ``forward``, in their order."""
     module_class: Any = type(module)
