@@ -25,7 +25,7 @@ from pelocality.models._run import device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import call_of
 from pelocality.models.families._mask import no_continuous_batching
 from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained
@@ -175,7 +175,7 @@ def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, 
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
     attentions, implementation = record.attention_modules(base), base.config._attn_implementation
     for each, attention in zip(encodings, attentions, strict=True):
-        bias = PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
+        bias = PositionalBias(each, record, positions_disabled=disable, implementation=implementation)
         bias.install(attention)
     for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
@@ -264,7 +264,7 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
     if ATTACHED not in attention._modules:  # removed through a part of the model, without access to the whole
         return
     _check_implementation(module)
-    call = by_name(argument_names(module), args, kwargs)
+    call = call_of(module, args, kwargs)
     _check_positions(call.get("attention_mask"), call.get("position_ids"))
     wanted = kwargs.get("output_attentions")
     if wanted is None:

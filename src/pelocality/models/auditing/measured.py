@@ -19,7 +19,7 @@ from pelocality.models._run import device_of, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import argument_names
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
@@ -120,7 +120,8 @@ class Recorder(Softmaxes):
 
     def _scaled_dot_product(self, args: Any, kwargs: Any) -> Tensor | None:
         """Record a call of torch's kernel, with the logits that it does not hand out; zeros for constant content."""
-        call = by_name(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        call = dict(zip(names, args, strict=False)) | kwargs
         query, given, n, part = call["query"], call.get("attn_mask"), self.length, slice(0, SHORT)
         if query.shape[-2] == n and call["key"].shape[-2] == n:
             q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))

@@ -154,6 +154,11 @@ class Architecture:
     def _takes_a_mask(self, arguments: tuple[str, ...]) -> bool:
         return not {*self.mask_arguments}.isdisjoint(arguments) and "input_ids" not in arguments
 
+    def mask_argument(self, attention: nn.Module) -> str:
+        """Return the name of the mask among the arguments of an attention module."""
+        names = argument_names(attention)
+        return next(name for name in self.mask_arguments if name in names)
+
     def attention_modules(self, base: Any) -> list[nn.Module]:
         """Return `attention_layers`, each module once."""
         return list(dict.fromkeys(self.attention_layers(base)))
@@ -226,8 +231,7 @@ class Architecture:
 
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that the bias is added to its logits."""
-        names = getattr(attention, ATTACHED).arguments
-        add_to_mask(attention, bias, call, next(name for name in self.mask_arguments if name in names), names[0])
+        add_to_mask(attention, bias, call, self.mask_argument(attention))
 
     def without_position(self, output: Any) -> Any:
         """Return what a module of `position_tables` returns where positions are disabled, in the form of its output."""
@@ -237,10 +241,8 @@ class Architecture:
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
-        names = getattr(attention, ATTACHED).arguments
-        hidden = call[names[0]]
-        mask = next(name for name in self.mask_arguments if name in names)
-        call[mask] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
+        hidden = call[argument_names(attention)[0]]
+        call[self.mask_argument(attention)] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
 
     def heads(self, base: Any, module: Any) -> int:
         """Return the number of heads of an attention module."""
