@@ -9,6 +9,7 @@ from torch import nn
 
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.models import attach, audit, decompose, positional_attention
+from pelocality.models._terms import captured_inputs
 from pelocality.models.families import architecture, known_families, longest_input, positions_disabled, pretrained
 from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
 
@@ -61,14 +62,7 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
     record = architecture(model)
     base = record.base(model)
     modules = record.attention_layers(base)
-    inputs = []
-    handles = [
-        module.register_forward_pre_hook(
-            lambda _, args, kwargs: inputs.append(record.attention_input(args, kwargs)), with_kwargs=True
-        )
-        for module in dict.fromkeys(modules)
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), captured_inputs(record, base) as inputs:
         attentions = base(tokens(2, N), output_attentions=True).attentions
         assert len(modules) == len(inputs) == len(attentions)
         for module, hidden, attention in zip(modules, inputs, attentions, strict=True):
@@ -78,8 +72,6 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
             # some families pass through float32 inside: 2e-7 is its rounding, weights are of order 1
             assert (expected - attention).abs().max() < 2e-7
             assert (attention[:, :, ~visible] == 0).all()
-    for handle in handles:
-        handle.remove()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -97,14 +89,10 @@ def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name)
     record = architecture(model)
     base = record.base(model)
     absolute = record.absolute(base)
-    first, seen = record.attention_layers(base)[0], []
-    handle = first.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(record.attention_input(args, kwargs)), with_kwargs=True
-    )
     ids = tokens(2, N)
     with torch.no_grad():
-        base(ids)
-        handle.remove()
+        with captured_inputs(record, base) as seen:
+            base(ids)
         total = base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
         if hasattr(getattr(base, "embeddings", None), "token_type_embeddings"):
             total = total + base.embeddings.token_type_embeddings.weight[0]

@@ -203,7 +203,8 @@ def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tenso
     placed = absolute.table(rows).expand(len(summed), -1, -1)
     if absolute.before_norm is not None:
         placed = absolute.before_norm(placed) - absolute.before_norm(torch.zeros_like(placed))
-    scale = (summed.var(-1, keepdim=True, correction=0) + getattr(norm, absolute.epsilon_name)).rsqrt()
+    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # of DeBERTa's own layer norm
+    scale = (summed.var(-1, keepdim=True, correction=0) + epsilon).rsqrt()
     share: Tensor = norm.weight * (placed - placed.mean(-1, keepdim=True)) * scale
     if absolute.after_norm is not None:
         share = absolute.after_norm(share) - absolute.after_norm(torch.zeros_like(share))
