@@ -1,4 +1,4 @@
-"""The proof, on a few tokens, that an encoding does in this very model what `attach` promises.
+"""Checks, on a few tokens, the guarantees of `attach`.
 
 `attach` calls `prove` before it returns. The model is run as it is, with a bias of zero, with a bias that differs at
 every head and distance, with its positions disabled and its masks opened, and as it is again.
@@ -32,11 +32,11 @@ _ORDER = [3, 0, 6, 2, 5, 1, 4]
 
 
 class NotProvedError(ValueError):
-    """A promise of `attach` that does not hold for a model."""
+    """A guarantee of `attach` that does not hold for a model."""
 
 
 def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
-    """Run a model on a few tokens and check what `attach` promises; the model is left as it was.
+    """Check the guarantees of `attach` on a few tokens; the model is left as it was.
 
     Args:
         record: The record of the model's family.

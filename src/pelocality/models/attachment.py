@@ -265,7 +265,7 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
         return
     _check_implementation(module)
     call = call_of(module, args, kwargs)
-    _check_positions(call.get("attention_mask"), call.get("position_ids"))
+    _check_inner_padding(call.get("attention_mask"), call.get("position_ids"))
     wanted = kwargs.get("output_attentions")
     if wanted is None:
         wanted = module.config.output_attentions
@@ -275,7 +275,7 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
         )
 
 
-def _check_positions(mask: Any, position_ids: Any) -> None:
+def _check_inner_padding(mask: Any, position_ids: Any) -> None:
     """Refuse padding between tokens that the position ids do not count, but the distances of the encoding do.
 
     Args:
@@ -299,11 +299,11 @@ def _check_positions(mask: Any, position_ids: Any) -> None:
         )
 
 
-def _init_continuous_batching(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """Refuse continuous batching before transformers starts the thread in which it would call the model."""
     if attached_biases(model):  # not removed through a part of the model
         no_continuous_batching()
-    return called(model, "init_continuous_batching", own)(*args, **kwargs)
+    return called(model, "init_continuous_batching", previous)(*args, **kwargs)
 
 
 def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base: Any) -> list[Encoding]:
