@@ -12,6 +12,7 @@ from torch import nn
 from pelocality import models
 from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
 from pelocality.models import attached
+from pelocality.models._terms import captured_inputs
 from pelocality.models.families import architecture
 from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, tiny, tokens
 
@@ -122,14 +123,9 @@ def test_disabling_positions_does_not_change_the_content_term(name):
     """The logits that remain are those of queries and keys without positions."""
     model = set_implementation(tiny(name), "eager")
     record, base = architecture(model), base_of(model)
-    seen = []
     module = modules_of(model)[0]
-    with attach(model, NoEncoding()):
-        handle = module.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(record.attention_input(args, kwargs)), with_kwargs=True
-        )
+    with attach(model, NoEncoding()), captured_inputs(record, base) as seen:
         weights = attentions(model, tokens(2, N))[0]
-    handle.remove()
     query, key = record.project(module, seen[0])
     if record.content_bias(module) is not None:
         query = query + record.content_bias(module)[:, None]

@@ -151,11 +151,13 @@ def test_compiled_models_follow_attaching_and_removal(name):
     torch.compiler.reset()
 
 
-def test_a_fixed_encoding_compiles_into_one_graph():
-    model, ids = tiny("bert").float(), tokens(2, N)
+@pytest.mark.filterwarnings("error:Dynamo detected")
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_a_fixed_encoding_compiles_into_one_graph(name):
+    model, ids = tiny(name).float(), tokens(2, N)
     with torch.no_grad(), attach(model, AttenuatedEncoding(decay=0.2)):
-        expected = model(ids)[0]
-        output = torch.compile(model, backend="aot_eager", fullgraph=True)(ids)[0]
+        expected = model(ids, use_cache=False)[0]
+        output = torch.compile(model, backend="aot_eager", fullgraph=True)(ids, use_cache=False)[0]
     torch.testing.assert_close(output, expected)
     torch.compiler.reset()
 

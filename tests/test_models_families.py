@@ -8,7 +8,8 @@ import transformers as hf
 from torch import nn
 
 from pelocality.encodings import AttenuatedEncoding
-from pelocality.models import attach
+from pelocality.models import attach, audit, decompose, positional_attention
+from pelocality.models._terms import captured_inputs
 from pelocality.models.families import architecture, known_families, longest_input, positions_disabled, pretrained
 from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
 
@@ -61,14 +62,7 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
     record = architecture(model)
     base = record.base(model)
     modules = record.attention_layers(base)
-    inputs = []
-    handles = [
-        module.register_forward_pre_hook(
-            lambda _, args, kwargs: inputs.append(record.attention_input(args, kwargs)), with_kwargs=True
-        )
-        for module in dict.fromkeys(modules)
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), captured_inputs(record, base) as inputs:
         attentions = base(tokens(2, N), output_attentions=True).attentions
         assert len(modules) == len(inputs) == len(attentions)
         for module, hidden, attention in zip(modules, inputs, attentions, strict=True):
@@ -78,8 +72,6 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
             # some families pass through float32 inside: 2e-7 is its rounding, weights are of order 1
             assert (expected - attention).abs().max() < 2e-7
             assert (attention[:, :, ~visible] == 0).all()
-    for handle in handles:
-        handle.remove()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -97,14 +89,10 @@ def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name)
     record = architecture(model)
     base = record.base(model)
     absolute = record.absolute(base)
-    first, seen = record.attention_layers(base)[0], []
-    handle = first.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(record.attention_input(args, kwargs)), with_kwargs=True
-    )
     ids = tokens(2, N)
     with torch.no_grad():
-        base(ids)
-        handle.remove()
+        with captured_inputs(record, base) as seen:
+            base(ids)
         total = base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
         if hasattr(getattr(base, "embeddings", None), "token_type_embeddings"):
             total = total + base.embeddings.token_type_embeddings.weight[0]
@@ -190,6 +178,25 @@ def test_the_base_is_found_inside_a_wrapper(name):
     record = architecture(model)
     for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
         assert record.base(wrapped) is record.base(model)
+
+
+class Logged(hf.BertModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_subclass_whose_forward_names_no_arguments_is_treated_as_the_class_it_extends():
+    bert, ids = tiny("bert"), tokens(2, N)
+    logged = Logged(bert.config).to(bert.dtype).eval()
+    logged.load_state_dict(bert.state_dict())
+    found = []
+    for model in (bert, logged):
+        assert audit(model).mismatches == ()
+        with attach(model, AttenuatedEncoding(2, decay=0.5)), torch.no_grad():
+            output = model(ids)[0]
+        logits = decompose(model, ids, token_type_ids=ids % 2).logits
+        found.append((output, logits, positional_attention(model, length=N, words=[7]).attention))
+    torch.testing.assert_close(*found)
 
 
 def test_several_models_side_by_side_are_refused():

@@ -1,6 +1,5 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from reprlib import repr as brief
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from pelocality.models._restore import inference
 from pelocality.models._run import device_of, largest_difference
 from pelocality.models._weights import check_ids
 from pelocality.models.families import longest_input, pretrained
+from pelocality.models.families._calls import argument_names
 
 Reduction = Literal["sum", "mean"]
 
@@ -202,7 +202,7 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     inputs = torch.tensor(ids, device=device_of(inner))
     check_ids(inner, inputs)
     mask = torch.ones_like(inputs)
-    more = {"use_cache": False} if "use_cache" in inspect.signature(inner.forward).parameters else {}
+    more = {"use_cache": False} if "use_cache" in argument_names(inner) else {}
     logits: Tensor | None = getattr(model(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
         wanted = f"the tokenizer's {len(tokenizer)} tokens, as {LOADERS} does"
@@ -237,7 +237,7 @@ def has_masked_head(model: Any) -> bool:
 def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
     """Return the sentences as a list, after refusing invalid arguments of both scores."""
     inner = pretrained(model)
-    two_texts = "decoder_input_ids" in inspect.signature(inner.forward).parameters
+    two_texts = "decoder_input_ids" in argument_names(inner)
     if two_texts and not has_masked_head(model):
         raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
     check_tokenizer(tokenizer)

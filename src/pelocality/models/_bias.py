@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pelocality.encodings import Encoding
 from pelocality.models._restore import unhook
 from pelocality.models._weights import loaded
-from pelocality.models.families._calls import argument_names, as_given, by_name
+from pelocality.models.families._calls import changes_call
 from pelocality.models.families._record import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"
@@ -43,7 +43,6 @@ class PositionalBias(nn.Module):
     Args:
         encoding: The encoding, which is not copied.
         record: The record of the model's family.
-        attention: The attention module.
         positions_disabled: Whether the model's position embeddings are disabled.
         implementation: The model's attention implementation, saved for `load`.
 
@@ -55,7 +54,6 @@ class PositionalBias(nn.Module):
         self,
         encoding: Encoding,
         record: Architecture,
-        attention: nn.Module,
         *,
         positions_disabled: bool,
         implementation: str | None,
@@ -65,7 +63,6 @@ class PositionalBias(nn.Module):
         self.record = record
         self.positions_disabled = positions_disabled
         self.implementation = implementation
-        self.arguments = argument_names(attention)
         self.frozen: list[str] = []
         self.get_extra_state()  # refuses an encoding that could not be saved
 
@@ -131,14 +128,12 @@ class PositionalBias(nn.Module):
         unhook(attention, _add_bias)
         delattr(attention, ATTACHED)
 
-    def added(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call of the attention module, the bias added as its record defines."""
-        call = by_name(self.arguments, args, kwargs)
+    def add_to(self, attention: nn.Module, call: dict[str, Any]) -> None:
+        """Change the arguments of a call of the attention module so that the bias is added, as its record defines."""
         self.record.add_bias(attention, self.bias, call)
         for name in self.record.position_arguments if self.positions_disabled else ():
             if call.get(name) is not None:
                 call[name] = torch.zeros_like(call[name])
-        return call
 
     def bias(
         self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
@@ -149,6 +144,6 @@ class PositionalBias(nn.Module):
         return bias if bias.ndim == 4 else bias[None]
 
 
-def _add_bias(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    attached: PositionalBias = getattr(attention, ATTACHED)
-    return as_given(attached.arguments, args, attached.added(attention, args, kwargs))
+@changes_call
+def _add_bias(attention: Any, call: dict[str, Any]) -> None:
+    getattr(attention, ATTACHED).add_to(attention, call)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import argument_names, as_given, by_name
+from pelocality.models.families._calls import changes_call
 from pelocality.models.families._record import Architecture
 
 
@@ -22,8 +22,7 @@ def disable_positions(record: Architecture, base: Any) -> None:
             table.register_forward_pre_hook(_look_up_the_first_row)
         table.register_forward_hook(functools.partial(_without_position, record))
     for module in record.position_readers(base):
-        hook = functools.partial(_zero_position_ids, argument_names(module))
-        module.register_forward_pre_hook(hook, with_kwargs=True)
+        module.register_forward_pre_hook(_zero_position_ids, with_kwargs=True)
 
 
 def enable_positions(base: nn.Module) -> None:
@@ -40,12 +39,9 @@ def _without_position(record: Architecture, table: nn.Module, args: tuple[Any, .
     return record.without_position(output)
 
 
-def _zero_position_ids(
-    names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    call = by_name(names, args, kwargs)
+@changes_call
+def _zero_position_ids(module: Any, call: dict[str, Any]) -> None:
     if call.get("position_ids") is None:  # they would be read from a buffer as long as the table
         words = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
     call["position_ids"] = torch.zeros_like(call["position_ids"])
-    return as_given(names, args, call)

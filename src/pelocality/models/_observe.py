@@ -170,16 +170,16 @@ def observe_by_layer(
     use: Callable[[int, Tensor, Tensor], None],
     **inputs: Tensor,
 ) -> None:
-    """Run a base model and hand on the attention of each layer as it is computed, so that one is in memory.
+    """Run a base model and pass the attention of each layer to a callback as it is computed, so that one is in memory.
 
     The attention of all layers is in memory where it matches no softmax, and for a single short text.
 
     Args:
         base: A model.
         known: Its `attention_layers`, of these or other inputs.
-        layers: The numbers of the layers to hand on.
-        use: Takes the index of a layer in ``layers``, its attention (batch, head, n, n) and its visible keys
-            (batch, n, n).
+        layers: The numbers of the layers to pass to the callback.
+        use: The callback, which takes the index of a layer in ``layers``, its attention (batch, head, n, n) and its
+            visible keys (batch, n, n).
         inputs: As for `observe`.
 
     Raises:

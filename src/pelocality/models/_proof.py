@@ -1,4 +1,4 @@
-"""The proof, on a few tokens, that an encoding does in this very model what `attach` promises.
+"""Checks, on a few tokens, the guarantees of `attach`.
 
 `attach` calls `prove` before it returns. The model is run as it is, with a bias of zero, with a bias that differs at
 every head and distance, with its positions disabled and its masks opened, and as it is again.
@@ -20,7 +20,7 @@ from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import device_of, largest_difference, run
 from pelocality.models._softmaxes import Softmaxes, blocks_of
 from pelocality.models._weights import some_ids
-from pelocality.models.families._calls import argument_names, as_given, by_name
+from pelocality.models.families._calls import argument_names, call_of, changes_call
 from pelocality.models.families._record import ATTACHED, Architecture
 
 Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
@@ -32,11 +32,11 @@ _ORDER = [3, 0, 6, 2, 5, 1, 4]
 
 
 class NotProvedError(ValueError):
-    """A promise of `attach` that does not hold for a model."""
+    """A guarantee of `attach` that does not hold for a model."""
 
 
 def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
-    """Run a model on a few tokens and check what `attach` promises; the model is left as it was.
+    """Check the guarantees of `attach` on a few tokens; the model is left as it was.
 
     Args:
         record: The record of the model's family.
@@ -160,18 +160,18 @@ def _logits(attention: Any, call: dict[str, Any]) -> tuple[list[Tensor], list[Te
 @contextmanager
 def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
     """Check at every call of an attention module that the bias, and nothing else, was added to its logits."""
-    calls: dict[nn.Module, tuple[Any, Any]] = {}
+    calls: dict[nn.Module, dict[str, Any]] = {}
 
     def remember(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls[attention] = args, kwargs
+        calls[attention] = call_of(attention, args, kwargs)
 
     def compare(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         attached = getattr(attention, ATTACHED)
         disabled = attached.positions_disabled
-        zero = PositionalBias(NoEncoding(), record, attention, positions_disabled=disabled, implementation=None)
-        plain = zero.to(_states(output)[0].device).added(attention, *calls[attention])
-        call = by_name(argument_names(attention), args, kwargs)
-        (_, without), (again, biased) = _logits(attention, plain), _logits(attention, call)
+        zero = PositionalBias(NoEncoding(), record, positions_disabled=disabled, implementation=None)
+        zero.to(_states(output)[0].device).add_to(attention, calls[attention])
+        _, without = _logits(attention, calls[attention])
+        again, biased = _logits(attention, call_of(attention, args, kwargs))
         for one, other in zip(_states(output), again, strict=True):
             _check_equal(one, other, "its attention implementation gives another output with a bias than 'eager'")
         weights = [each for name, each in attention.named_parameters() if ATTACHED not in name]
@@ -242,24 +242,18 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
     rows = torch.stack([ids[0], ids[0, _ORDER]])
     problems: list[nn.Module] = []
 
-    def open_mask(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        names = argument_names(attention)
-        call = by_name(names, args, kwargs)
-        record.open_mask(attention, call)
-        return as_given(names, args, call)
-
     def permute(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not hybrid:
             return
-        names = argument_names(attention)
-        call = by_name(names, args, kwargs)
-        again = attention.forward(**call | {names[0]: call[names[0]][:, _ORDER]})
+        first, call = argument_names(attention)[0], call_of(attention, args, kwargs)
+        again = attention.forward(**call | {first: call[first][:, _ORDER]})
         pairs = zip(_states(output), _states(again), strict=True)
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
     hybrid = _is_hybrid(record, base)
-    with hooked(record.attention_modules(base), open_mask, permute), trial(NoEncoding, True):
+    opened = hooked(record.attention_modules(base), changes_call(record.open_mask), permute)
+    with opened, trial(NoEncoding, True):
         one, other = _run(base, rows)
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")

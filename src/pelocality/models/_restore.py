@@ -38,18 +38,18 @@ def changed(target: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def override(target: Any, name: str, function: Callable[..., Any]) -> None:
-    """Put a function in place of a method of an object, called with the object and the method's own replacement.
+    """Put a function in place of a method of an object, called with the object and what was in that place.
 
-    The replacement is one that the user has put into the object before, or None.
+    That is a function which the user has put into the object, or None for the method of its class.
     """
-    own = target.__dict__.get(name)
-    if getattr(own, "func", None) is not function:
-        target.__dict__[name] = functools.partial(function, target, own)
+    previous = target.__dict__.get(name)
+    if getattr(previous, "func", None) is not function:
+        target.__dict__[name] = functools.partial(function, target, previous)
 
 
-def called(target: Any, name: str, own: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the method that a function of `override` stands for."""
-    return own or functools.partial(getattr(type(target), name), target)
+def called(target: Any, name: str, previous: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the method that a function of `override` replaces."""
+    return previous or functools.partial(getattr(type(target), name), target)
 
 
 def restore_method(target: Any, name: str, function: Callable[..., Any]) -> None:

@@ -1,6 +1,5 @@
 """Running a model, and what to know of it for that: its base, device, longest input and layers."""
 
-import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from pelocality._checks import count
 from pelocality.models._names import described
 from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
 from pelocality.models.families import longest_input, record_of
+from pelocality.models.families._calls import argument_names
 from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
     A decoder with cross-attention reads an encoder output of one vector of zeros, so that cross-attention adds the same
     vector at every position.
     """
-    accepted, config = inspect.signature(base.forward).parameters, base.config
+    accepted, config = argument_names(base), base.config
     for cache in ("use_cache", "use_mems"):
         if cache in accepted:
             inputs[cache] = False

@@ -24,7 +24,7 @@ _SOFTMAXES = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 
 
 class Softmaxes(TorchFunctionMode):
-    """Hands on the logits and weights (..., n, keys) of each softmax of at least n keys that runs in ``recording``."""
+    """Passes each softmax of at least n keys in ``recording`` to a callback: its logits and weights (..., n, keys)."""
 
     def __init__(self, use: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__()

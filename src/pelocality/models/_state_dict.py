@@ -52,9 +52,9 @@ def unmark_saved_folders(model: Any) -> None:
     restore_method(model, "save_pretrained", _save_pretrained)
 
 
-def _save_pretrained(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> None:
+def _save_pretrained(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> None:
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
         if attached_biases(model):  # not removed through a part of the model
             setattr(model.config, BLOCKING_KEY, _REASON)
             kwargs.setdefault("save_original_format", False)  # `load` looks for the names of the model's modules
-        called(model, "save_pretrained", own)(*args, **kwargs)
+        called(model, "save_pretrained", previous)(*args, **kwargs)

@@ -12,6 +12,7 @@ from pelocality._toeplitz import toeplitz
 from pelocality.models._names import attached_encoding
 from pelocality.models._restore import hooked
 from pelocality.models._weights import refuse_quantised
+from pelocality.models.families._calls import argument_names, call_of
 from pelocality.models.families._record import Architecture
 
 
@@ -62,7 +63,8 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
     collected: list[Tensor] = []
 
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        collected.append(record.attention_input(args, kwargs))
+        first = argument_names(module)[0]
+        collected.append(record.attention_input(call_of(module, args, kwargs)[first]))
 
     with hooked(record.attention_layers(base), collect):
         yield collected

@@ -25,7 +25,7 @@ from pelocality.models._run import device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models._weights import execution_device
 from pelocality.models.families import record_of
-from pelocality.models.families._calls import argument_names, by_name
+from pelocality.models.families._calls import call_of
 from pelocality.models.families._mask import no_continuous_batching
 from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained
@@ -175,7 +175,7 @@ def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, 
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
     attentions, implementation = record.attention_modules(base), base.config._attn_implementation
     for each, attention in zip(encodings, attentions, strict=True):
-        bias = PositionalBias(each, record, attention, positions_disabled=disable, implementation=implementation)
+        bias = PositionalBias(each, record, positions_disabled=disable, implementation=implementation)
         bias.install(attention)
     for module in {pretrained(model), base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
@@ -264,8 +264,8 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
     if ATTACHED not in attention._modules:  # removed through a part of the model, without access to the whole
         return
     _check_implementation(module)
-    call = by_name(argument_names(module), args, kwargs)
-    _check_positions(call.get("attention_mask"), call.get("position_ids"))
+    call = call_of(module, args, kwargs)
+    _check_inner_padding(call.get("attention_mask"), call.get("position_ids"))
     wanted = kwargs.get("output_attentions")
     if wanted is None:
         wanted = module.config.output_attentions
@@ -275,7 +275,7 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
         )
 
 
-def _check_positions(mask: Any, position_ids: Any) -> None:
+def _check_inner_padding(mask: Any, position_ids: Any) -> None:
     """Refuse padding between tokens that the position ids do not count, but the distances of the encoding do.
 
     Args:
@@ -299,11 +299,11 @@ def _check_positions(mask: Any, position_ids: Any) -> None:
         )
 
 
-def _init_continuous_batching(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """Refuse continuous batching before transformers starts the thread in which it would call the model."""
     if attached_biases(model):  # not removed through a part of the model
         no_continuous_batching()
-    return called(model, "init_continuous_batching", own)(*args, **kwargs)
+    return called(model, "init_continuous_batching", previous)(*args, **kwargs)
 
 
 def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base: Any) -> list[Encoding]:

@@ -1,6 +1,5 @@
 """The attention logits of real text as a sum of content, position and cross terms."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from pelocality.models._terms import (
 from pelocality.models._weights import loaded
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
+from pelocality.models.families._calls import argument_names
 from pelocality.models.families._record import AbsoluteInput, Architecture
 
 Split = Literal["table", "relative", "mean content"]
@@ -178,7 +178,7 @@ def _read(
     """Return the inputs on the model's device and which tokens are not padding, (batch, n) each."""
     inputs, real = token_batch(base, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
     if "token_type_ids" in inputs:
-        if "token_type_ids" not in inspect.signature(base.forward).parameters:
+        if "token_type_ids" not in argument_names(base):
             raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
         types, given = getattr(base.config, "type_vocab_size", None), inputs["token_type_ids"]
         if types is not None and bool(((given < 0) | (given > max(types - 1, 0))).any()):
@@ -203,7 +203,8 @@ def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tenso
     placed = absolute.table(rows).expand(len(summed), -1, -1)
     if absolute.before_norm is not None:
         placed = absolute.before_norm(placed) - absolute.before_norm(torch.zeros_like(placed))
-    scale = (summed.var(-1, keepdim=True, correction=0) + getattr(norm, absolute.epsilon_name)).rsqrt()
+    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # of DeBERTa's own layer norm
+    scale = (summed.var(-1, keepdim=True, correction=0) + epsilon).rsqrt()
     share: Tensor = norm.weight * (placed - placed.mean(-1, keepdim=True)) * scale
     if absolute.after_norm is not None:
         share = absolute.after_norm(share) - absolute.after_norm(torch.zeros_like(share))

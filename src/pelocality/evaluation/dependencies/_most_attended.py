@@ -1,6 +1,5 @@
 """The most attended other word of each word of a sentence, for each head."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from pelocality.evaluation._batches import equally_long
 from pelocality.models._observe import checked_eager_attention, observe
 from pelocality.models._run import device_of, find_base
 from pelocality.models.families import longest_input
+from pelocality.models.families._calls import argument_names
 
 
 def most_attended(
@@ -47,7 +47,7 @@ def most_attended(
     encoded: Any = tokenizer([list(words) for words in sentences], is_split_into_words=True) if sentences else {}
     lengths = [len(ids) for ids in encoded.get("input_ids", ())]
     fits = [i for i in sorted(range(len(lengths)), key=lengths.__getitem__) if not limit or lengths[i] <= limit]
-    accepted = {*inspect.signature(base.forward).parameters, "attention_mask"}
+    accepted = {*argument_names(base), "attention_mask"}
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded and name in accepted]
     bar = tqdm(total=len(fits), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
     with bar, checked_eager_attention(model, base):

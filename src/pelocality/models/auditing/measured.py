@@ -5,7 +5,6 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from pelocality.models._run import device_of, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-from pelocality.models.families._calls import by_name
+from pelocality.models.families._calls import argument_names
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
@@ -122,7 +121,8 @@ class Recorder(Softmaxes):
 
     def _scaled_dot_product(self, args: Any, kwargs: Any) -> Tensor | None:
         """Record a call of torch's kernel, with the logits that it does not hand out; zeros for constant content."""
-        call = by_name(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        call = dict(zip(names, args, strict=False)) | kwargs
         query, given, n, part = call["query"], call.get("attn_mask"), self.length, slice(0, SHORT)
         if query.shape[-2] == n and call["key"].shape[-2] == n:
             q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
@@ -289,7 +289,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     n = ids.shape[1]
     near = torch.arange(n)
     distant = None
-    if farthest and "position_ids" in inspect.signature(base.forward).parameters:
+    if farthest and "position_ids" in argument_names(base):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         inputs = {"position_ids": far[None].to(ids.device), "attention_mask": torch.ones_like(ids)}
         distant = _run(base, n, True, input_ids=ids, **inputs).calls
@@ -344,8 +344,7 @@ def generates(model: Any) -> bool:
 
 def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
-    accepted = inspect.signature(base.forward).parameters
-    if "attention_mask" not in accepted:
+    if "attention_mask" not in argument_names(base):
         return None
     ids = torch.full((1, length), word, device=device_of(base))
     ids[:, :PADDING] = getattr(base.config, "pad_token_id", None) or 0

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import HIDDEN
-from pelocality.models.families._calls import argument_names, as_given, by_name
+from pelocality.models.families._calls import argument_names, changes_call
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
 
 
-def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str, hidden_argument: str) -> None:
+def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str) -> None:
     """Replace the mask in a call by the bias plus the mask."""
-    hidden: Tensor = call[hidden_argument]  # (batch, n, d)
+    hidden: Tensor = call[argument_names(attention)[0]]  # (batch, n, d)
     mask: Tensor | None = call.get(mask_argument)
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)
@@ -113,15 +113,13 @@ def _least(hidden: Tensor) -> float:
     return max(torch.finfo(dtype).min for dtype in dtypes)
 
 
-def without_bias(indexer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+@changes_call
+def without_bias(indexer: Any, call: dict[str, Any]) -> None:
     """Take the bias out of the mask that an indexer is given (a hook): it adds the mask to the scores of its own.
 
     An indexer selects the keys of each query, as in DeepSeek V3.2, and gets the mask of the attention module around it.
     """
-    names = argument_names(indexer)
-    call = by_name(names, args, kwargs)
     mask = call.get("attention_mask")
     if mask is not None and mask.is_floating_point():
         least = _least(mask)
         call["attention_mask"] = torch.zeros_like(mask).masked_fill(mask <= least, least)
-    return as_given(names, args, call)

@@ -35,7 +35,6 @@ class AbsoluteInput:
         norm: The layer norm that the sum goes through.
         before_norm: A linear map before the norm, or None.
         after_norm: A linear map after the norm, or None.
-        epsilon_name: The attribute of the norm that holds the epsilon added to the variance.
     """
 
     table: nn.Embedding
@@ -43,7 +42,6 @@ class AbsoluteInput:
     norm: nn.Module
     before_norm: nn.Module | None = None
     after_norm: nn.Module | None = None
-    epsilon_name: str = "eps"
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -97,7 +95,7 @@ class Architecture:
     - ``model``: a transformers model, with or without a head; ``base``: the bare transformer in it;
     - ``module``, ``attention``: one of its attention modules;
     - ``length``: the number of positions n;
-    - ``args``, ``kwargs``: the arguments of a call of an attention module; ``call``: the same by name, to be changed;
+    - ``call``: the arguments of a call of an attention module by name, to be changed;
     - ``hidden``: hidden states, (batch, n, d); ``query``: queries, (batch, head, n, d_head); ``token_type_ids``:
       (batch, n);
     - ``bias``: the function that gives the bias of the attached encoding; ``output``: what a module of
@@ -115,9 +113,6 @@ class Architecture:
 
     head_size: ClassVar[str] = "attention_head_size"
     """The attribute of an attention module that holds d_head."""
-
-    epsilon_name: ClassVar[str] = "eps"
-    """The attribute of the layer norm of the input that holds the epsilon added to the variance."""
 
     mask_arguments: ClassVar[tuple[str, ...]] = ("attention_mask", "mask")
     """The names that the mask has among the arguments of attention modules."""
@@ -154,6 +149,11 @@ class Architecture:
     def _takes_a_mask(self, arguments: tuple[str, ...]) -> bool:
         return not {*self.mask_arguments}.isdisjoint(arguments) and "input_ids" not in arguments
 
+    def mask_argument(self, attention: nn.Module) -> str:
+        """Return the name of the mask among the arguments of an attention module."""
+        names = argument_names(attention)
+        return next(name for name in self.mask_arguments if name in names)
+
     def attention_modules(self, base: Any) -> list[nn.Module]:
         """Return `attention_layers`, each module once."""
         return list(dict.fromkeys(self.attention_layers(base)))
@@ -165,9 +165,8 @@ class Architecture:
         # grouped-query attention: each key head serves several adjacent query heads
         return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
-    def attention_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Return the hidden states (batch, n, d) among the arguments of a call of an attention module."""
-        hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+    def attention_input(self, hidden: Tensor) -> Tensor:
+        """Return the first argument of an attention module, its hidden states, as (batch, n, d)."""
         return hidden
 
     def scaling(self, module: Any) -> float:
@@ -198,7 +197,6 @@ class Architecture:
             norm=embeddings.LayerNorm,
             before_norm=getattr(embeddings, "embed_proj", None),  # DeBERTa
             after_norm=self.after_norm(base),
-            epsilon_name=self.epsilon_name,
         )
 
     def after_norm(self, base: Any) -> Any:
@@ -226,8 +224,7 @@ class Architecture:
 
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that the bias is added to its logits."""
-        names = getattr(attention, ATTACHED).arguments
-        add_to_mask(attention, bias, call, next(name for name in self.mask_arguments if name in names), names[0])
+        add_to_mask(attention, bias, call, self.mask_argument(attention))
 
     def without_position(self, output: Any) -> Any:
         """Return what a module of `position_tables` returns where positions are disabled, in the form of its output."""
@@ -237,10 +234,8 @@ class Architecture:
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
-        names = getattr(attention, ATTACHED).arguments
-        hidden = call[names[0]]
-        mask = next(name for name in self.mask_arguments if name in names)
-        call[mask] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
+        hidden = call[argument_names(attention)[0]]
+        call[self.mask_argument(attention)] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
 
     def heads(self, base: Any, module: Any) -> int:
         """Return the number of heads of an attention module."""

@@ -1,12 +1,12 @@
 """Finding the transformers model inside a wrapper."""
 
-import inspect
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from pelocality.models._weights import token_embeddings
+from pelocality.models.families._calls import argument_names
 
 
 def pretrained(model: nn.Module) -> Any:
@@ -54,7 +54,7 @@ def pretrained(model: nn.Module) -> Any:
 
 def reads_tokens(module: Any) -> bool:
     """Return whether something is a transformers model that turns token ids into vectors."""
-    if not isinstance(module, PreTrainedModel) or "input_ids" not in inspect.signature(module.forward).parameters:
+    if not isinstance(module, PreTrainedModel) or "input_ids" not in argument_names(module):
         return False
     return token_embeddings(module) is not None
 

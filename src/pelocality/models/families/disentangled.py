@@ -16,7 +16,6 @@ class Deberta(Architecture):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
-    epsilon_name = "variance_epsilon"  # of DeBERTa's own layer norm
     score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: the logits of positions
     span_name: ClassVar[str] = "max_relative_positions"  # of an attention module: the distances to either side
 
@@ -88,7 +87,6 @@ class DebertaV2(Deberta):
     """DeBERTa-v2 and v3: logarithmic buckets of distances; content and distance may share projections."""
 
     model_types = ("deberta-v2",)
-    epsilon_name = "eps"
     score_method = "disentangled_attention_bias"
     span_name = "pos_ebd_size"
     projections = ("query_proj", "key_proj")

@@ -83,8 +83,7 @@ class XlNet(Architecture):
             raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
         return base
 
-    def attention_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        hidden: Tensor = args[0] if args else kwargs["h"]
+    def attention_input(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1)  # XLNet runs (n, batch, d)
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
