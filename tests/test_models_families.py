@@ -21,7 +21,7 @@ ABSOLUTE = [
 
 
 def logits_from_facts(record, base, module, hidden):
-    """The equation in Architecture's docstring, written out term by term."""
+    """The equation in KnownLogits' docstring, written out term by term."""
     query, key = record.project(module, hidden)
     n = hidden.shape[1]
     rotation = record.rotation(base, module, n)

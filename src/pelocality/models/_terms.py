@@ -13,7 +13,7 @@ from pelocality.models._names import attached_encoding
 from pelocality.models._restore import hooked
 from pelocality.models._weights import refuse_quantised
 from pelocality.models.families._calls import argument_names, call_of
-from pelocality.models.families._record import Architecture
+from pelocality.models.families._logits import KnownLogits
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Terms:
 QueriesAndKeys = tuple[Tensor, Tensor]  # each (batch, head, n, d_head)
 
 
-def check_logits(record: Architecture, base: nn.Module) -> None:
+def check_logits(record: KnownLogits, base: nn.Module) -> None:
     """Refuse models whose attention is not the softmax of the logits that are computed from their weights.
 
     Raises:
@@ -50,7 +50,7 @@ def check_logits(record: Architecture, base: nn.Module) -> None:
         )
 
 
-def position_parts(record: Architecture, base: Any) -> list[nn.Module]:
+def position_parts(record: KnownLogits, base: Any) -> list[nn.Module]:
     """Return the modules other than attention whose weights are read directly."""
     absolute = record.absolute(base)
     tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
@@ -58,7 +58,7 @@ def position_parts(record: Architecture, base: Any) -> list[nn.Module]:
 
 
 @contextmanager
-def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
+def captured_inputs(record: KnownLogits, base: Any) -> Iterator[list[Tensor]]:
     """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
     collected: list[Tensor] = []
 
@@ -70,7 +70,7 @@ def captured_inputs(record: Architecture, base: Any) -> Iterator[list[Tensor]]:
         yield collected
 
 
-def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tensor) -> QueriesAndKeys:
+def queries_and_keys(record: KnownLogits, base: Any, module: Any, hidden: Tensor) -> QueriesAndKeys:
     """Return queries and keys in at least float32, before any rotation."""
     refuse_quantised(base, module)
     query, key = record.project(module, hidden)
@@ -79,7 +79,7 @@ def queries_and_keys(record: Architecture, base: Any, module: Any, hidden: Tenso
 
 
 def logit_terms(
-    record: Architecture,
+    record: KnownLogits,
     base: Any,
     module: Any,
     content: QueriesAndKeys,
@@ -88,7 +88,7 @@ def logit_terms(
 ) -> Terms:
     r"""Return the logits of queries and keys that are sums of a content part and a position part.
 
-    With $q = q^c + q^p$ and $k = k^c + k^p$ the equation of ``Architecture`` has the terms
+    With $q = q^c + q^p$ and $k = k^c + k^p$ the equation of ``KnownLogits`` has the terms
 
     - content: $s\,(q^c + u)^\top k^c$
     - content to position: $s\,(q^{c\top} k^p + q^{c\top} R)$

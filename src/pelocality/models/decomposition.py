@@ -24,7 +24,7 @@ from pelocality.models._weights import loaded
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
 from pelocality.models.families._calls import argument_names
-from pelocality.models.families._record import AbsoluteInput, Architecture
+from pelocality.models.families._logits import AbsoluteInput, KnownLogits
 
 Split = Literal["table", "relative", "mean content"]
 
@@ -190,7 +190,7 @@ def _read(
     return inputs, real
 
 
-def _table_part(record: Architecture, base: Any, module: Any, share: Tensor) -> QueriesAndKeys:
+def _table_part(record: KnownLogits, base: Any, module: Any, share: Tensor) -> QueriesAndKeys:
     """Return the part of queries and keys that is linear in the position table."""
     query, key = queries_and_keys(record, base, module, share)
     query_bias, key_bias = queries_and_keys(record, base, module, torch.zeros_like(share))
@@ -217,7 +217,7 @@ def _mean(states: Tensor, real: Tensor) -> Tensor:
     return mean[:, None].expand_as(states)
 
 
-def _split_of(record: Architecture, base: Any, module: Any, layer: int) -> Split | None:
+def _split_of(record: KnownLogits, base: Any, module: Any, layer: int) -> Split | None:
     """Return how a layer can be split into content and position, or None."""
     if layer == 0 and record.absolute(base) is not None:
         return "table"

@@ -16,7 +16,7 @@ from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import architecture
-from pelocality.models.families._record import Architecture
+from pelocality.models.families._logits import KnownLogits
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 
@@ -171,7 +171,7 @@ def positional_logits(
     )
 
 
-def _exact(record: Architecture, base: Any, module: Any, table: bool, length: int) -> Tensor:
+def _exact(record: KnownLogits, base: Any, module: Any, table: bool, length: int) -> Tensor:
     """Return a layer's logits without content, (head, n, n): for word embeddings of zero, or its relative bias."""
     with loaded(base, [module]):
         if not table:
@@ -185,7 +185,7 @@ def _exact(record: Architecture, base: Any, module: Any, table: bool, length: in
 
 
 def _constant_content(
-    record: Architecture, base: Any, layers: Iterable[int], ids: tuple[int, ...], length: int
+    record: KnownLogits, base: Any, layers: Iterable[int], ids: tuple[int, ...], length: int
 ) -> list[Tensor]:
     """Return the logits of each of the layers under one repeated word, averaged over words: (head, n, n) each."""
     batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _REPEATS)

@@ -8,11 +8,8 @@ ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``r
 from torch import nn
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
-from pelocality.models.families._record import (
-    AbsoluteInput as AbsoluteInput,
-    Architecture as Architecture,
-    attached_biases,
-)
+from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
+from pelocality.models.families._record import Architecture as Architecture, attached_biases
 from pelocality.models.families._wrapper import pretrained as pretrained
 
 _RECORDS: dict[str, Architecture] = {
@@ -35,17 +32,17 @@ def known_families() -> tuple[str, ...]:
         >>> known_families()[:4]
         ('albert', 'bert', 'bloom', 'camembert')
     """
-    return tuple(sorted(name for name, record in _RECORDS.items() if record.known_logits))
+    return tuple(sorted(name for name, record in _RECORDS.items() if isinstance(record, KnownLogits)))
 
 
-def architecture(model: nn.Module) -> Architecture:
+def architecture(model: nn.Module) -> KnownLogits:
     """Return the record of a model's family, by which its logits are computed from its weights.
 
     Args:
         model: A transformers model with or without a task head, or a wrapper around one.
 
     Returns:
-        The ``Architecture`` of ``model.config.model_type``.
+        The ``KnownLogits`` of ``model.config.model_type``.
 
     Raises:
         TypeError: ``model`` is not and does not hold a transformers model.
@@ -58,10 +55,11 @@ def architecture(model: nn.Module) -> Architecture:
         >>> record.causal(record.base(gpt2)), len(record.attention_layers(record.base(gpt2)))
         (True, 2)
     """
-    model_type = pretrained(model).config.model_type
-    if model_type not in known_families():
+    record = record_of(model)
+    if not isinstance(record, KnownLogits):
+        model_type = pretrained(model).config.model_type
         raise ValueError(f"model type '{model_type}' is not supported; known: {', '.join(known_families())}")
-    return _RECORDS[model_type]
+    return record
 
 
 def record_of(model: nn.Module) -> Architecture:
@@ -112,7 +110,7 @@ def longest_input(model: nn.Module) -> int | None:
     # a table of a class of its own looks its rows up before they are replaced
     if positions_disabled(model) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    if record is not _ANY and record.known_logits:
+    if isinstance(record, KnownLogits):
         return record.max_length(base)
     most = getattr(base.config, "max_position_embeddings", None) or None
     for table in record.position_tables(base):

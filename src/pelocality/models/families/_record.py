@@ -2,11 +2,10 @@
 
 import inspect
 import re
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality.models._restore import unhook
@@ -21,27 +20,6 @@ ATTACHED = "pelocality"
 def attached_biases(model: nn.Module) -> list[Any]:
     """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
     return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]
-
-
-@dataclass(frozen=True)
-class AbsoluteInput:
-    """How a family adds a table of positions to its word embeddings before the first attention module.
-
-    The input of the first attention module is ``after_norm(norm(before_norm(words + token types + positions)))``.
-
-    Attributes:
-        table: The position embeddings.
-        offset: The row of ``table`` that the first token reads.
-        norm: The layer norm that the sum goes through.
-        before_norm: A linear map before the norm, or None.
-        after_norm: A linear map after the norm, or None.
-    """
-
-    table: nn.Embedding
-    offset: int
-    norm: nn.Module
-    before_norm: nn.Module | None = None
-    after_norm: nn.Module | None = None
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -71,48 +49,28 @@ _NOT_MEASURED = {
 
 
 class Architecture:
-    r"""Where a model keeps its attention modules, its queries and keys, and its positions.
+    """Where a model keeps its attention modules and its positions, and how a bias is added to its logits.
 
     The defaults are what transformers guarantees of any model: attention modules call its attention interface, take a
     mask of four axes, and are followed by their rotary modules and tables of positions. They are enough to attach an
-    encoding. A subclass holds what a family does differently, and where its logits come from.
+    encoding. A subclass holds what a family does differently; where its logits come from is in `KnownLogits`.
 
-    A record has no state: its methods take the base model. Before the mask and the softmax, the logits of every family
-    with ``known_logits`` are
+    A record has no state: its methods take the base model.
 
-    $$s \left( q_i^{\top} k_j + u^{\top} k_j + q_i^{\top} R_{j-i} + S_{j-i}^{\top} k_j \right) + b_{j-i}$$
-
-    with $s$ = ``scaling``, $u$ = ``content_bias``, $R$ = ``relative_keys``, $S$ = ``relative_queries`` and $b$ =
-    ``relative_bias``, each absent (None) unless the family has it, and with $q$ and $k$ rotated by ``rotation`` first
-    where the family has rotary embeddings. Vectors over distances run from $k = j - i = -(n-1)$ to $n-1$, so that
-    index $n-1$ is the diagonal.
-
-    A new family is one subclass in one of the files of this folder, an entry in that file's ``RECORDS`` and one tiny
-    configuration in the contract test.
+    A new family is one subclass, of this or of `KnownLogits`, in one of the files of this folder, an entry in that
+    file's ``RECORDS`` and one tiny configuration in the contract test.
 
     The methods share their arguments:
 
     - ``model``: a transformers model, with or without a head; ``base``: the bare transformer in it;
     - ``module``, ``attention``: one of its attention modules;
-    - ``length``: the number of positions n;
     - ``call``: the arguments of a call of an attention module by name, to be changed;
-    - ``hidden``: hidden states, (batch, n, d); ``query``: queries, (batch, head, n, d_head); ``token_type_ids``:
-      (batch, n);
     - ``bias``: the function that gives the bias of the attached encoding; ``output``: what a module of
       ``position_tables`` returned.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
     """The ``config.model_type`` values of the family."""
-
-    known_logits: ClassVar[bool] = True
-    """Whether the logits of the family are those of the equation: False where a record says how to attach alone."""
-
-    projections: ClassVar[tuple[str, str]] = ("query", "key")
-    """The submodules of an attention module that give its queries and its keys."""
-
-    head_size: ClassVar[str] = "attention_head_size"
-    """The attribute of an attention module that holds d_head."""
 
     mask_arguments: ClassVar[tuple[str, ...]] = ("attention_mask", "mask")
     """The names that the mask has among the arguments of attention modules."""
@@ -158,21 +116,6 @@ class Architecture:
         """Return `attention_layers`, each module once."""
         return list(dict.fromkeys(self.attention_layers(base)))
 
-    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
-        size = getattr(module, self.head_size)
-        query, key = (split_heads(getattr(module, name)(hidden), size) for name in self.projections)
-        # grouped-query attention: each key head serves several adjacent query heads
-        return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-
-    def attention_input(self, hidden: Tensor) -> Tensor:
-        """Return the first argument of an attention module, its hidden states, as (batch, n, d)."""
-        return hidden
-
-    def scaling(self, module: Any) -> float:
-        """Return the factor on the query-key product, usually 1 / sqrt(d_head)."""
-        return float(getattr(module, "scaling", None) or getattr(module, self.head_size) ** -0.5)
-
     def causal(self, base: Any) -> bool:
         """Return whether a token sees only itself and the tokens before it."""
         # config.is_causal = False makes any decoder of transformers bidirectional
@@ -180,28 +123,6 @@ class Architecture:
         generates = base.config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         is_decoder = getattr(base.config, "is_decoder", generates)
         return declared is not False and bool(getattr(self.attention_layers(base)[0], "is_causal", is_decoder))
-
-    def visible(self, base: Any, module: Any, length: int) -> Tensor:
-        """Return the keys each query may attend to, padding aside: (n, n) of bool."""
-        everything = torch.ones(length, length, dtype=torch.bool)
-        return everything.tril() if self.causal(base) else everything
-
-    def absolute(self, base: Any) -> AbsoluteInput | None:
-        """Return how absolute positions are added to the input, or None where the family has none."""
-        embeddings: Any = getattr(base, "embeddings", None)
-        if getattr(embeddings, "position_embeddings", None) is None:
-            return None
-        return AbsoluteInput(
-            table=embeddings.position_embeddings,
-            offset=getattr(embeddings, "padding_idx", -1) + 1,  # RoBERTa and MPNet count from the padding id + 1
-            norm=embeddings.LayerNorm,
-            before_norm=getattr(embeddings, "embed_proj", None),  # DeBERTa
-            after_norm=self.after_norm(base),
-        )
-
-    def after_norm(self, base: Any) -> Any:
-        """Return the linear map after the layer norm of the input, or None."""
-        return getattr(base, "embeddings_project", None)  # ELECTRA: narrower than its layers
 
     def position_tables(self, base: Any) -> list[nn.Module]:
         """Return the modules that are looked up by position or distance, and whose result is added to something."""
@@ -273,42 +194,8 @@ class Architecture:
             return "queries of layers without RoPE grow with their position (attn_temperature_tuning)"
         return None
 
-    def max_length(self, base: Any) -> int | None:
-        """Return the number of tokens the position table has rows for, or None without a limit."""
-        absolute = self.absolute(base)
-        return None if absolute is None else absolute.table.num_embeddings - absolute.offset
-
-    def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
-        """Return the cosines and sines of rotary embeddings, each (n, d_head), or None."""
-        return None
-
-    def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
-        """Return the bias b by signed distance, as added to scaled logits: (head, 2n - 1), or None."""
-        return None
-
-    def relative_keys(self, base: Any, module: Any, length: int) -> Tensor | None:
-        """Return the vectors R multiplied with queries, by signed distance: (head, 2n - 1, d_head), or None."""
-        return None
-
-    def relative_queries(self, base: Any, module: Any, length: int) -> Tensor | None:
-        """Return the vectors S multiplied with keys, by signed distance: (head, 2n - 1, d_head), or None."""
-        return None
-
-    def content_bias(self, module: Any) -> Tensor | None:
-        """Return the vector u multiplied with keys at any position: (head, d_head), or None."""
-        return None
-
-    def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
-        """Return the logits that token types add, unscaled: (batch, head, n, n), or None."""
-        return None
-
 
 def _calls_the_interface(module: nn.Module) -> bool:
     """Return whether a module runs its attention through the attention interface of transformers."""
     forward = inspect.unwrap(type(module).forward)
     return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
-
-
-def split_heads(states: Tensor, size: int) -> Tensor:
-    """Split the last axis into heads: (batch, n, head * size) -> (batch, head, n, size)."""
-    return states.view(*states.shape[:-1], -1, size).transpose(1, 2)

@@ -1,29 +1,30 @@
 """Families that add a table of absolute positions to their word embeddings: BERT and similar models, GPT-2."""
 
-# ruff: noqa: D102 - the methods are documented once, on Architecture
+# ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
 from typing import Any
 
 from torch import Tensor, nn
 
+from pelocality.models.families._logits import AbsoluteInput, KnownLogits, split_heads
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import AbsoluteInput, Architecture, split_heads
+from pelocality.models.families._record import Architecture
 
 
-class Bert(Architecture):
+class Bert(KnownLogits):
     """BERT (Devlin et al., 2019) and models built like it, of which RoBERTa counts from the padding id + 1."""
 
     model_types = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 
 
-class DistilBert(Architecture):
+class DistilBert(KnownLogits):
     """DistilBERT (Sanh et al., 2019): BERT without token types."""
 
     model_types = ("distilbert",)
     projections = ("q_lin", "k_lin")
 
 
-class Albert(Architecture):
+class Albert(KnownLogits):
     """ALBERT (Lan et al., 2020): layers share their weights, so one module serves several layers."""
 
     model_types = ("albert",)
@@ -41,7 +42,7 @@ class Albert(Architecture):
         return base.encoder.embedding_hidden_mapping_in
 
 
-class Gpt2(Architecture):
+class Gpt2(KnownLogits):
     """GPT-2 (Radford et al., 2019): causal, and the first layer norm is in the first block."""
 
     model_types = ("gpt2",)
@@ -58,7 +59,6 @@ class Luke(Architecture):
     """LUKE (Yamada et al., 2020): RoBERTa whose words may attend to entities too, which have no place in the text."""
 
     model_types = ("luke",)
-    known_logits = False
 
     def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
         if call.get("entity_hidden_states") is not None:

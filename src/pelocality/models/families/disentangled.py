@@ -1,6 +1,6 @@
 """Families that multiply content with embeddings of the distance: DeBERTa (He et al., 2021) and DeBERTa-v2/v3."""
 
-# ruff: noqa: D102 - the methods are documented once, on Architecture
+# ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
 import functools
 from typing import Any, ClassVar
@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from pelocality._toeplitz import diagonals
+from pelocality.models.families._logits import KnownLogits, split_heads
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import ATTACHED, Architecture, split_heads
+from pelocality.models.families._record import ATTACHED
 
 
-class Deberta(Architecture):
+class Deberta(KnownLogits):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
@@ -92,7 +93,7 @@ class DebertaV2(Deberta):
     projections = ("query_proj", "key_proj")
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return Architecture.project(self, module, hidden)
+        return KnownLogits.project(self, module, hidden)
 
     def scaling(self, module: Any) -> float:
         terms = 1 + ("c2p" in module.pos_att_type) + ("p2c" in module.pos_att_type)
@@ -124,4 +125,4 @@ def _scores_with_bias(
     return scores + bias
 
 
-RECORDS: tuple[Architecture, ...] = (Deberta(), DebertaV2())
+RECORDS: tuple[KnownLogits, ...] = (Deberta(), DebertaV2())

@@ -1,6 +1,6 @@
 """Families whose positions are a term of the logits: T5, MPNet, BLOOM (ALiBi), XLNet."""
 
-# ruff: noqa: D102 - the methods are documented once, on Architecture
+# ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pelocality._toeplitz import diagonals
+from pelocality.models.families._logits import KnownLogits
 from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import Architecture
 
 
-class T5(Architecture):
+class T5(KnownLogits):
     """T5 (Raffel et al., 2020): a bias per bucket of distances, shared by all layers; no 1 / sqrt(d_head)."""
 
     model_types = ("t5", "mt5")
@@ -27,7 +27,7 @@ class T5(Architecture):
         return diagonals(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
 
 
-class MpNet(Architecture):
+class MpNet(KnownLogits):
     """MPNet (Song et al., 2020): a relative bias in every layer, and an absolute table at the input."""
 
     model_types = ("mpnet",)
@@ -38,7 +38,7 @@ class MpNet(Architecture):
         return diagonals(base.encoder.compute_position_bias(weight.new_empty(1, length, 1))[0])
 
 
-class Bloom(Architecture):
+class Bloom(KnownLogits):
     """BLOOM (BigScience, 2022): causal, with ALiBi's slopes (Press et al., 2022) on the distance.
 
     transformers adds slope * j, which differs from slope * (j - i) by a constant per row: the softmax is the same.
@@ -64,7 +64,7 @@ class Bloom(Architecture):
 _SUBTRACTED = 1e30  # XLNet multiplies its mask by this before it subtracts it from the logits
 
 
-class XlNet(Architecture):
+class XlNet(KnownLogits):
     """XLNet (Yang et al., 2019) with the relative attention of Transformer-XL (Dai et al., 2019).
 
     Its logits are (q + r_w_bias) . k + (q + r_r_bias) . (r R): r_w_bias is the content bias u, and r_r_bias . (r R)
@@ -148,4 +148,4 @@ class XlNet(Architecture):
         return scores.gather(-1, index)
 
 
-RECORDS: tuple[Architecture, ...] = (T5(), MpNet(), Bloom(), XlNet())
+RECORDS: tuple[KnownLogits, ...] = (T5(), MpNet(), Bloom(), XlNet())

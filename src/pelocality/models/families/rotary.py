@@ -1,16 +1,17 @@
 """Families that rotate queries and keys by position (RoPE, Su et al., 2021): Llama and similar models, ModernBERT."""
 
-# ruff: noqa: D102 - the methods are documented once, on Architecture
+# ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from pelocality.models.families._logits import KnownLogits
 from pelocality.models.families._record import Architecture
 
 
-class Llama(Architecture):
+class Llama(KnownLogits):
     """Llama (Touvron et al., 2023) and models built like it: causal, keys shared by groups of heads."""
 
     model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2")
@@ -52,7 +53,7 @@ class ModernBert(Llama):
         return float(module.head_dim**-0.5)
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
-        seen, window = Architecture.visible(self, base, module, length), base.config.sliding_window  # on either side
+        seen, window = KnownLogits.visible(self, base, module, length), base.config.sliding_window  # on either side
         return seen if module.sliding_window is None else seen.tril(window).triu(-window)
 
     def _layer_type(self, base: Any, module: Any) -> tuple[str, ...]:
@@ -66,7 +67,6 @@ class RoFormer(Architecture):
     """
 
     model_types = ("roformer",)
-    known_logits = False
 
     def without_position(self, output: Tensor) -> Tensor:
         sin, cos = output.chunk(2, dim=-1)
