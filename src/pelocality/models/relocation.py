@@ -134,7 +134,8 @@ def relocate(
         settings |= {"position_embeddings": position_embeddings, "texts": digest(rows), "start": digest(student)}
         checkpoint = claim(Path(folder), settings)
     with TemporaryDirectory() as temporary:
-        arguments = _arguments(folder, temporary, progress=progress, cpu=device_of(teacher).type == "cpu", **options)
+        options |= {"progress": progress, "cpu": device_of(teacher).type == "cpu", "save": folder is not None}
+        arguments = _arguments(temporary if folder is None else folder, **options)
         data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
         _train(trainer, student, frozen, checkpoint)
@@ -145,9 +146,9 @@ def relocate(
 
 
 def _arguments(
-    folder: str | Path | None,
-    temporary: str,
+    folder: str | Path,
     *,
+    save: bool,
     batch_size: int,
     learning_rate: float,
     every: int,
@@ -156,9 +157,9 @@ def _arguments(
     progress: bool,
     cpu: bool,
 ) -> TrainingArguments:
-    """Return the Trainer's arguments, which write checkpoints where there is a folder for them."""
+    """Return the Trainer's arguments; it writes checkpoints into the folder if they are to be saved."""
     return TrainingArguments(
-        output_dir=temporary if folder is None else str(folder),
+        output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=batch_size,
         per_device_eval_batch_size=batch_size,
@@ -169,7 +170,7 @@ def _arguments(
         eval_steps=every,
         eval_on_start=True,
         logging_strategy="no",
-        save_strategy="no" if folder is None else "steps",
+        save_strategy="steps" if save else "no",
         save_steps=every,
         save_total_limit=2,
         report_to="none",
