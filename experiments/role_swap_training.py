@@ -36,6 +36,9 @@ Predictions, written before the first full run:
    after training from none as a threshold, and predicts nothing without swaps in training.
 So the encoding is necessary and the data are sufficient: no encoding beats original positions with the same swaps by
 more than 5 points.
+9. Added after small settings of at most 3,000 pairs, before the first run on all pairs: with swaps original positions
+   reach 85 % of swaps right and 80 % both right, at a loss of less than one point of NLI accuracy, which is above 70
+   % without; the measured table is within 5 points of them in both.
 """
 
 import argparse
