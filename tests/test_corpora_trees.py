@@ -127,6 +127,8 @@ def test_hyphens_tagged_as_such_are_written_without_spaces():
     assert spaces_by_rule(["a", "well", "-", "known", "cat"], ["DT", "RB", "HYPH", "JJ", "NN"]) == (
         " ", "", "", " ", "",
     )  # fmt: skip
+    with pytest.raises(ValueError, match=r"tags must be one per token \(2\), got 1"):
+        spaces_by_rule(["a", '"'], ["DT"])
 
 
 def test_surface_tokens_keep_contractions_whole_and_leave_punctuation_out():
@@ -343,12 +345,13 @@ def test_phrases_are_the_constituents_or_dependency_subtrees_and_name_their_sour
         {"spaces": (" ",)},
         {"dependencies": Dependencies((0,), ("a",), "x")},
         {"constituents": Constituents((Constituent(1, 3, ("NP",)),), "x")},
+        {"constituents": Constituents((), "x", ("DT",))},
         {"frames": (Frame("go.01", (0, 1), (Argument("ARG0", 1, 1),), "x"),)},
     ],
 )
 def test_layers_that_do_not_fit_the_words_are_refused(layers):
     with pytest.raises(ValueError, match="must"):
-        Sentence(("a", "cat"), uid="7", **layers)
+        Sentence(("a", '"'), uid="7", **layers)  # whose spaces the tag of the quote would tell
 
 
 @pytest.mark.parametrize(

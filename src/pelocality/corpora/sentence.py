@@ -226,14 +226,14 @@ class Sentence:
         _check_text("uid", self.uid)
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
-        if not self.spaces:
+        self._check_layers()
+        if not self.spaces:  # by the tags, which are checked
             object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
             object.__setattr__(self, "spacing", "rule")
-        self._check_layers()
 
     def _check_layers(self) -> None:
         n = len(self.words)
-        layers = {"spaces": self.spaces, "constituents.tags": getattr(self.constituents, "tags", None)}
+        layers = {"spaces": self.spaces or None, "constituents.tags": getattr(self.constituents, "tags", None)}
         for name in ("heads", "relations", "upos", "features"):
             layers[f"dependencies.{name}"] = getattr(self.dependencies, name, None)
         for name, layer in layers.items():

@@ -95,6 +95,9 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
     Returns:
         The white space after each token; the last is empty.
 
+    Raises:
+        ValueError: ``tags`` is not one per token.
+
     Examples:
         >>> spaces_by_rule(["He", "ca", "n't", "go", "."])
         (' ', '', ' ', '', '')
@@ -103,6 +106,8 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
     """
     from nltk.tokenize.treebank import TreebankWordDetokenizer
 
+    if tags and len(tags) != len(tokens):
+        raise ValueError(f"tags must be one per token ({len(tokens)}), got {len(tags)}")
     if not tokens:
         return ()
     opens = _quote_sides(tokens, tags)

@@ -52,13 +52,12 @@ def row_of(
     item: Pair | Sentence, perturbed: Mapping[str, str], spans: Sequence[dict[str, Any]], label: str | None = None
 ) -> dict[str, Any]:
     """Return the row of an item; ``perturbed`` holds the new texts of the sides that changed, by name."""
-    names = (SENTENCE,) if isinstance(item, Sentence) else ("premise", "hypothesis")
-    originals = {name: item if isinstance(item, Sentence) else getattr(item, name) for name in names}
+    originals = sides_of(item)
     row = {name: perturbed.get(name, original.text) for name, original in originals.items()}
     row |= {f"original_{name}": original.text for name, original in originals.items()}
     if isinstance(item, Pair):
         row |= {"label": label, "original_label": item.label}
-    provenance = dict.fromkeys(originals[name].provenance for name in names if name in perturbed)
+    provenance = dict.fromkeys(original.provenance for name, original in originals.items() if name in perturbed)
     side = "both" if len(perturbed) == 2 else next(iter(perturbed))
     return {**row, "side": side, "spans": list(spans), "provenance": " | ".join(provenance), "uid": uid_of(item)}
 
@@ -72,7 +71,14 @@ def uid_of(item: Pair | Sentence) -> str:
 
 def texts_of(item: Pair | Sentence) -> tuple[str, ...]:
     """Return the text of a sentence or the two texts of a pair, which seed the random choices made for it."""
-    return (item.text,) if isinstance(item, Sentence) else (item.premise.text, item.hypothesis.text)
+    return tuple(sentence.text for sentence in sides_of(item).values())
+
+
+def sides_of(item: Pair | Sentence) -> dict[str, Sentence]:
+    """Return the sentences of an item by the name of their column."""
+    if isinstance(item, Sentence):
+        return {SENTENCE: item}
+    return {"premise": item.premise, "hypothesis": item.hypothesis}
 
 
 def has_label(label: str | None, labels: Collection[str] | None) -> bool:

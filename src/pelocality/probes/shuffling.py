@@ -18,6 +18,7 @@ from pelocality.probes._rows import (
     check_names,
     has_label,
     row_of,
+    sides_of,
     span_entry,
     texts_of,
 )
@@ -221,7 +222,9 @@ class _Shuffle:
         spans: list[WordSpan] = []
         entries: list[dict[str, Any]] = []
         texts = texts_of(item)
-        for name, sentence in self._sides(item).items():
+        for name, sentence in sides_of(item).items():
+            if self.side != "both" and name not in (self.side, SENTENCE):
+                continue
             chosen: list[WordSpan] = []
             rng = functools.partial(generator_for, self.seed, *texts, name)
             for choice in self.choose(sentence, functools.partial(rng, "choose"), self.wanted):
@@ -245,11 +248,6 @@ class _Shuffle:
             row = row_of(item, perturbed, entries, item.label if isinstance(item, Pair) else None)
             categories = dict.fromkeys(span.category for span in spans)
             yield {**row, "size": max(s.size for s in spans), "category": " ".join(categories), "seed": self.seed}
-
-    def _sides(self, item: Item) -> dict[str, Sentence]:
-        if isinstance(item, Sentence):
-            return {SENTENCE: item}
-        return {name: getattr(item, name) for name in ("premise", "hypothesis") if self.side in (name, "both")}
 
 
 def _permuted(
