@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics._inputs import float_tensor
-from pelocality.metrics._row_pass import block_statistics, pool_sums, row_blocks, rows_needed
+from pelocality.metrics._row_blocks import row_blocks, rows_needed
+from pelocality.metrics._row_pass import block_statistics, pool_sums
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
 from pelocality.metrics.position_tables import Similarity, project, softmax_weights
 from pelocality.metrics.published import Measurement
