@@ -1,4 +1,5 @@
 from . import families as families
+from ._provenance import Provenance as Provenance
 from .attachment import Attachment as Attachment, attach as attach, attached as attached
 from .auditing import (
     Audit as Audit,
@@ -23,7 +24,6 @@ from .relocation import Relocation as Relocation, relocate as relocate
 from .result import (
     AveragedAttention as AveragedAttention,
     PositionalAttention as PositionalAttention,
-    Provenance as Provenance,
 )
 from .share import PositionShare as PositionShare, position_share as position_share
 from .text_average import TextAverage as TextAverage, text_average as text_average

@@ -13,10 +13,11 @@ from tqdm import tqdm
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
 from pelocality.models._observe import attention_layers, checked_eager_attention, observe_by_layer
+from pelocality.models._provenance import provenance
 from pelocality.models._run import check_length, device_of, find_base, run
 from pelocality.models._samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
 from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
-from pelocality.models.result import PositionalAttention, provenance
+from pelocality.models.result import PositionalAttention
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
 from pelocality.models._names import label, other_layers_note
+from pelocality.models._provenance import Provenance, over_texts, provenance
 from pelocality.models._text import text_sums
-from pelocality.models.result import Provenance, over_texts, provenance
 
 
 @dataclass(frozen=True, eq=False, repr=False)

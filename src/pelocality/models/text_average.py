@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.models._inputs import runs_of_tokens
+from pelocality.models._provenance import over_texts, provenance
 from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models._text import TextLayer, text_sums
-from pelocality.models.result import AveragedAttention, over_texts, provenance
+from pelocality.models.result import AveragedAttention
 
 _FEWEST = 3  # tokens of a text that has a symmetry
 

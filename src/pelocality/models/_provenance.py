@@ -1,0 +1,73 @@
+"""The model, words and versions behind a result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import pelocality
+from pelocality.models._names import attached_encoding, model_name
+from pelocality.models._run import find_base
+from pelocality.models._samples import hides_future
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The model, words and versions behind a result.
+
+    Attributes:
+        model: Name or path the model was loaded from, or its class.
+        model_class: Class of the model that ran.
+        model_type: ``config.model_type``.
+        dtype: Precision the model ran in.
+        special_tokens: Of words, whether special tokens were fed around them (the matrices never contain them); of
+            texts, whether they are counted.
+        causal: Whether no query attends to later keys.
+        versions: Of pelocality, torch and transformers.
+        encoding: The encoding that was attached to the model while it ran, with ``position_embeddings``; None where
+            there was none.
+        words: The words that were repeated, as text.
+        word_ids: Their token ids.
+        seed: Seed they were drawn with; None for given words.
+        prefix: The tokens fed before the words, as text (the matrices never contain them).
+        equal_states: Whether the repeated word held the same hidden state at every position, in every layer.
+        texts: Number of texts.
+    """
+
+    model: str
+    model_class: str
+    model_type: str
+    dtype: str
+    special_tokens: bool
+    causal: bool
+    versions: Mapping[str, str]
+    encoding: str | None = None
+    words: tuple[str, ...] = ()
+    word_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    prefix: tuple[str, ...] = ()
+    equal_states: bool = False
+    texts: int = 0
+
+
+def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
+    """Return the provenance of a result of a model."""
+    base = find_base(model)
+    return Provenance(
+        model=model_name(model),
+        model_class=type(base).__name__,
+        model_type=base.config.model_type,
+        dtype=str(base.dtype).removeprefix("torch."),
+        causal=hides_future(visible),
+        versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
+        encoding=attached_encoding(base),
+        **more,
+    )
+
+
+def over_texts(source: Provenance) -> str:
+    """Return what a result over texts was computed from, for its headline."""
+    return f"{source.texts} texts, special tokens {'counted' if source.special_tokens else 'left out'}"
