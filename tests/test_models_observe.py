@@ -117,7 +117,7 @@ def observed(model, ids):
 @pytest.mark.parametrize("name", MASKED)
 def test_visible_keys_are_those_of_the_models_mask(name):
     seen = observed(made(name, scale=8), tokens(3, N))
-    assert seen.layers == (0, 1)
+    assert seen.known.layers == (0, 1)
     for visible, expected, weights in zip(seen.visible, MASKED[name][1], seen.maps, strict=True):
         assert torch.equal(visible, expected.expand(3, N, N))
         assert (weights.masked_select(~expected) == 0).all()
@@ -190,7 +190,7 @@ def test_padding_is_masked_in_its_sequence_only():
 
 def test_masks_are_found_in_half_precision():
     seen = observed(made("gemma2").to(torch.bfloat16), tokens(2, N))
-    assert seen.layers == (0, 1)
+    assert seen.known.layers == (0, 1)
     assert torch.equal(seen.visible[0][0], WINDOW)
 
 
@@ -272,8 +272,8 @@ def test_layers_are_counted_where_blocks_are_shared(name):
     model = tiny(name)
     with eager_attention(model):
         seen = observe(model, input_ids=tokens(2, N))
-    assert seen.layers == tuple(range(len(seen.maps)))
-    assert seen.depth == len(seen.maps)
+    assert seen.known.layers == tuple(range(len(seen.maps)))
+    assert seen.known.depth == len(seen.maps)
 
 
 def test_layers_that_differ_in_heads_are_refused():
@@ -292,7 +292,7 @@ def test_compiled_layers_are_observed_too():
     for layer in model.layers:
         layer.compile(backend="eager")
     seen = observed(model, tokens(2, N))
-    assert seen.layers == (0, 1)
+    assert seen.known.layers == (0, 1)
     assert torch.equal(seen.visible[0][0], WINDOW)
     torch.compiler.reset()
 

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,15 +60,17 @@ class AttentionLayers:
 
 
 @dataclass(frozen=True)
-class Observed(AttentionLayers):
+class Observed:
     """Attention of one forward pass.
 
     Attributes:
-        maps: Attention (batch, head, n, n) of each of ``layers``. Rows sum to 1, or to less in layers where a learned
-            sink takes the rest.
+        known: The layers it belongs to.
+        maps: Attention (batch, head, n, n) of each of ``known.layers``. Rows sum to 1, or to less in layers where a
+            learned sink takes the rest.
         visible: The keys that each query may attend to, (batch, n, n) for each of ``maps``, on its device.
     """
 
+    known: AttentionLayers
     maps: tuple[Tensor, ...]
     visible: tuple[Tensor, ...]
 
@@ -134,7 +136,7 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
     for layer, weights, sink in zip(layers, maps, sinks, strict=True):
         _check_rows(base, layer, weights, sink, inputs.get("attention_mask"))
     visible = tuple(each.visible.reshape(weights.shape).any(1) for each, weights in zip(found, maps, strict=True))
-    return Observed(
+    known = AttentionLayers(
         layers=layers,
         sinks=sinks,
         depth=depth,
@@ -144,9 +146,8 @@ def observe(base: Any, **inputs: Tensor) -> Observed:
         order=tuple(order),
         softmaxes=len(recorded),
         tokens=maps[0].shape[-1],
-        maps=maps,
-        visible=visible,
     )
+    return Observed(known, maps, visible)
 
 
 def attention_layers(base: Any, **inputs: Tensor) -> AttentionLayers:
@@ -157,7 +158,7 @@ def attention_layers(base: Any, **inputs: Tensor) -> AttentionLayers:
     """
     longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
     beginning = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
-    known = replace(observe(base, **beginning), maps=(), visible=())
+    known = observe(base, **beginning).known
     if isinstance(base, AttentionFunction):
         base.check_repeats(beginning["input_ids"])
     return known
@@ -192,7 +193,7 @@ def observe_by_layer(
         known = attention_layers(base, **inputs)
     if None in known.order or (elsewhere and alone):
         observed = observe(base, **inputs)
-        for layer, weights, visible in zip(observed.layers, observed.maps, observed.visible, strict=True):
+        for layer, weights, visible in zip(observed.known.layers, observed.maps, observed.visible, strict=True):
             if layer in layers:
                 use(layers.index(layer), weights, visible)
         return

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation._batches import equally_long
+from pelocality.models._calls import argument_names
 from pelocality.models._observe import checked_eager_attention, observe
 from pelocality.models._run import device_of, find_base
 from pelocality.models.families import longest_input
-from pelocality.models.families._calls import argument_names
 
 
 def most_attended(
@@ -56,7 +56,7 @@ def most_attended(
             words = [len(sentences[i]) for i in chosen]
             membership = _membership([encoded.word_ids(i) for i in chosen], lengths[chosen[0]], max(words))
             observed = observe(base, **inputs)
-            layers = observed.layers
+            layers = observed.known.layers
             looks_ahead = looks_ahead or any(bool(visible.triu(1).any()) for visible in observed.visible)
             words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
             for row, i in enumerate(chosen):
