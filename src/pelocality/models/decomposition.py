@@ -1,6 +1,7 @@
 """The attention logits of real text as a sum of content, position and cross terms."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
+from pelocality.models._calls import argument_names
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
 from pelocality.models._run import check_length, requested_layers, run
@@ -22,8 +24,7 @@ from pelocality.models._terms import (
 )
 from pelocality.models._weights import loaded
 from pelocality.models.eager import eager_attention
-from pelocality.models.families import architecture
-from pelocality.models.families._calls import argument_names
+from pelocality.models.families import known_logits
 from pelocality.models.families._logits import AbsoluteInput, KnownLogits
 
 Split = Literal["table", "relative", "mean content"]
@@ -116,7 +117,7 @@ def decompose(
         >>> torch.allclose(parts.weights().sum(-1), torch.ones(1, 2, 5))
         True
     """
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     check_logits(record, base)
     inputs, real = _read(base, input_ids, attention_mask, token_type_ids)
@@ -137,13 +138,7 @@ def decompose(
             "words before the first layer, and later layers read their sum; use layers=[0], or position_share",
         )
         absolute = record.absolute(base)
-        rows: list[Tensor] = []  # rows of the position table that the model looks up
-        summed: list[Tensor] = []  # the embeddings just before their layer norm
-        with (
-            hooked([absolute.table] if absolute else [], lambda _, args, kwargs: rows.append(args[0])),
-            hooked([absolute.norm] if absolute else [], lambda _, args, kwargs: summed.append(args[0])),
-            captured_inputs(record, base) as hidden,
-        ):
+        with _captured_table(absolute) as captured, captured_inputs(record, base) as hidden:
             run(base, **inputs)
         terms = []
         for layer in chosen:
@@ -151,7 +146,7 @@ def decompose(
             with loaded(base, [module]):
                 query, key = queries_and_keys(record, base, module, hidden[layer])
                 if absolute is not None and splits[layer] == "table":
-                    position = _table_part(record, base, module, _table_share(absolute, rows[0], summed[0]))
+                    position = _table_part(record, base, module, _table_share(absolute, *captured))
                 elif splits[layer] == "mean content":
                     position = (_mean(query, real), _mean(key, real))
                 if position is not None:
@@ -195,6 +190,15 @@ def _table_part(record: KnownLogits, base: Any, module: Any, share: Tensor) -> Q
     query, key = queries_and_keys(record, base, module, share)
     query_bias, key_bias = queries_and_keys(record, base, module, torch.zeros_like(share))
     return query - query_bias, key - key_bias
+
+
+@contextmanager
+def _captured_table(absolute: AbsoluteInput | None) -> Iterator[list[Tensor]]:
+    """Collect the rows that a model looks up in its table of positions, then the embeddings before their layer norm."""
+    captured: list[Tensor] = []
+    modules = [absolute.table, absolute.norm] if absolute is not None else []
+    with hooked(modules, lambda _, args, kwargs: captured.append(args[0])):
+        yield captured
 
 
 def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tensor:

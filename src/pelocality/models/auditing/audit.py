@@ -13,6 +13,7 @@ from pelocality.models._restore import inference
 from pelocality.models._run import device_of, find_base
 from pelocality.models._weights import embedding_weight
 from pelocality.models._words import choose_words
+from pelocality.models._wrapper import pretrained
 from pelocality.models.auditing import comparison, declared
 from pelocality.models.auditing.families import declarations
 from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, generates, read
@@ -20,7 +21,6 @@ from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.eager import eager_attention
 from pelocality.models.families import longest_input
-from pelocality.models.families._wrapper import pretrained
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
 _WORDS = 64  # other tokens in the run with the model's own content
@@ -98,17 +98,13 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
         reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
         raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
-    through_padding = comparison.counted_through_padding(reading)
     counts_tokens = declarations(config).counts_tokens or generates(inner)
     at_input = comparison.compare_inputs(config, reading)
-    if isinstance(reading.padded, str):
-        at_input[2].append(f"behind padding on the left: {reading.padded}")
-    if through_padding and counts_tokens:
-        at_input[2].append("declared positions counted from the first token, measured through left padding")
+    at_input[2].extend(comparison.compare_padding(reading, counts_tokens))
     rows = [_row(config, layer, reading.lookups, causal, at_input) for layer in reading.layers]
     rows += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
     cautions = []
-    if through_padding and not counts_tokens and causal:
+    if comparison.counted_through_padding(reading) and not counts_tokens and causal:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     if beyond := sorted(size for size in sizes if size >= length):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")

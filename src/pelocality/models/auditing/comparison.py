@@ -321,3 +321,12 @@ def counted_through_padding(reading: Reading) -> bool | None:
         return None
     behind = next((each for each in reading.padded if each.table.data_ptr() == plain.table.data_ptr()), None)
     return None if behind is None else int(behind.rows[PADDING]) != int(plain.rows[0])
+
+
+def compare_padding(reading: Reading, counts_tokens: bool) -> list[str]:
+    """Return how positions behind padding on the left differ from those that the model counts."""
+    if isinstance(reading.padded, str):
+        return [f"behind padding on the left: {reading.padded}"]
+    if counts_tokens and counted_through_padding(reading):
+        return ["declared positions counted from the first token, measured through left padding"]
+    return []

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from pelocality.models._calls import argument_names
 from pelocality.models._observe import layer_numbers
 from pelocality.models._restore import changed, hooked
 from pelocality.models._run import device_of, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-from pelocality.models.families._calls import argument_names
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
