@@ -11,13 +11,14 @@ from torch import nn
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
 from pelocality.models import (
     _bias,
+    _calls,
     _disable,
     _restore,
     _state_dict,
     attached,
     attachment,
 )
-from pelocality.models.families import _calls, _mask, disentangled, relative
+from pelocality.models.families import _mask, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
     WITH_CONVOLUTION,

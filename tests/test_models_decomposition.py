@@ -6,7 +6,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality.models import decompose, eager_attention, positional_logits
-from pelocality.models.families import architecture
+from pelocality.models.families import known_logits
 from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny, tokens
 
 N = 13
@@ -30,7 +30,7 @@ TOLERANCE = 5e-7  # several families pass through float32 inside
 
 
 def models_attention(model, ids, **inputs):
-    base = architecture(model).base(model)
+    base = known_logits(model).base(model)
     with eager_attention(model):
         return base(ids, output_attentions=True, **inputs).attentions
 
@@ -120,7 +120,7 @@ def test_absolute_terms_equal_those_of_split_embeddings():
 @pytest.mark.parametrize("name", TABLE_ONLY)
 def test_disabled_positions_leave_only_the_content_term(name):
     model = tiny(name)
-    record = architecture(model)
+    record = known_logits(model)
     with torch.no_grad():
         record.absolute(record.base(model)).table.weight.zero_()
     parts = decompose(model, tokens(1, N))

@@ -10,7 +10,8 @@ from torch import nn
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.models import attach, audit, decompose, positional_attention
 from pelocality.models._terms import captured_inputs
-from pelocality.models.families import architecture, known_families, longest_input, positions_disabled, pretrained
+from pelocality.models._wrapper import pretrained
+from pelocality.models.families import known_families, known_logits, longest_input, positions_disabled
 from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
 
 N = 17
@@ -59,7 +60,7 @@ def logits_from_facts(record, base, module, hidden):
 def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_layer(name):
     model = tiny(name)
     model.config._attn_implementation = "eager"
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     modules = record.attention_layers(base)
     with torch.no_grad(), captured_inputs(record, base) as inputs:
@@ -77,7 +78,7 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
 @pytest.mark.parametrize("name", EVERY)
 def test_causal_families_hide_the_future(name):
     model = tiny(name)
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     hidden = ~record.visible(base, record.attention_layers(base)[0], 9)
     assert record.causal(base) == bool(hidden.triu(1).sum() == 36)
@@ -86,14 +87,16 @@ def test_causal_families_hide_the_future(name):
 @pytest.mark.parametrize("name", ABSOLUTE)
 def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name):
     model = tiny(name)
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     absolute = record.absolute(base)
     ids = tokens(2, N)
     with torch.no_grad():
         with captured_inputs(record, base) as seen:
             base(ids)
-        total = base.get_input_embeddings()(ids) + absolute.table.weight[absolute.offset : absolute.offset + N]
+        padding = absolute.table.padding_idx
+        first = 0 if padding is None else padding + 1
+        total = base.get_input_embeddings()(ids) + absolute.table.weight[first : first + N]
         if hasattr(getattr(base, "embeddings", None), "token_type_embeddings"):
             total = total + base.embeddings.token_type_embeddings.weight[0]
         if absolute.before_norm is not None:
@@ -107,7 +110,7 @@ def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name)
 @pytest.mark.parametrize("name", ABSOLUTE)
 def test_max_length_is_the_longest_input_that_the_model_accepts(name):
     model = tiny(name)
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     most = record.max_length(base)
     with torch.no_grad():
@@ -119,7 +122,7 @@ def test_max_length_is_the_longest_input_that_the_model_accepts(name):
 @pytest.mark.parametrize("name", sorted(set(EVERY) - set(ABSOLUTE)))
 def test_families_without_a_table_have_no_max_length(name):
     model = tiny(name)
-    record = architecture(model)
+    record = known_logits(model)
     assert record.absolute(record.base(model)) is None
     assert record.max_length(record.base(model)) is None
 
@@ -143,7 +146,7 @@ def test_every_tested_family_is_known():
 )
 def test_the_base_model_is_found_under_heads_and_in_wrappers(make, base_class):
     model = pretrained(make())
-    base = architecture(model).base(model)
+    base = known_logits(model).base(model)
     assert type(base).__name__ == base_class
     assert not getattr(base.config, "is_decoder", False)
 
@@ -155,27 +158,27 @@ def test_the_error_for_an_unknown_family_lists_the_known_ones():
         )
     )
     with pytest.raises(ValueError, match=r"'megatron-bert' is not supported; known: albert, bert, bloom"):
-        architecture(model)
+        known_logits(model)
 
 
 def test_only_transformers_models_have_a_record():
     with pytest.raises(TypeError, match="got Linear"):
-        architecture(nn.Linear(2, 2))
+        known_logits(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="got str"):
-        architecture("bert-base-uncased")
+        known_logits("bert-base-uncased")
 
 
 def test_xlnet_with_bi_data_is_refused():
     model = tiny("xlnet")
     model.config.bi_data = True
     with pytest.raises(ValueError, match="bi_data"):
-        architecture(model).base(model)
+        known_logits(model).base(model)
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "llama"])
 def test_the_base_is_found_inside_a_wrapper(name):
     model = tiny(name)
-    record = architecture(model)
+    record = known_logits(model)
     for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
         assert record.base(wrapped) is record.base(model)
 

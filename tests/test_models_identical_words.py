@@ -14,7 +14,7 @@ import pelocality.models.identical_words as identical
 from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
 from pelocality.models import AttentionFunction, attach, positional_attention
-from pelocality.models.families import architecture
+from pelocality.models.families import known_logits
 from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_words import byte_level
 
@@ -24,7 +24,7 @@ WORDS = [7, 9, 30, 55]
 
 def slow_probe(model, words, n):
     """Return the mean over words of the attention of each word repeated, computed one word at a time."""
-    base = architecture(model).base(model).eval()
+    base = known_logits(model).base(model).eval()
     base.config._attn_implementation = "eager"
     total = 0
     with torch.no_grad():
@@ -46,13 +46,13 @@ def test_every_family_is_probed_as_defined_and_restored(name):
     torch.testing.assert_close(result.attention.sum(-1), torch.ones_like(result.attention[..., 0]), rtol=0, atol=1e-6)
     assert result.attention.dtype == torch.float64
     assert result.source.word_ids == tuple(WORDS)
-    assert result.source.causal == architecture(model).causal(architecture(model).base(model))
+    assert result.source.causal == known_logits(model).causal(known_logits(model).base(model))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_family_is_restored_after_an_interrupt(name):
     model = tiny(name).train()
-    last = architecture(model).attention_layers(architecture(model).base(model))[-1]
+    last = known_logits(model).attention_layers(known_logits(model).base(model))[-1]
     calls = []
 
     def interrupt(*_):

@@ -8,7 +8,7 @@ from torch import nn
 from pelocality.encodings import NoEncoding
 from pelocality.metrics import locality
 from pelocality.models import attach, decompose, eager_attention, logits, positional_logits
-from pelocality.models.families import architecture
+from pelocality.models.families import known_logits
 from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny
 
 N = 14
@@ -26,7 +26,7 @@ def attention_without_content(model, layer):
 
     The first layer gets an input of zero word embeddings. A deeper one gets zeros for hidden states.
     """
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     width = base.get_input_embeddings().embedding_dim
     calls = iter(range(10**6))
@@ -68,7 +68,7 @@ def test_exact_logits_give_the_models_attention_without_content(name):
 def test_constant_content_logits_give_the_models_attention_for_that_word(name):
     model = tiny(name)
     delta = positional_logits(model, length=N, words=[7])
-    base = architecture(model).base(model)
+    base = known_logits(model).base(model)
     with eager_attention(model):
         own = base(torch.full((1, N), 7), output_attentions=True).attentions
     assert delta.method == "average"
@@ -104,7 +104,7 @@ def test_relative_is_given_where_logits_depend_on_distance_alone(name):
             positional_logits(model, length=N)
         return
     delta = positional_logits(model, length=N)
-    absolute = architecture(model).max_length(architecture(model).base(model)) is not None
+    absolute = known_logits(model).max_length(known_logits(model).base(model)) is not None
     assert (delta.relative is None) == absolute
     if not absolute:
         for i in range(N):

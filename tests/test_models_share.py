@@ -10,7 +10,7 @@ from torch import nn
 from pelocality.encodings import ALiBi
 from pelocality.models import attach, position_share, positional_attention
 from pelocality.models._text import TextSums
-from pelocality.models.families import architecture
+from pelocality.models.families import known_logits
 from tests.families import FAMILIES, UNKNOWN, same, state, tiny, tokens
 from tests.test_models_words import byte_level, wordpiece
 
@@ -109,7 +109,7 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
 def test_models_with_constant_content_are_positional(name):
     """Every word has the same vector, so attention depends on position only."""
     model = tiny(name)
-    embedding = architecture(model).base(model).get_input_embeddings()
+    embedding = known_logits(model).base(model).get_input_embeddings()
     with torch.no_grad():
         embedding.weight[:] = embedding.weight[7]
     result = position_share(model, batches(3), special_tokens=True)

@@ -8,7 +8,7 @@ from torch import nn
 from pelocality.encodings import ALiBi
 from pelocality.models import attach, attached, positional_attention
 from pelocality.models._run import find_base
-from pelocality.models.families import architecture, longest_input, positions_disabled
+from pelocality.models.families import known_logits, longest_input, positions_disabled
 from tests.families import UNKNOWN, small, tiny
 
 N = 12
@@ -19,7 +19,7 @@ WORDS = [7, 9, 30, 55]
 def test_families_without_a_record_are_probed(name):
     model = UNKNOWN[name]().eval()
     with pytest.raises(ValueError, match="not supported"):
-        architecture(model)
+        known_logits(model)
     result = positional_attention(model, length=N, words=WORDS)
     model.config._attn_implementation = "eager"
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Importing is cheap, names are lazy, and imports point down."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -59,6 +60,23 @@ def test_packages_import_what_they_are_meant_to(package):
 def test_arrows_between_packages_point_down():
     order = list(ARROWS)
     assert all(order.index(below) < order.index(package) for package, targets in ARROWS.items() for below in targets)
+
+
+def modules_imported(file):
+    """The modules of the library that a file imports when it is imported."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pelocality."):
+            for alias in node.names:
+                path = SOURCE.parent.joinpath(*node.module.split("."), alias.name)
+                is_module = path.is_dir() or path.with_suffix(".py").exists()
+                yield f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def test_files_import_each_other_in_one_direction():
+    files = {".".join(file.relative_to(SOURCE.parent).with_suffix("").parts): file for file in SOURCE.rglob("*.py")}
+    graph = {name.removesuffix(".__init__"): set(modules_imported(file)) for name, file in files.items()}
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # raises a CycleError
+    assert order.index("pelocality.metrics.published") < order.index("pelocality.models.result")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from pelocality.evaluation._callables import array_of
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
-from pelocality.models.families import longest_input, positions_disabled, pretrained
+from pelocality.models._wrapper import pretrained
+from pelocality.models.families import longest_input, positions_disabled
 
 _WITHOUT_CLASSES = (MODEL_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence

@@ -16,7 +16,7 @@ from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, has_masked_head, log_likelihood, pseudo_log_likelihood
-from pelocality.models.families import pretrained
+from pelocality.models._wrapper import pretrained
 from pelocality.statistics import Estimate, proportion_over_groups
 
 _ADDED = ("good", "bad", "difference", "correct", "group")

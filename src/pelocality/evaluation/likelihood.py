@@ -11,11 +11,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from pelocality._checks import check_choice, check_tokenizer, count, flag
 from pelocality.evaluation._batches import equally_long, padded
+from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference
-from pelocality.models._run import device_of, largest_difference
+from pelocality.models._run import ROUNDING, device_of, largest_difference
 from pelocality.models._weights import check_ids
-from pelocality.models.families import longest_input, pretrained
-from pelocality.models.families._calls import argument_names
+from pelocality.models._wrapper import pretrained
+from pelocality.models.families import longest_input
 
 Reduction = Literal["sum", "mean"]
 
@@ -23,7 +24,6 @@ Reduction = Literal["sum", "mean"]
 Row = tuple[int, list[int], list[int]]  # number of the sentence, ids, and the id to predict at each place or _NONE
 LOADERS = "AutoModelForMaskedLM or AutoModelForCausalLM"
 _NONE = -100
-_ROUNDING = 1e-5  # a difference of logits, relative to the largest of them, that is rounding
 
 
 def pseudo_log_likelihood(
@@ -213,7 +213,7 @@ def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
 def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
     """Refuse a model whose earlier logits depend on the last token: it would see what it is to predict."""
     moved = largest_difference(logits[1], logits[0])
-    if moved > max(_ROUNDING, 2 * torch.finfo(logits.dtype).eps):
+    if moved > max(ROUNDING, 2 * torch.finfo(logits.dtype).eps):
         raise ValueError(
             f"model must attend to the left only, but another last token moves the earlier logits of "
             f"{type(pretrained(model)).__name__} by {moved:.1g} of the largest; use pseudo_log_likelihood, or set "
@@ -223,7 +223,7 @@ def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
 
 def _refuse_causal(model: Any, logits: Tensor) -> None:
     """Refuse a model whose logits do not depend on later tokens, unless it has a masked model's head."""
-    if not has_masked_head(model) and largest_difference(logits[1], logits[0]) <= _ROUNDING:
+    if not has_masked_head(model) and largest_difference(logits[1], logits[0]) <= ROUNDING:
         name = type(pretrained(model)).__name__
         raise ValueError(f"model must see both sides of a token, but {name} is causal; use log_likelihood")
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
+from pelocality.models._calls import changes_call
 from pelocality.models._restore import unhook
 from pelocality.models._weights import loaded
-from pelocality.models.families._calls import changes_call
 from pelocality.models.families._record import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"

@@ -28,6 +28,12 @@ def _argument_names(module_class: Any) -> tuple[str, ...]:
     return ()
 
 
+def hidden_argument(attention: nn.Module) -> str:
+    """Return the name of the hidden states among the arguments of an attention module: the first of them."""
+    first: str = argument_names(attention)[0]
+    return first
+
+
 def call_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a module by name."""
     return dict(zip(argument_names(module), args, strict=False)) | kwargs

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pelocality.models._calls import changes_call
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import changes_call
 from pelocality.models.families._record import Architecture
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from pelocality.models._wrapper import pretrained
 from pelocality.models.families._record import attached_biases
-from pelocality.models.families._wrapper import pretrained
 
 
 def described(base: Any) -> str:

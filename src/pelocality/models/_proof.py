@@ -15,19 +15,18 @@ from torch import Tensor, nn
 from pelocality._checks import HIDDEN
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.models._bias import PositionalBias
+from pelocality.models._calls import call_of, changes_call, hidden_argument
 from pelocality.models._names import described
 from pelocality.models._restore import changed, hooked, inference
-from pelocality.models._run import device_of, largest_difference, run
+from pelocality.models._run import ROUNDING, device_of, largest_difference, run
 from pelocality.models._softmaxes import Softmaxes, blocks_of
 from pelocality.models._weights import some_ids
-from pelocality.models.families._calls import argument_names, call_of, changes_call
 from pelocality.models.families._record import ATTACHED, Architecture
 
 Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
 """Attaches an encoding of so many heads with positions disabled or not, and removes it on leaving."""
 
 _TOKENS = 7
-_ROUNDING = 1e-5  # a difference that is rounding: many families take the softmax in float32, of float64 too
 _ORDER = [3, 0, 6, 2, 5, 1, 4]
 
 
@@ -71,13 +70,13 @@ def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> b
     with _compared_logits(record, base), trial(_trial_encoding, disable):
         biased = _effects(_run(base, ids, **mask))
     for what, effect in effects.items():
-        if effect <= _ROUNDING and not biased[what] <= few:
+        if effect <= ROUNDING and not biased[what] <= few:
             raise NotProvedError(f"with a bias, {what} are not hidden any longer")
     if disable:
         _check_equivariance(record, base, trial, ids)
     _check_equal(_run(base, ids, **mask), before, "after removal its outputs differ from those before")
     later = effects["later tokens"]
-    return later <= _ROUNDING or (record.causal(base) and later <= few)
+    return later <= ROUNDING or (record.causal(base) and later <= few)
 
 
 def _trial_encoding(heads: int) -> Encoding:
@@ -129,7 +128,7 @@ def _effects(states: Tensor) -> dict[str, float]:
 
 def _tolerance(states: Tensor) -> float:
     """Return the largest difference of two outputs, as in `largest_difference`, that is rounding."""
-    return max(_ROUNDING, 8 * torch.finfo(states.dtype).eps)
+    return max(ROUNDING, 8 * torch.finfo(states.dtype).eps)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -245,8 +244,8 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
     def permute(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not hybrid:
             return
-        first, call = argument_names(attention)[0], call_of(attention, args, kwargs)
-        again = attention.forward(**call | {first: call[first][:, _ORDER]})
+        name, call = hidden_argument(attention), call_of(attention, args, kwargs)
+        again = attention.forward(**call | {name: call[name][:, _ORDER]})
         pairs = zip(_states(output), _states(again), strict=True)
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)

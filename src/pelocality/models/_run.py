@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
+from pelocality.models._calls import argument_names
 from pelocality.models._names import described
 from pelocality.models._weights import embedding_weight, execution_device, token_embeddings
+from pelocality.models._wrapper import pretrained, reads_tokens
 from pelocality.models.families import longest_input, record_of
-from pelocality.models.families._calls import argument_names
-from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 logger = logging.getLogger(__name__)
+
+# a `largest_difference` that is rounding: many families take the softmax in float32, of float64 too
+ROUNDING = 1e-5
 
 
 def find_base(model: nn.Module) -> Any:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._toeplitz import toeplitz
+from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._names import attached_encoding
 from pelocality.models._restore import hooked
 from pelocality.models._weights import refuse_quantised
-from pelocality.models.families._calls import argument_names, call_of
 from pelocality.models.families._logits import KnownLogits
 
 
@@ -63,8 +63,8 @@ def captured_inputs(record: KnownLogits, base: Any) -> Iterator[list[Tensor]]:
     collected: list[Tensor] = []
 
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        first = argument_names(module)[0]
-        collected.append(record.attention_input(call_of(module, args, kwargs)[first]))
+        hidden = call_of(module, args, kwargs)[hidden_argument(module)]
+        collected.append(record.attention_input(hidden))
 
     with hooked(record.attention_layers(base), collect):
         yield collected

@@ -20,7 +20,7 @@ from pelocality.models._run import check_length, find_base
 from pelocality.models._words import special_ids
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
-_ROUNDING = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
+_SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
 def text_sums(
@@ -173,7 +173,7 @@ class TextSums:
         deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - uniform, 0.0)
         self.total[layer, :, :m, :m] += deviation.sum(0)
         self.squares[layer, :, :m, :m] += deviation.square().sum(0)
-        rounding = _ROUNDING[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
+        rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
         self.rounding[layer, :, :m, :m] += rounding.square().sum(0)
         self.uniform[layer, :, :m, :m] += uniform.sum(0)
         self.counts[layer, :m, :m] += pairs.sum(0)

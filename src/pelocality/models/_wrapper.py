@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from pelocality.models._calls import argument_names
 from pelocality.models._weights import token_embeddings
-from pelocality.models.families._calls import argument_names
 
 
 def pretrained(model: nn.Module) -> Any:

@@ -17,6 +17,7 @@ from pelocality.encodings import Encoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models import _proof
 from pelocality.models._bias import PositionalBias
+from pelocality.models._calls import call_of
 from pelocality.models._disable import disable_positions, enable_positions
 from pelocality.models._inputs import runs_of_tokens
 from pelocality.models._names import described
@@ -24,11 +25,10 @@ from pelocality.models._restore import called, override, restore_method, restori
 from pelocality.models._run import device_of, find_base
 from pelocality.models._state_dict import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models._weights import execution_device
+from pelocality.models._wrapper import pretrained
 from pelocality.models.families import record_of
-from pelocality.models.families._calls import call_of
 from pelocality.models.families._mask import no_continuous_batching
 from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
-from pelocality.models.families._wrapper import pretrained
 
 Positions = Literal["disable", "keep"]
 

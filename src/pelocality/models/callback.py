@@ -15,7 +15,7 @@ from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.models._samples import CAUSAL, PUBLISHED
 from pelocality.models._words import check_words
-from pelocality.models.families._wrapper import pretrained
+from pelocality.models._wrapper import pretrained
 from pelocality.models.identical_words import positional_attention
 from pelocality.models.logits import positional_logits
 

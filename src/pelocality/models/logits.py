@@ -15,7 +15,7 @@ from pelocality.models._terms import captured_inputs, check_logits, logit_terms,
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
 from pelocality.models.eager import eager_attention
-from pelocality.models.families import architecture
+from pelocality.models.families import known_logits
 from pelocality.models.families._logits import KnownLogits
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
@@ -130,7 +130,7 @@ def positional_logits(
         >>> delta.weights().shape, delta.relative.shape
         (torch.Size([2, 2, 16, 16]), torch.Size([2, 2, 31]))
     """
-    record = architecture(model)
+    record = known_logits(model)
     base = record.base(model)
     check_logits(record, base)
     check_length(base, length)

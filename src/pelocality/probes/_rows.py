@@ -53,7 +53,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the row of an item; ``perturbed`` holds the new texts of the sides that changed, by name."""
     originals = sides_of(item)
-    row = {name: perturbed.get(name, original.text) for name, original in originals.items()}
+    row: dict[str, Any] = {name: perturbed.get(name, original.text) for name, original in originals.items()}
     row |= {f"original_{name}": original.text for name, original in originals.items()}
     if isinstance(item, Pair):
         row |= {"label": label, "original_label": item.label}

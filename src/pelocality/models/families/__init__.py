@@ -1,16 +1,16 @@
 """Where each model family keeps attention and positions: one record per family.
 
-``architecture(model)`` returns the record. Records are in one file per kind of position: ``absolute`` (BERT, RoBERTa,
+``record_of(model)`` returns the record. Records are in one file per kind of position: ``absolute`` (BERT, RoBERTa,
 ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT) and
 ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
 from torch import nn
 
+from pelocality.models._wrapper import pretrained as pretrained
 from pelocality.models.families import absolute, disentangled, relative, rotary
 from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
-from pelocality.models.families._record import Architecture as Architecture, attached_biases
-from pelocality.models.families._wrapper import pretrained as pretrained
+from pelocality.models.families._record import Architecture as Architecture, attached_biases, rows_for_tokens
 
 _RECORDS: dict[str, Architecture] = {
     model_type: record
@@ -35,7 +35,7 @@ def known_families() -> tuple[str, ...]:
     return tuple(sorted(name for name, record in _RECORDS.items() if isinstance(record, KnownLogits)))
 
 
-def architecture(model: nn.Module) -> KnownLogits:
+def known_logits(model: nn.Module) -> KnownLogits:
     """Return the record of a model's family, by which its logits are computed from its weights.
 
     Args:
@@ -51,7 +51,7 @@ def architecture(model: nn.Module) -> KnownLogits:
     Examples:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
-        >>> record = architecture(gpt2)
+        >>> record = known_logits(gpt2)
         >>> record.causal(record.base(gpt2)), len(record.attention_layers(record.base(gpt2)))
         (True, 2)
     """
@@ -113,12 +113,8 @@ def longest_input(model: nn.Module) -> int | None:
     if isinstance(record, KnownLogits):
         return record.max_length(base)
     most = getattr(base.config, "max_position_embeddings", None) or None
-    for table in record.position_tables(base):
-        padding = getattr(table, "padding_idx", None)
-        rows = getattr(table, "num_embeddings", None) or len(getattr(table, "weight", ()))
-        if most and padding is not None and rows:  # read from the row after the padding id, as RoBERTa's
-            most = min(most, rows - padding - 1)
-    return most
+    counted = [table for table in record.position_tables(base) if getattr(table, "padding_idx", None) is not None]
+    return most and min([most, *(rows for table in counted if (rows := rows_for_tokens(table)) > 0)])
 
 
 def positions_disabled(model: nn.Module) -> bool:

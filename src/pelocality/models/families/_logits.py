@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pelocality.models.families._record import Architecture
+from pelocality.models.families._record import Architecture, rows_for_tokens
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,12 @@ class AbsoluteInput:
 
     Attributes:
         table: The position embeddings.
-        offset: The row of ``table`` that the first token reads.
         norm: The layer norm that the sum goes through.
         before_norm: A linear map before the norm, or None.
         after_norm: A linear map after the norm, or None.
     """
 
     table: nn.Embedding
-    offset: int
     norm: nn.Module
     before_norm: nn.Module | None = None
     after_norm: nn.Module | None = None
@@ -82,7 +80,6 @@ class KnownLogits(Architecture):
             return None
         return AbsoluteInput(
             table=embeddings.position_embeddings,
-            offset=getattr(embeddings, "padding_idx", -1) + 1,  # RoBERTa and MPNet count from the padding id + 1
             norm=embeddings.LayerNorm,
             before_norm=getattr(embeddings, "embed_proj", None),  # DeBERTa
             after_norm=self.after_norm(base),
@@ -95,7 +92,7 @@ class KnownLogits(Architecture):
     def max_length(self, base: Any) -> int | None:
         """Return the number of tokens the position table has rows for, or None without a limit."""
         absolute = self.absolute(base)
-        return None if absolute is None else absolute.table.num_embeddings - absolute.offset
+        return None if absolute is None else rows_for_tokens(absolute.table)
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         """Return the cosines and sines of rotary embeddings, each (n, d_head), or None."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import HIDDEN
-from pelocality.models.families._calls import argument_names, changes_call
+from pelocality.models._calls import changes_call, hidden_argument
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
@@ -15,7 +15,7 @@ Bias = Callable[..., Tensor]
 
 def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str) -> None:
     """Replace the mask in a call by the bias plus the mask."""
-    hidden: Tensor = call[argument_names(attention)[0]]  # (batch, n, d)
+    hidden: Tensor = call[hidden_argument(attention)]  # (batch, n, d)
     mask: Tensor | None = call.get(mask_argument)
     queries = hidden.shape[1]
     keys, slots = _keys(attention, call, queries, mask)

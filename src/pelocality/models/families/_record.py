@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from pelocality.models._calls import argument_names, hidden_argument
 from pelocality.models._restore import unhook
-from pelocality.models.families._calls import argument_names
+from pelocality.models._wrapper import pretrained, reads_tokens
 from pelocality.models.families._mask import Bias, add_to_mask, without_bias
-from pelocality.models.families._wrapper import pretrained, reads_tokens
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
@@ -20,6 +20,13 @@ ATTACHED = "pelocality"
 def attached_biases(model: nn.Module) -> list[Any]:
     """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
     return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]
+
+
+def rows_for_tokens(table: Any) -> int:
+    """Return how many rows of a table of positions tokens read: those after the padding id, where it has one."""
+    rows = getattr(table, "num_embeddings", None) or len(getattr(table, "weight", ()))
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and MPNet count from the row after it
+    return int(rows if padding is None else rows - padding - 1)
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -155,7 +162,7 @@ class Architecture:
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
-        hidden = call[argument_names(attention)[0]]
+        hidden = call[hidden_argument(attention)]
         call[self.mask_argument(attention)] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
 
     def heads(self, base: Any, module: Any) -> int:

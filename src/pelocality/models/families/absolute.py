@@ -52,7 +52,7 @@ class Gpt2(KnownLogits):
         return split_heads(query, module.head_dim), split_heads(key, module.head_dim)
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
-        return AbsoluteInput(table=base.wpe, offset=0, norm=base.h[0].ln_1)
+        return AbsoluteInput(table=base.wpe, norm=base.h[0].ln_1)
 
 
 class Luke(Architecture):
