@@ -9,13 +9,16 @@ import datasets
 import numpy as np
 import pandas as pd
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
+)
 
 from pelocality._checks import check_confidence, check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, scalar_columns
-from pelocality.evaluation.likelihood import LOADERS, has_masked_head, log_likelihood, pseudo_log_likelihood
+from pelocality.evaluation.likelihood import LOADERS, has_head, log_likelihood, pseudo_log_likelihood
 from pelocality.models._wrapper import pretrained
 from pelocality.statistics import Estimate, proportion_over_groups
 
@@ -168,10 +171,8 @@ def _scores(
 
 def _score_of_head(model: nn.Module) -> Score:
     """Return the score that fits the language-modelling head of a model."""
-    inner, masked = pretrained(model), has_masked_head(model)
-    classes = {base.__name__ for base in type(inner).__mro__}
-    causal = bool(classes & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
-    if masked == causal:
+    masked = has_head(model, MASKED)
+    if masked == has_head(model, CAUSAL):
         advice = f"load it with {LOADERS}, or pass score=pseudo_log_likelihood or log_likelihood"
-        raise ValueError(f"{type(inner).__name__} fits no score; {advice}")
+        raise ValueError(f"{type(pretrained(model)).__name__} fits no score; {advice}")
     return pseudo_log_likelihood if masked else log_likelihood

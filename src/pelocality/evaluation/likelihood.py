@@ -1,13 +1,13 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as brief
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from pelocality._checks import check_choice, check_tokenizer, count, flag
 from pelocality.evaluation._batches import equally_long, padded
@@ -223,22 +223,21 @@ def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
 
 def _refuse_causal(model: Any, logits: Tensor) -> None:
     """Refuse a model whose logits do not depend on later tokens, unless it has a masked model's head."""
-    if not has_masked_head(model) and largest_difference(logits[1], logits[0]) <= ROUNDING:
+    if not has_head(model, MASKED) and largest_difference(logits[1], logits[0]) <= ROUNDING:
         name = type(pretrained(model)).__name__
         raise ValueError(f"model must see both sides of a token, but {name} is causal; use log_likelihood")
 
 
-def has_masked_head(model: Any) -> bool:
-    """Return whether a model, or a class that it extends, is one of transformers' masked language models."""
-    names = MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
-    return any(base.__name__ in names for base in type(pretrained(model)).__mro__)
+def has_head(model: Any, auto_class: Mapping[str, Any]) -> bool:
+    """Return whether a model, or a class that it extends, is one that an auto class of transformers loads."""
+    return any(base.__name__ in auto_class.values() for base in type(pretrained(model)).__mro__)
 
 
 def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
     """Return the sentences as a list, after refusing invalid arguments of both scores."""
     inner = pretrained(model)
     two_texts = "decoder_input_ids" in argument_names(inner)
-    if two_texts and not has_masked_head(model):
+    if two_texts and not has_head(model, MASKED):
         raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
     check_tokenizer(tokenizer)
     check_choice("reduction", reduction, ("sum", "mean"))
