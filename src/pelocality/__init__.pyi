@@ -62,6 +62,7 @@ from .metrics import (
     toeplitz_share as toeplitz_share,
     window as window,
 )
+from .metrics.accumulate import MeanAttention as MeanAttention, MeanOver as MeanOver
 from .models import (
     Attachment as Attachment,
     LocalityCallback as LocalityCallback,
