@@ -5,6 +5,7 @@ import torch
 import transformers as hf
 from torch import nn
 
+from pelocality import locality
 from pelocality.models import decompose, eager_attention, positional_logits
 from pelocality.models.families import known_logits
 from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny, tokens
@@ -41,15 +42,17 @@ def test_the_four_terms_add_up_to_the_models_attention(name):
     parts = decompose(model, ids)
     own = models_attention(model, ids)
     for index, layer in enumerate(parts.layers):
-        assert (parts.weights()[index] - own[layer]).abs().max() < TOLERANCE
+        assert (parts.attention[index] - own[layer]).abs().max() < TOLERANCE
         assert own[layer].std() > 0.01
+    mine = torch.stack([own[layer] for layer in parts.layers]).clamp(min=0)
+    assert (locality(parts) - locality(mine)).abs().max() < TOLERANCE  # the metrics accept the result
 
 
 def test_what_xlnet_hides_with_same_length_is_hidden():
     sizes = {"vocab_size": 9, "d_model": 8, "n_layer": 2, "n_head": 2, "d_inner": 8}
     xlnet = hf.XLNetModel(hf.XLNetConfig(**sizes, attn_type="uni", same_length=True)).eval()
     own = torch.stack(models_attention(xlnet, torch.tensor([[1, 2, 3, 4]])))[:, 0]
-    torch.testing.assert_close(decompose(xlnet, [1, 2, 3, 4]).weights(), own)
+    torch.testing.assert_close(decompose(xlnet, [1, 2, 3, 4]).attention, own)
     assert torch.equal(positional_logits(xlnet, length=4).visible[0], own[0, 0] > 0)
 
 
@@ -72,8 +75,8 @@ def test_padding_on_the_right_leaves_the_real_rows_exact(name):
     parts = decompose(model, ids, attention_mask=mask)
     own = models_attention(model, ids, attention_mask=mask)
     for index, layer in enumerate(parts.layers):
-        assert (parts.weights()[index, 0] - own[layer][0]).abs().max() < 1e-5
-        assert (parts.weights()[index, 1, :, :9] - own[layer][1, :, :9]).abs().max() < 1e-5
+        assert (parts.attention[index, 0] - own[layer][0]).abs().max() < 1e-5
+        assert (parts.attention[index, 1, :, :9] - own[layer][1, :, :9]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("names", "layers", "split"), [
@@ -169,7 +172,7 @@ def test_token_types_count_as_content(name):
     parts = decompose(model, ids, token_type_ids=types)
     own = models_attention(model, ids, token_type_ids=types)
     for index, layer in enumerate(parts.layers):
-        assert (parts.weights()[index] - own[layer]).abs().max() < TOLERANCE
+        assert (parts.attention[index] - own[layer]).abs().max() < TOLERANCE
     without = decompose(model, ids)
     assert (parts.content[0] - without.content[0]).abs().max() > 0.01
     if name == "xlnet":
@@ -181,7 +184,7 @@ def test_one_sentence_has_no_batch_axis():
     one, batch = decompose(model, ids[0]), decompose(model, ids)
     assert one.logits.shape == (3, 2, N, N)
     torch.testing.assert_close(one.logits, batch.logits[:, 0])
-    torch.testing.assert_close(one.weights(), batch.weights()[:, 0])
+    torch.testing.assert_close(one.attention, batch.attention[:, 0])
     torch.testing.assert_close(decompose(model, ids[0].tolist()).logits, one.logits)
 
 
@@ -265,7 +268,7 @@ def test_an_empty_batch_gives_empty_terms(name):
     model = tiny(name)
     one, none = decompose(model, tokens(1, 5)), decompose(model, tokens(0, 5))
     assert none.logits.shape == (one.logits.shape[0], 0, *one.logits.shape[2:])
-    assert none.weights().shape == none.logits.shape
+    assert none.attention.shape == none.logits.shape
     assert none.visible.shape == (len(none.layers), 0, 5, 5)
 
 

@@ -60,7 +60,7 @@ def test_exact_logits_give_the_models_attention_without_content(name):
     assert delta.words == ()
     for index, layer in enumerate(delta.layers):
         own = attention_without_content(model, layer)
-        assert (delta.weights()[index] - own).abs().max() < TOLERANCE
+        assert (delta.attention[index] - own).abs().max() < TOLERANCE
         assert own.std() > 1000 * TOLERANCE  # there is something to get right
 
 
@@ -74,7 +74,7 @@ def test_constant_content_logits_give_the_models_attention_for_that_word(name):
     assert delta.method == "average"
     assert delta.word_ids == (7,)
     assert delta.layers == (0, 1, 2)
-    for weights, attention in zip(delta.weights(), own, strict=True):
+    for weights, attention in zip(delta.attention, own, strict=True):
         assert (weights - attention[0]).abs().max() < TOLERANCE
         assert attention.std() > 1000 * TOLERANCE
 
@@ -82,7 +82,7 @@ def test_constant_content_logits_give_the_models_attention_for_that_word(name):
 @pytest.mark.parametrize("name", ["t5", "bloom"])
 def test_a_pure_bias_is_the_logits_of_any_repeated_word(name):
     model = tiny(name)
-    own_weights = positional_logits(model, length=N).weights()
+    own_weights = positional_logits(model, length=N).attention
     with eager_attention(model):
         own = model(torch.full((1, N), 23), output_attentions=True).attentions
     assert (own_weights - torch.cat(own)).abs().max() < TOLERANCE
@@ -121,7 +121,7 @@ def test_mpnet_is_relative_below_its_first_layer():
 @pytest.mark.parametrize(("name", "causal"), [("gpt2", True), ("llama", True), ("bloom", True), ("bert", False)])
 def test_weights_are_rows_that_respect_the_causal_mask(name, causal):
     delta = positional_logits(tiny(name), length=N)
-    weights = delta.weights()
+    weights = delta.attention
     assert delta.causal == causal
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     assert bool((weights.triu(1) == 0).all()) == causal
@@ -131,12 +131,12 @@ def test_local_layers_have_their_window_in_visible():
     delta = positional_logits(tiny("modernbert"), length=N, words=[7])
     distance = (torch.arange(N)[:, None] - torch.arange(N)).abs()
     for index, local in ((0, False), (1, True), (2, True)):
-        assert bool((delta.weights()[index][:, distance > 3] == 0).all()) == local
+        assert bool((delta.attention[index][:, distance > 3] == 0).all()) == local
 
 
 def test_metrics_accept_the_result():
     delta = positional_logits(tiny("t5"), length=N)
-    torch.testing.assert_close(locality(delta), locality(delta.weights()))
+    assert torch.equal(locality(delta), locality(delta.attention))
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])

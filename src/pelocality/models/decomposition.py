@@ -51,8 +51,9 @@ class Decomposition(Terms):
     visible: Tensor
     splits: tuple[Split, ...]
 
-    def weights(self) -> Tensor:
-        """Return the softmax of the sum over the visible keys: the model's attention, rows sum to 1."""
+    @property
+    def attention(self) -> Tensor:
+        """The softmax of ``logits`` over the visible keys: the model's attention, which the metrics read."""
         return masked_softmax(self.logits, self.visible.unsqueeze(-3))
 
     def __repr__(self) -> str:
@@ -114,7 +115,7 @@ def decompose(
         >>> parts = decompose(DistilBertModel(tiny), [3, 1, 4, 1, 5])
         >>> parts
         Decomposition(1 x 2 x 5 x 5; layers [0] by table)
-        >>> torch.allclose(parts.weights().sum(-1), torch.ones(1, 2, 5))
+        >>> torch.allclose(parts.attention.sum(-1), torch.ones(1, 2, 5))
         True
     """
     record = known_logits(model)

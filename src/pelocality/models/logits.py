@@ -46,24 +46,17 @@ class PositionalLogits:
     words: tuple[str, ...] = ()
     word_ids: tuple[int, ...] = ()
 
-    def weights(self) -> Tensor:
-        """Return the softmax of the logits over the visible keys.
-
-        Returns:
-            (layer, head, n, n), in [0, 1]; rows sum to 1.
+    @property
+    def attention(self) -> Tensor:
+        """The softmax of the logits over the visible keys, (layer, head, n, n); the metrics accept this result for it.
 
         Examples:
             >>> causal = torch.ones(1, 2, 2).tril() > 0
-            >>> PositionalLogits(torch.zeros(1, 1, 2, 2), None, (0,), causal, True, "exact").weights()
+            >>> PositionalLogits(torch.zeros(1, 1, 2, 2), None, (0,), causal, True, "exact").attention
             tensor([[[[1.0000, 0.0000],
                       [0.5000, 0.5000]]]])
         """
         return masked_softmax(self.logits, self.visible[:, None])
-
-    @property
-    def attention(self) -> Tensor:
-        """The same as ``weights()``, so that every metric accepts this result."""
-        return self.weights()
 
     def __repr__(self) -> str:
         layers, heads, n, _ = self.logits.shape
@@ -127,7 +120,7 @@ def positional_logits(
         >>> delta = positional_logits(t5, length=16)
         >>> delta
         PositionalLogits(2 layers x 2 heads, n = 16, exact)
-        >>> delta.weights().shape, delta.relative.shape
+        >>> delta.attention.shape, delta.relative.shape
         (torch.Size([2, 2, 16, 16]), torch.Size([2, 2, 31]))
     """
     record = known_logits(model)
