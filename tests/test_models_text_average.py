@@ -105,6 +105,15 @@ def test_special_tokens_are_cut_out_of_the_matrices():
         text_average(model, [{"input_ids": torch.tensor([[2, 6, 3, 7, 3]])}], tokenizer=wordpiece())
 
 
+def test_a_position_between_others_that_no_text_has_is_refused():
+    special = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]])
+    text = {"input_ids": tokens(2, 7), "special_tokens_mask": special}
+    with pytest.raises(ValueError, match="no text has a token to measure at position 3, between 0 and 6"):
+        text_average(tiny("bert"), [text])
+    special[1, 3] = 0
+    assert text_average(tiny("bert"), [text]).attention.isfinite().all()
+
+
 @pytest.mark.parametrize("name", LEARNED_SINKS)
 def test_learned_sinks_are_set_apart(name):
     model, ids = with_sinks(name), tokens(4, N)
