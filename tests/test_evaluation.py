@@ -637,8 +637,10 @@ def test_invalid_arguments_of_the_paper_table_are_refused():
         paper_table({"m": {"Random": found}, "n": {}})
     with pytest.raises(ValueError, match="different numbers of runs"):
         paper_table({"m": {"Random": [found, found], "Sh-3": found}})
-    with pytest.raises(ValueError, match="Sym is given for 'n'"):
+    with pytest.raises(ValueError, match="symmetry is given for 'n'"):
         paper_table({"m": {"Random": found}}, symmetry={"n": 1})
+    with pytest.raises(TypeError, match=r"locality\['m'\] must be a number, got 'a'"):
+        paper_table({"m": {"Random": found}}, locality={"m": "a"})
     with pytest.raises(ValueError, match="calls a probe 'original', a reserved column"):
         paper_table({"m": {"original": found}})
 

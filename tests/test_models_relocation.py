@@ -285,6 +285,7 @@ def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatc
         ({"tokens": 0}, ValueError, "tokens must be"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be above 0"),
+        ({"learning_rate": "x"}, TypeError, "learning_rate must be a number, got 'x'"),
         ({"position_embeddings": "maybe"}, ValueError, "position_embeddings"),
     ],
 )
