@@ -10,7 +10,7 @@ from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
 from pelocality.models import (
     PositionalAttention,
-    _observe as masks,
+    _observe,
     attach,
     position_share,
     positional_attention,
@@ -256,7 +256,7 @@ def test_layers_are_found_on_the_beginning_of_a_long_input(name, monkeypatch):
         return words.attention, words.per_sample, mean.attention, mean.per_sample, mean.share
 
     whole = measured()
-    monkeypatch.setattr(masks, "_BEGINNING", 3)
+    monkeypatch.setattr(_observe, "_BEGINNING", 3)
     torch.testing.assert_close(measured(), whole, rtol=0, atol=0, equal_nan=True)
 
 
@@ -304,11 +304,17 @@ def test_adjusted_locality_of_uniform_attention_inside_a_window_is_zero():
     assert adjusted_locality(result).abs().max() < 1e-6
 
 
-def test_a_softmax_whose_axes_are_permuted_in_memory_is_compared_by_its_numbers():
-    weights = torch.rand(2, 3, 4, 4).softmax(-1)
-    permuted = weights.clone().transpose(0, 1)  # (head, batch, n, n), no view of which has another shape
-    assert not masks._same(permuted, weights)
-    assert masks._same(weights.permute(1, 0, 2, 3).contiguous().transpose(0, 1), weights)
+def test_a_softmax_of_the_same_numbers_in_another_order_is_not_that_of_a_layer():
+    class Permuted(hf.RemBertModel):
+        def forward(self, input_ids=None, **_):
+            batch, n = input_ids.shape
+            scores = torch.rand(batch, 2, n, n)
+            scores.transpose(0, 1).softmax(-1)  # (head, batch, n, n), as many numbers
+            maps = (scores.softmax(-1),)
+            return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
+
+    seen = observe(Permuted(UNKNOWN["rembert"]().config), input_ids=tokens(3, N))
+    assert (seen.order, seen.softmaxes) == ((1,), 2)
 
 
 def test_the_mask_of_an_attached_encoding_is_seen():
