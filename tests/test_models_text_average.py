@@ -15,8 +15,8 @@ from pelocality.models import (
     positional_attention,
     text_average,
 )
-from tests.families import FAMILIES, offloaded, same, state, tiny, tokens
-from tests.test_models_observe import LEARNED_SINKS, jamba, with_sinks
+from tests.families import FAMILIES, offloaded, same, state, tiny, tiny_any, tokens
+from tests.test_models_observe import LEARNED_SINKS, with_sinks
 from tests.test_models_words import wordpiece
 
 N = 9
@@ -135,11 +135,11 @@ def test_only_the_first_positions_are_measured():
 
 def test_layers_have_the_models_numbers():
     text = [{"input_ids": tokens(3, N)}]
-    result = text_average(jamba(), text, special_tokens=True, layers=[-1])
+    result = text_average(tiny_any("jamba"), text, special_tokens=True, layers=[-1])
     assert result.layers == (3,)
     assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
     with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention"):
-        text_average(jamba(), text, special_tokens=True, layers=[0])
+        text_average(tiny_any("jamba"), text, special_tokens=True, layers=[0])
 
 
 def test_a_frame_has_the_position_share_and_the_repr_too():
