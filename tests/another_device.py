@@ -159,6 +159,10 @@ def test_encodings_without_a_matrix():
     assert_same(metrics.position_weights(moved(table)), metrics.position_weights(table))
     encoding = SinusoidalEncoding(heads=2)
     assert_same(DistanceTable.from_encoding(moved(encoding), N).weights(N), encoding.weights(N))
+    weights = encoding.weights(N)[None]
+    (there,), (here,) = DistanceTable.from_attention(moved(weights)), DistanceTable.from_attention(weights)
+    assert there.device.type == DEVICE
+    assert_same(there.values, here.values)
 
 
 MEASURED = {

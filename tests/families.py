@@ -227,10 +227,10 @@ ANY: dict[str, Callable[[], Any]] = UNKNOWN | {
               rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **_MOE, **_GROUPED)
     ),  # learned sinks
     "jamba": lambda: hf.JambaModel(
-        small(hf.JambaConfig, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
-              num_experts=4, num_experts_per_tok=2, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False,
-              **_GROUPED)
-    ),  # attention in every second layer
+        small(hf.JambaConfig, num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2,
+              expert_layer_offset=1, num_experts=4, num_experts_per_tok=2, mamba_d_state=4, mamba_dt_rank=4,
+              use_mamba_kernels=False, **_GROUPED)
+    ),  # attention in layers 1 and 3
     "opt": lambda: hf.OPTModel(
         hf.OPTConfig(vocab_size=99, hidden_size=16, word_embed_proj_dim=16, ffn_dim=16, num_hidden_layers=2,
                      num_attention_heads=2, max_position_embeddings=64, pad_token_id=0)

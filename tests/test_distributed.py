@@ -25,7 +25,6 @@ from tests import test_models_callback as callbacks
 from tests.families import tiny, tiny_any, tokens
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences, sentence
-from tests.test_models_observe import jamba
 from tests.test_models_words import wordpiece
 
 
@@ -54,11 +53,11 @@ def measured():
     options = {"special_tokens": True, "progress": False}
     return {
         "words": positional_attention(model, length=8, words=5, batch_size=2, prefix=3),
-        "one word": positional_attention(jamba(), length=8, words=[7]),
+        "one word": positional_attention(tiny_any("jamba"), length=8, words=[7]),
         "text": text_average(model, iter(text), **options),
-        "one batch": text_average(jamba(), batches[:1], layers=[-1], **options),
+        "one batch": text_average(tiny_any("jamba"), batches[:1], layers=[-1], **options),
         "share": position_share(model, iter(text), **options),
-        "share of one batch": position_share(jamba(), batches[:1], **options),
+        "share of one batch": position_share(tiny_any("jamba"), batches[:1], **options),
     }
 
 

@@ -7,6 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pelocality.encodings import (
     KERPLE,
@@ -112,11 +114,29 @@ def test_gradients_are_those_of_finite_differences(queries, extra, form):
         assert torch.autograd.gradcheck(attend, (*inputs, *encoding.parameters()))
 
 
-def test_a_long_fixed_bias_needs_no_matrix(monkeypatch):
-    encoding, inputs = ALiBi(3), tensors(1100, 1100)
-    expected = by_matrix(*inputs, encoding)
-    monkeypatch.setattr(Encoding, "additive_mask", None)
-    torch.testing.assert_close(biased_attention(*inputs, encoding), expected)
+class Memory(TorchDispatchMode):
+    """Record the largest number of elements in the memory of a tensor that is made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **options or {})
+        for each in pytree.tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                self.largest = max(self.largest, each.untyped_storage().nbytes() // each.itemsize)
+        return made
+
+
+def test_a_long_fixed_bias_needs_no_matrix():
+    n = 1100
+    encoding, (query, key, value) = ALiBi(3), tensors(n, n)
+    inputs = query, key, value[..., :4]  # of other sizes, PyTorch itself makes a matrix
+    with Memory() as by_distance:
+        output = biased_attention(*inputs, encoding)
+    with Memory() as with_matrix:
+        expected = by_matrix(*inputs, encoding)
+    torch.testing.assert_close(output, expected)
+    assert by_distance.largest < n * n <= with_matrix.largest
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -174,6 +174,14 @@ def test_a_table_from_attention_takes_what_metrics_take():
         assert all(torch.equal(one.values, other.values) for one, other in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("learnable", [True, False])
+def test_a_table_from_attention_has_its_dtype_but_at_least_float32(dtype, learnable):
+    (table,) = DistanceTable.from_attention(torch.eye(9, dtype=dtype)[None, None], learnable=learnable)
+    assert table.dtype == table.values.dtype == torch.promote_types(dtype, torch.float32)
+    assert table.weights(5).dtype == table.dtype
+
+
 def test_a_table_from_uniform_attention_is_flat_also_if_causal():
     for causal in (False, True):
         attention = NoEncoding(2, causal=causal).weights(40)[None]

@@ -20,8 +20,7 @@ from pelocality.evaluation.dependencies.accuracy import half_of
 from pelocality.evaluation.dependencies.result import DIRECTIONS, DependencyAccuracy
 from pelocality.models import attach
 from tests.data import EXAMPLES, corpora
-from tests.families import same, state, tiny
-from tests.test_models_observe import jamba
+from tests.families import same, state, tiny, tiny_any
 from tests.test_models_words import TEXT, byte_level, wordpiece
 
 TO_HEAD, TO_DEPENDENT = DIRECTIONS
@@ -298,7 +297,7 @@ def test_a_causal_encoding_that_is_attached_hides_later_words():
 
 
 def test_layers_of_hybrids_keep_the_models_own_numbers():
-    model = jamba()  # with attention in layers 1 and 3
+    model = tiny_any("jamba")  # with attention in layers 1 and 3
     found = dependency_accuracy(model, wordpiece(), random_sentences(30, longest=6))
     assert found.layers == (1, 3)
     assert found.attended.shape[1:] == (2, 2)

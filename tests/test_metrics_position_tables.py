@@ -65,6 +65,7 @@ def test_autocast_does_not_lower_the_precision():
         ({"table": torch.ones(3, 4), "query": torch.ones(4, 2), "key": torch.ones(4, 3)}, ValueError, "must agree"),
         ({"table": torch.ones(3, 4), "similarity": "euclidean"}, ValueError, "cosine"),
         ({"table": torch.ones(3, 4), "temperature": 0.0}, ValueError, "positive"),
+        ({"table": torch.ones(3, 4), "temperature": "2"}, TypeError, "temperature must be a number, got '2'"),
     ],
 )
 def test_invalid_tables_and_projections_raise_an_error(arguments, error, words):

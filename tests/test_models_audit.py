@@ -9,7 +9,7 @@ from torch import nn
 
 from pelocality import NoEncoding, attach, audit
 from pelocality.models import AttentionFunction, positional_attention
-from tests.families import FAMILIES, VARIANTS, same, state, tiny, tokens
+from tests.families import FAMILIES, VARIANTS, same, state, tiny, tiny_any, tokens
 
 SMALL = {
     "vocab_size": 97,
@@ -549,15 +549,8 @@ def test_the_first_keys_share_is_that_of_the_models_own_attention():
     assert shares == pytest.approx([float(each[0, :, 1:, 0].mean()) for each in maps], abs=1e-6)
 
 
-def jamba():
-    return build(
-        hf.JambaConfig(**SMALL, attn_layer_offset=1, attn_layer_period=2, expert_layer_offset=1, expert_layer_period=2,
-                       num_experts=2, num_experts_per_tok=1, mamba_d_state=4, use_mamba_kernels=False)
-    )  # fmt: skip
-
-
 def test_layers_of_a_hybrid_have_the_models_numbers():
-    result = audit(jamba())
+    result = audit(tiny_any("jamba"))
     assert [(row.layer, row.positions[1]) for row in result.layers] == [
         (0, "linear_attention"), (1, "none"), (2, "linear_attention"), (3, "none"),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
 from pelocality.models import (
     PositionalAttention,
-    _observe as masks,
+    _observe,
     attach,
     position_share,
     positional_attention,
@@ -19,7 +19,7 @@ from pelocality.models import (
 from pelocality.models._observe import observe
 from pelocality.models._run import find_base
 from pelocality.models.eager import eager_attention
-from tests.families import UNKNOWN, same, small, state, tiny, tokens
+from tests.families import UNKNOWN, same, small, state, tiny, tiny_any, tokens
 
 N = 11
 I, J = torch.arange(N)[:, None], torch.arange(N)
@@ -194,25 +194,8 @@ def test_masks_are_found_in_half_precision():
     assert torch.equal(seen.visible[0][0], WINDOW)
 
 
-def jamba():
-    config = small(
-        hf.JambaConfig,
-        num_hidden_layers=4,
-        num_key_value_heads=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        num_experts=1,
-        mamba_d_state=4,
-        mamba_dt_rank=2,
-        use_mamba_kernels=False,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    return hf.JambaModel(config).eval()
-
-
 def test_layers_of_hybrids_have_the_models_numbers():
-    model = jamba()
+    model = tiny_any("jamba")
     before = state(model)
     result = positional_attention(model, length=N, words=4)
     assert result.layers == (1, 3)
@@ -244,7 +227,11 @@ def test_attention_that_layers_share_has_the_numbers_of_those_layers():
 @pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "gemma2", "jamba", "learned sinks"])
 def test_layers_are_found_on_the_beginning_of_a_long_input(name, monkeypatch):
     """Here the beginning is shorter than a window and than any text."""
-    models = {"jamba": jamba, "gemma2": partial(made, "gemma2"), "learned sinks": partial(with_sinks, "gpt_oss")}
+    models = {
+        "jamba": partial(tiny_any, "jamba"),
+        "gemma2": partial(made, "gemma2"),
+        "learned sinks": partial(with_sinks, "gpt_oss"),
+    }
     model = models.get(name, partial(tiny, name))()
     first, last = (1, 3) if name == "jamba" else (0, 1)
     mask = (torch.arange(N) < torch.tensor([[4], [N], [6]])).long()
@@ -256,15 +243,15 @@ def test_layers_are_found_on_the_beginning_of_a_long_input(name, monkeypatch):
         return words.attention, words.per_sample, mean.attention, mean.per_sample, mean.share
 
     whole = measured()
-    monkeypatch.setattr(masks, "_BEGINNING", 3)
+    monkeypatch.setattr(_observe, "_BEGINNING", 3)
     torch.testing.assert_close(measured(), whole, rtol=0, atol=0, equal_nan=True)
 
 
 def test_selecting_a_layer_without_attention_raises():
     with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention.* \[1, 3\]"):
-        positional_attention(jamba(), length=N, words=4, layers=[0, 1])
+        positional_attention(tiny_any("jamba"), length=N, words=4, layers=[0, 1])
     with pytest.raises(ValueError, match="the model's 4 layers"):
-        positional_attention(jamba(), length=N, words=4, layers=[4])
+        positional_attention(tiny_any("jamba"), length=N, words=4, layers=[4])
 
 
 @pytest.mark.parametrize("name", ["albert", "albert with inner layers", "t5", "xlnet", "bert", "distilbert", "bloom"])
@@ -304,11 +291,17 @@ def test_adjusted_locality_of_uniform_attention_inside_a_window_is_zero():
     assert adjusted_locality(result).abs().max() < 1e-6
 
 
-def test_a_softmax_whose_axes_are_permuted_in_memory_is_compared_by_its_numbers():
-    weights = torch.rand(2, 3, 4, 4).softmax(-1)
-    permuted = weights.clone().transpose(0, 1)  # (head, batch, n, n), no view of which has another shape
-    assert not masks._same(permuted, weights)
-    assert masks._same(weights.permute(1, 0, 2, 3).contiguous().transpose(0, 1), weights)
+def test_a_softmax_of_the_same_numbers_in_another_order_is_not_that_of_a_layer():
+    class Permuted(hf.RemBertModel):
+        def forward(self, input_ids=None, **_):
+            batch, n = input_ids.shape
+            scores = torch.rand(batch, 2, n, n)
+            scores.transpose(0, 1).softmax(-1)  # (head, batch, n, n), as many numbers
+            maps = (scores.softmax(-1),)
+            return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
+
+    seen = observe(Permuted(UNKNOWN["rembert"]().config), input_ids=tokens(3, N))
+    assert (seen.order, seen.softmaxes) == ((1,), 2)
 
 
 def test_the_mask_of_an_attached_encoding_is_seen():
@@ -384,7 +377,7 @@ def test_a_difference_of_two_maps_is_refused():
 
 
 def test_a_result_names_the_layers_without_attention():
-    result = positional_attention(jamba(), length=N, words=4)
+    result = positional_attention(tiny_any("jamba"), length=N, words=4)
     assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
     assert "layers without attention: 0 linear_attention, 2 linear_attention" in repr(result)
     lfm = hf.Lfm2Model(decoder(hf.Lfm2Config, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]))

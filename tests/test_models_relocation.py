@@ -189,8 +189,11 @@ def test_the_curve_holds_the_losses_of_the_held_out_texts():
 
 
 def test_numbers_of_numpy_are_kept_in_a_folder(tmp_path):
-    options = OPTIONS | {"tokens": np.int64(48), "held_out": np.int64(16), "every": np.int64(4)}
-    relocate(bert(), NoEncoding(2), make_tokenizer(True), TEXTS, seed=np.int64(0), folder=tmp_path, **options)
+    numbers = {"tokens": np.int64(48), "held_out": np.int64(16), "every": np.int64(4), "seed": np.int64(0)}
+    numbers["learning_rate"] = np.float32(0.25)
+    relocate(bert(), NoEncoding(2), make_tokenizer(True), TEXTS, folder=tmp_path, **OPTIONS | numbers)
+    kept = json.loads((tmp_path / "relocation.json").read_text())
+    assert {name: kept[name] for name in numbers} == numbers
 
 
 def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypatch):
@@ -285,6 +288,7 @@ def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatc
         ({"tokens": 0}, ValueError, "tokens must be"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be above 0"),
+        ({"learning_rate": "x"}, TypeError, "learning_rate must be a number, got 'x'"),
         ({"position_embeddings": "maybe"}, ValueError, "position_embeddings"),
     ],
 )

@@ -217,5 +217,15 @@ def test_a_frame_holds_any_metric(result):
     torch.testing.assert_close(torch.tensor(own["two sinks_of_mean"]), metrics.sink_rate(result, 2).mean(-1))
     with pytest.raises(ValueError, match=r"metrics must hold locality, .*got 'nearness'"):
         result.to_frame(metrics="nearness")
-    with pytest.raises(ValueError, match=r"one number per matrix, \(3, 2\), but monotonicity gives \(3, 2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"one number per matrix, a tensor \(3, 2\), but monotonicity gives \(3, 2, 2\)"
+    ):
         result.to_frame(metrics=["monotonicity"])
+    with pytest.raises(ValueError, match=r"one number per matrix, a tensor \(3, 2\), but one gives float"):
+        result.to_frame(metrics={"one": lambda _: 1.0})
+
+
+@pytest.mark.parametrize("name", ["measure", "Measurement", "position_weights", "published"])
+def test_what_the_metrics_hold_besides_metrics_is_refused(result, name):
+    with pytest.raises(ValueError, match=rf"metrics must .*{name}"):
+        result.to_frame(metrics=name)

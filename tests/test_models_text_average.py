@@ -15,8 +15,8 @@ from pelocality.models import (
     positional_attention,
     text_average,
 )
-from tests.families import FAMILIES, offloaded, same, state, tiny, tokens
-from tests.test_models_observe import LEARNED_SINKS, jamba, with_sinks
+from tests.families import FAMILIES, offloaded, same, state, tiny, tiny_any, tokens
+from tests.test_models_observe import LEARNED_SINKS, with_sinks
 from tests.test_models_words import wordpiece
 
 N = 9
@@ -105,6 +105,15 @@ def test_special_tokens_are_cut_out_of_the_matrices():
         text_average(model, [{"input_ids": torch.tensor([[2, 6, 3, 7, 3]])}], tokenizer=wordpiece())
 
 
+def test_a_position_between_others_that_no_text_has_is_refused():
+    special = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]])
+    text = {"input_ids": tokens(2, 7), "special_tokens_mask": special}
+    with pytest.raises(ValueError, match="no text has a token to measure at position 3, between 0 and 6"):
+        text_average(tiny("bert"), [text])
+    special[1, 3] = 0
+    assert text_average(tiny("bert"), [text]).attention.isfinite().all()
+
+
 @pytest.mark.parametrize("name", LEARNED_SINKS)
 def test_learned_sinks_are_set_apart(name):
     model, ids = with_sinks(name), tokens(4, N)
@@ -126,11 +135,11 @@ def test_only_the_first_positions_are_measured():
 
 def test_layers_have_the_models_numbers():
     text = [{"input_ids": tokens(3, N)}]
-    result = text_average(jamba(), text, special_tokens=True, layers=[-1])
+    result = text_average(tiny_any("jamba"), text, special_tokens=True, layers=[-1])
     assert result.layers == (3,)
     assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
     with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention"):
-        text_average(jamba(), text, special_tokens=True, layers=[0])
+        text_average(tiny_any("jamba"), text, special_tokens=True, layers=[0])
 
 
 def test_a_frame_has_the_position_share_and_the_repr_too():

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
+from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
@@ -146,6 +147,16 @@ def test_the_output_of_a_model_is_drawn_as_its_attentions_are():
     output = model(torch.tensor([[5, 6, 7, 8]]), output_attentions=True)
     drawn = [plots.profiles(given)[1].lines[0].get_ydata() for given in (output, output.attentions)]
     np.testing.assert_array_equal(*drawn)
+    with pytest.raises(
+        ValueError, match=r"attention must be one matrix \(n, n\), got shape \(3, 1, 2, 4, 4\); choose one"
+    ):
+        plots.heatmap(output)
+
+
+def test_a_heatmap_takes_what_holds_one_matrix():
+    attention = random_attention(4, 4)
+    for given in (SimpleNamespace(attention=attention), BaseModelOutput(attentions=attention), [*attention]):
+        np.testing.assert_allclose(plots.heatmap(given)[1].images[0].get_array(), attention.numpy(), atol=1e-7)
 
 
 @pytest.mark.parametrize("column", ["position_share", "locality_low", "locality_of_mean"])
@@ -274,6 +285,9 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.profiles({}), "attention is empty"),
         (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
+        (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; of a result give one"),
+        (lambda: plots.comparison({"a": [[None, {}]]}), r"^values\['a'\] must be a tensor.*, got dict"),
+        (lambda: plots.heatmap({"a": torch.eye(4)}), "^attention must be a tensor, an array or numbers, got dict"),
         (lambda: plots.heatmap(torch.rand(0, 0)), "one matrix"),
         (lambda: plots.heatmap(torch.tensor([[1.0, -1.0], [0.0, 1.0]])), "at least 0, got -1; apply .softmax"),
         (lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])), "must be finite"),
@@ -324,5 +338,7 @@ def test_all_results_are_drawn_by_one_metric():
 
 
 def test_a_masked_grid_is_refused():
+    with pytest.raises(TypeError, match="attention must not be a masked array"):
+        plots.heatmap(np.ma.masked_array(np.eye(3), mask=np.eye(3)))
     with pytest.raises(TypeError, match=r"values must not be a masked array.*set masked entries to NaN"):
         plots.head_grid(np.ma.masked_array(np.eye(3), mask=np.eye(3)))

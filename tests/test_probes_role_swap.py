@@ -21,11 +21,7 @@ from pelocality.probes.role_swap.agreement import agrees, inflect
 from pelocality.probes.role_swap.english import verb_forms
 from pelocality.probes.role_swap.noun_phrases import head_of, number_of
 from tests.data import corpora
-
-
-def sentence(bracketed, **layers):
-    words, constituents = parse_bracketed(bracketed, "made up")
-    return Sentence(words, uid="s", language="en", constituents=constituents, **layers)
+from tests.test_probes import sentence
 
 
 def swapped(bracketed, **settings):

@@ -294,8 +294,11 @@ def test_masked_entries_in_a_list_of_arrays_are_refused():
         mean_over_runs([np.ma.masked_array([1, 2]), np.ma.masked_array([1, 0], [False, True])])
 
 
-def test_whole_numbers_may_be_floats():
+def test_whole_numbers_may_be_floats_and_tensors():
     assert sign_flip([[1.0], [3.0]]) == sign_flip([[1], [3]])
+    for dtype in (torch.int64, torch.bfloat16):
+        assert sign_flip(torch.tensor([[1], [3]], dtype=dtype)) == sign_flip([[1], [3]])
+    assert sign_flip(torch.tensor([[1.0], [3.0]], requires_grad=True)) == sign_flip([[1], [3]])
 
 
 def test_few_groups_get_the_t_interval_of_the_jackknife():

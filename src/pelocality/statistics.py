@@ -266,11 +266,16 @@ def mean_over_groups(
     return Estimate(mean, float(low), float(high))
 
 
+def _unmasked(name: str, given: ArrayLike) -> ArrayLike:
+    """Return an argument after checking that no entry is masked; a tensor on the CPU, in float64."""
+    check_unmasked(name, given)
+    # a tensor, recognised without importing torch
+    return given.detach().cpu().double() if hasattr(given, "detach") else given
+
+
 def _numbers(name: str, given: ArrayLike) -> Floats:
     """Return an argument, which may be a tensor, as an array of float64 after checking that no entry is masked."""
-    check_unmasked(name, given)
-    if hasattr(given, "detach"):  # a tensor, recognised without importing torch
-        given = given.detach().cpu().double()
+    given = _unmasked(name, given)
     try:
         return np.asarray(given, float)
     except (TypeError, ValueError) as error:
@@ -383,8 +388,7 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
         >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]])
         (array([0.03125]), array([0.5]))
     """
-    check_unmasked("differences", differences)
-    given = np.asarray(differences)
+    given = np.asarray(_unmasked("differences", differences))
     if given.dtype.kind not in "biuf":
         raise TypeError(f"differences must be whole numbers, got an array of {given.dtype}")
     if given.ndim != 2:

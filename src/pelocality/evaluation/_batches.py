@@ -1,11 +1,8 @@
-"""Batches of texts: of one length, or padded."""
+"""Batches of texts of one length."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
-
-import torch
-from torch import nn
 
 T = TypeVar("T")
 
@@ -19,9 +16,3 @@ def equally_long(items: Iterable[T], length: Callable[[T], int], batch_size: int
     for _, equal in itertools.groupby(items, length):
         while batch := list(itertools.islice(equal, batch_size)):
             yield batch
-
-
-def padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> torch.Tensor:
-    """Return rows of numbers (rows, longest), padded on the right with a value."""
-    tensors = [torch.tensor(row, dtype=torch.long, device=device) for row in rows]
-    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

@@ -191,9 +191,9 @@ def _predictions(
     if len(texts) == 2 and not any(hypothesis.strip() for _, hypothesis in unique):
         advice = "build the probe from sentences and add their labels as label and original_label"
         raise ValueError(f"every hypothesis of the probe is empty, and the model would read two texts; {advice}")
-    mine, predictions = part_of_process(unique), []
+    part, predictions = part_of_process(unique), []
     with failing_together():
-        for start in tqdm(range(0, len(mine), _CHUNK), desc="evaluate", delay=3, disable=not progress):
-            predictions += classifier(mine[start : start + _CHUNK])
+        for start in tqdm(range(0, len(part), _CHUNK), desc="evaluate", delay=3, disable=not progress):
+            predictions += classifier(part[start : start + _CHUNK])
     found = dict(zip(unique, gathered(predictions, len(unique)), strict=True))
     return [[found[text] for text in version] for version in versions]

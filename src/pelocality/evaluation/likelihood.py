@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from pelocality._checks import check_choice, check_tokenizer, count, flag
-from pelocality.evaluation._batches import equally_long, padded
+from pelocality.evaluation._batches import equally_long
 from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference
 from pelocality.models._run import ROUNDING, device_of, largest_difference
@@ -184,8 +184,8 @@ def _log_likelihood(
                 check(model, _logits(model, tokenizer, [[*before, last], [*before, other]])[:, :-1])
                 checked = True
             logits = _logits(model, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
-            targets = padded([ids for _, _, ids in batch], _NONE, logits.device)  # (batch, at most n)
-            for (number, *_), row, wanted in zip(batch, logits, targets, strict=True):
+            for (number, _, targets), row in zip(batch, logits, strict=True):
+                wanted = torch.tensor(targets, dtype=torch.long, device=logits.device)  # (at most n,)
                 places = wanted != _NONE
                 loss = nn.functional.cross_entropy(row[: len(wanted)][places].double(), wanted[places], reduction="sum")
                 total[order[number]] -= loss.cpu()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pelocality._checks import number
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import Estimate, mean_over_runs, proportion_over_groups
@@ -105,7 +106,7 @@ def paper_table(
         A `PaperTable`, in percent.
 
     Raises:
-        TypeError: A value that is not an evaluation.
+        TypeError: A value that is not an evaluation, or a symmetry or locality that is not a number.
         ValueError: No model, a model without evaluations or with more runs of one probe than of another, an
             evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
             model in ``symmetry`` or ``locality``.
@@ -123,16 +124,18 @@ def paper_table(
         | --- | ---: | ---: |
         | first letter | 60.0 | 0.0 |
     """
-    _check_mappings({"models": models, "symmetry": symmetry or {}, "locality": locality or {}})
+    metrics = {"symmetry": symmetry or {}, "locality": locality or {}}
+    _check_mappings({"models": models} | metrics)
     _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
     if not models:
         raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
     rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
-    for metric, given in zip(METRICS, (symmetry or {}, locality or {}), strict=True):
+    for column, (metric, given) in zip(METRICS, metrics.items(), strict=True):
         for model, value in given.items():
             if model not in models:
                 raise ValueError(f"{metric} is given for {model!r}, which is not among {', '.join(models)}")
-            rows.append({"part": 0, "model": model, "column": metric, "value": 100 * value, "runs": 1})
+            percent = 100 * number(f"{metric}[{model!r}]", value)
+            rows.append({"part": 0, "model": model, "column": column, "value": percent, "runs": 1})
     for model, probes in models.items():
         if not probes:
             raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")

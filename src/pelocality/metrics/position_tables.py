@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality._checks import check_choice
+from pelocality._checks import check_choice, number
 from pelocality.metrics._inputs import float_tensor
 
 Similarity = Literal["dot", "cosine"]
@@ -40,7 +40,7 @@ def position_weights(
         (n, n), or (heads, n, n); rows sum to 1; half precision comes back as float32.
 
     Raises:
-        TypeError: Not float tensors or arrays.
+        TypeError: Not float tensors or arrays, or a temperature that is not a number.
         ValueError: Shapes that do not fit, NaN or infinity, an unknown similarity, a temperature that is not positive,
             similarities beyond the range of the precision.
 
@@ -92,7 +92,7 @@ def project(
         queries, keys = torch.nn.functional.normalize(queries, dim=-1), torch.nn.functional.normalize(keys, dim=-1)
     if temperature is None:
         temperature = math.sqrt(queries.shape[-1]) if similarity == "dot" else 1.0
-    if not temperature > 0:
+    if not number("temperature", temperature) > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     return queries / temperature, keys
 

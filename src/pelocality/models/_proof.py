@@ -63,20 +63,20 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
 
 def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
     ids, mask, before = _first_run(base)
-    few = _tolerance(before)
+    tolerance = _tolerance(before)
     effects = _effects(before)
     with trial(NoEncoding, False):
         _check_equal(_run(base, ids, **mask), before, "with a bias of zero its outputs differ from those without")
     with _compared_logits(record, base), trial(_trial_encoding, disable):
         biased = _effects(_run(base, ids, **mask))
     for what, effect in effects.items():
-        if effect <= ROUNDING and not biased[what] <= few:
+        if effect <= ROUNDING and not biased[what] <= tolerance:
             raise NotProvedError(f"with a bias, {what} are not hidden any longer")
     if disable:
         _check_equivariance(record, base, trial, ids)
     _check_equal(_run(base, ids, **mask), before, "after removal its outputs differ from those before")
     later = effects["later tokens"]
-    return later <= ROUNDING or (record.causal(base) and later <= few)
+    return later <= ROUNDING or (record.causal(base) and later <= tolerance)
 
 
 def _trial_encoding(heads: int) -> Encoding:

@@ -14,7 +14,7 @@ from safetensors.torch import load_model
 from torch import nn
 from transformers import TrainerState, TrainingArguments
 
-from pelocality._checks import count
+from pelocality._checks import count, number
 from pelocality.encodings import Encoding
 from pelocality.models._checkpoints import claim, digest
 from pelocality.models._run import check_length, device_of, find_base
@@ -86,7 +86,7 @@ def relocate(
         fell.
 
     Raises:
-        TypeError: Something that is not a transformers model, a tokenizer, an encoding or texts.
+        TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts or a number.
         ValueError: As for `attach`; a length beyond the model's positions, too few texts, a rate of 0 or less, or a
             folder that holds another relocation.
         ImportError: Accelerate is missing (the ``train`` extra).
@@ -114,6 +114,7 @@ def relocate(
     """
     tokens, batch_size = count("tokens", tokens), count("batch_size", batch_size)
     held_out, every, seed = count("held_out", held_out), count("every", every), count("seed", seed, 0)
+    learning_rate = number("learning_rate", learning_rate)
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}")
     teacher = find_base(model)

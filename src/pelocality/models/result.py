@@ -1,5 +1,6 @@
 """Mean attention over words or texts: matrices, metrics, intervals and provenance."""
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -172,18 +173,16 @@ class AveragedAttention(DisplayMixin):
 
     def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
         """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
-        function = function or getattr(_metrics, name, None)
+        function = function or _metric(name)
         if function is None and name in self.per_sample:
             return None
         if function is None:
             known = [*self.per_sample, "a metric of pelocality.metrics"]
             raise ValueError(f"metrics must hold {', '.join(known)}, or map names to functions, got {name!r}")
-        value = function(self)
-        if value.shape != self.attention.shape[:2]:
-            raise ValueError(
-                f"metrics must give one number per matrix, {tuple(self.attention.shape[:2])}, but {name} gives "
-                f"{tuple(value.shape)}"
-            )
+        value, wanted = function(self), tuple(self.attention.shape[:2])
+        given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if given != wanted:
+            raise ValueError(f"metrics must give one number per matrix, a tensor {wanted}, but {name} gives {given}")
         return value
 
     def save(self, path: str | Path) -> None:
@@ -307,6 +306,13 @@ class PositionalAttention(AveragedAttention):
         if self.source.prefix:
             fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
         return f"mean over {words} word{'s' if words != 1 else ''}, {fed}"
+
+
+def _metric(name: str) -> Callable[..., Tensor] | None:
+    """Return the function of `pelocality.metrics` of this name that takes attention; None if there is none."""
+    function = getattr(_metrics, name, None)
+    takes_attention = inspect.isfunction(function) and "attention" in inspect.signature(function).parameters
+    return function if takes_attention else None
 
 
 def _interval(samples: Tensor, confidence: float) -> tuple[Tensor, Tensor]:

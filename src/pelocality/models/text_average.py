@@ -101,8 +101,8 @@ def text_average(
 
     Raises:
         TypeError: As for `position_share`.
-        ValueError: As for `position_share`, for special tokens between the words of a text, or texts that are all
-            shorter than three tokens.
+        ValueError: As for `position_share`, for special tokens between the words of a text, texts that are all shorter
+            than three tokens, or a position between others at which no text has a token to measure.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -145,6 +145,10 @@ def text_average(
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)
+    if not bool(counts[part].all()):
+        gap = first + int((counts[part] == 0).nonzero()[0])
+        advice = "pass texts whose positions overlap, or include special tokens with special_tokens=True"
+        raise ValueError(f"no text has a token to measure at position {gap}, between {first} and {last}; {advice}")
     mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
     visible = sums.counts[:, part, part] > 0
     return TextAverage(

@@ -34,10 +34,20 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
     return figure, ax
 
 
-def as_array(values: Any) -> np.ndarray:
-    """Return a tensor or nested lists as an array."""
-    check_unmasked("values", values, "set masked entries to NaN, which is drawn as hatching")
-    return values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
+def as_array(name: str, values: Any) -> np.ndarray:
+    """Return an argument, a tensor or lists of numbers or of tensors, as an array."""
+    check_unmasked(name, values, "set masked entries to NaN, which is drawn as hatching")
+    if isinstance(values, torch.Tensor):
+        return values.detach().float().cpu().numpy()
+    if isinstance(values, list | tuple):
+        values = [as_array(name, each) for each in values]
+    try:
+        return np.asarray(values, float)
+    except TypeError as error:
+        advice = "of a result give one of its tensors, such as result.share"
+        raise TypeError(
+            f"{name} must be a tensor, an array or numbers, got {type(values).__name__}; {advice}"
+        ) from error
 
 
 def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:

@@ -43,6 +43,7 @@ def head_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
+        TypeError: Values that are neither numbers nor such a result.
         ValueError: Not two axes, nothing to draw, another number of layers, a metric of numbers that are no result, or
             limits in the wrong order.
 
@@ -98,6 +99,7 @@ def comparison(
 
     Raises:
         ImportError: Matplotlib is missing.
+        TypeError: As for `head_grid`.
         ValueError: Neither one nor two axes, nothing to draw, another number of layers, a metric of numbers that are no
             result, or results that would be drawn by different metrics.
 
@@ -190,7 +192,7 @@ def _by_layer(
         if name in frames:
             numbers = each.layers if layers is None else layers
             each = frames[name][column].to_numpy().reshape(each.attention.shape[:2])
-        grid = as_array(each)
+        grid = as_array(name, each)
         if grid.ndim not in axes or not grid.size:
             wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
             raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")

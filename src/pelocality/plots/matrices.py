@@ -9,6 +9,7 @@ import numpy as np
 
 from pelocality._checks import check_choice, count
 from pelocality.metrics import distance_profile
+from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import as_array, draw_by_distance, draw_image, figure_and_axes
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def heatmap(
     """Draw one attention matrix: queries as rows, keys as columns, larger weights darker.
 
     Args:
-        attention: One matrix (n, n), or a result with one; rows sum to 1.
+        attention: One matrix (n, n), or a result or a model's output with one; rows sum to 1.
         ax: Where to draw; a new figure if None.
         scale: ``"log"`` shows small weights, over at most six decades below the largest weight; zero is white.
         title: Title of the axes.
@@ -34,6 +35,7 @@ def heatmap(
 
     Raises:
         ImportError: Matplotlib is missing.
+        TypeError: Not attention.
         ValueError: More than one matrix, weights that are negative or infinite, or an unknown scale.
 
     Examples:
@@ -42,9 +44,10 @@ def heatmap(
         >>> ax.get_xlabel()
         'key position (tokens)'
     """
-    matrix = as_array(getattr(attention, "attention", attention))
+    matrix = as_array("attention", unwrap(attention))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(f"heatmap draws one matrix (n, n), got shape {matrix.shape}; choose one, A[0, 0], or average")
+        advice = "choose one, A[0, 0], or average"
+        raise ValueError(f"attention must be one matrix (n, n), got shape {matrix.shape}; {advice}")
     wrong = matrix[(matrix < 0) | np.isinf(matrix)]
     if wrong.size:
         raise ValueError(f"attention weights must be finite and at least 0, got {wrong[0]:g}; apply .softmax(-1)?")
@@ -102,7 +105,7 @@ def profiles(
     count("reach", reach)
     lines = {}
     for name, matrices in named.items():
-        profile = as_array(distance_profile(matrices))
+        profile = as_array("attention", distance_profile(matrices))
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         n = (len(profile) + 1) // 2
         near = min(reach, n - 1)

@@ -91,9 +91,9 @@ def dependency_accuracy(
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
     chosen, dropped = _with_dependencies(sentences)
-    mine = part_of_process([s.words for s in chosen])
+    part = part_of_process([s.words for s in chosen])
     with failing_together():
-        found, layers_here, looks_ahead = most_attended(without_ddp(model), tokenizer, mine, batch_size, progress)
+        found, layers_here, looks_ahead = most_attended(without_ddp(model), tokenizer, part, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
     causal = not any(gathered([looks_ahead]))

@@ -36,16 +36,16 @@ def as_written(value: float) -> str:
 
 def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
     """Return the rotation of a layer's queries and keys."""
-    rotation, rotary, words = layer.queries, wanted if isinstance(wanted, Rotary) else None, ""
+    rotation, rotary, declared_text = layer.queries, wanted if isinstance(wanted, Rotary) else None, ""
     if rotary is not None:
         head = rotation.head if isinstance(rotation, Rotation) else rotary.dims
-        words = _rotary_text(rotary, rotary.attention_factor, rotary.dims, head)
+        declared_text = _rotary_text(rotary, rotary.attention_factor, rotary.dims, head)
     if rotation == "unseen":
-        return words, "queries not seen", []
+        return declared_text, "queries not seen", []
     if not isinstance(rotation, Rotation):
         missing = [] if rotary is None else [f"declared rotary base {as_written(rotary.base)}, measured no rotation"]
         missing += _key_differences(rotation, layer.keys) if rotary is not None else []
-        return words, "" if rotation is None else f"queries {rotation} by position", missing
+        return declared_text, "" if rotation is None else f"queries {rotation} by position", missing
     rotations = [each for each in (rotation, layer.far) if isinstance(each, Rotation) and each.dims == rotation.dims]
     departure = math.inf
     if rotary is not None and rotary.dims == rotation.dims:
@@ -53,15 +53,15 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
         found = rotary if departure == math.inf else _recognised(rotations, rotary)
     else:
         found = _recognised(rotations, Rotary(DEFAULT_BASE, rotation.dims, "default", {}, 0))
-    text = _rotary_text(found, rotation.factor, rotation.dims, rotation.head)
-    differences = [f"declared no rotation, measured {text}"] if wanted is None else []
+    measured_text = _rotary_text(found, rotation.factor, rotation.dims, rotation.head)
+    mismatches = [f"declared no rotation, measured {measured_text}"] if wanted is None else []
     if rotary is not None:
-        differences += _angle_differences(rotary, rotation, found)
-        if not differences and departure < math.inf:
-            differences.append(f"declared {words}, measured other angles from position {departure:.0f} on")
-        differences += _pair_differences(rotary, rotation)
-        differences += _factor_difference(rotary.attention_factor, rotation)
-    return words, text, differences + _key_differences(rotation, layer.keys)
+        mismatches += _angle_differences(rotary, rotation, found)
+        if not mismatches and departure < math.inf:
+            mismatches.append(f"declared {declared_text}, measured other angles from position {departure:.0f} on")
+        mismatches += _pair_differences(rotary, rotation)
+        mismatches += _factor_difference(rotary.attention_factor, rotation)
+    return declared_text, measured_text, mismatches + _key_differences(rotation, layer.keys)
 
 
 def _key_differences(queries: Rotation | str | None, keys: Rotation | str | None) -> list[str]:
@@ -131,24 +131,24 @@ def _factor_difference(wanted: float, rotation: Rotation) -> list[str]:
 
 def _angle_differences(wanted: Rotary, rotation: Rotation, found: Rotary | None) -> list[str]:
     """Return in what the declared rotary embeddings differ from those that were recognised."""
-    differences = []
+    mismatches = []
     if wanted.dims != rotation.dims:
-        differences.append(f"declared {wanted.dims} rotated dimensions of {rotation.head}, measured {rotation.dims}")
+        mismatches.append(f"declared {wanted.dims} rotated dimensions of {rotation.head}, measured {rotation.dims}")
     for name, text in (("base", lambda rotary: as_written(rotary.base)), ("scaling", _scaling_text)):
         if found is not None and text(found) != text(wanted):
-            differences.append(f"declared rotary {name} {text(wanted)}, measured {text(found)}")
-    return differences
+            mismatches.append(f"declared rotary {name} {text(wanted)}, measured {text(found)}")
+    return mismatches
 
 
 def _pair_differences(wanted: Rotary, rotation: Rotation) -> list[str]:
     """Return whether other dimensions are rotated as a pair, or in the other direction."""
-    differences = []
+    mismatches = []
     if wanted.layout and wanted.dims == rotation.dims and not rotation.pairs_as(wanted.layout):
-        differences.append(f"declared {_LAYOUTS[wanted.layout]}, measured {_LAYOUTS[rotation.layout]}")
+        mismatches.append(f"declared {_LAYOUTS[wanted.layout]}, measured {_LAYOUTS[rotation.layout]}")
     if wanted.direction and wanted.direction != rotation.direction:
         signs = ("positive", "negative")[:: wanted.direction]
-        differences.append("declared rotation by {} angles, measured {} angles".format(*signs))
-    return differences
+        mismatches.append("declared rotation by {} angles, measured {} angles".format(*signs))
+    return mismatches
 
 
 # ---- biases
@@ -158,29 +158,33 @@ def compare_biases(config: Any, call: Call, lookups: Sequence[Lookup]) -> Findin
     """Return the bias of a layer."""
     terms, slopes = declarations(config).relative_terms(config), declarations(config).slopes(config)
     buckets = declared.buckets(config, SHORT)
-    words = "relative terms" if terms else ""
+    declared_text = "relative terms" if terms else ""
     if slopes is not None:
-        words = f"ALiBi, slopes {_slope_text(slopes)}"
+        declared_text = f"ALiBi, slopes {_slope_text(slopes)}"
     elif buckets is not None:
-        words = f"{config.relative_attention_num_buckets} buckets"
+        declared_text = f"{config.relative_attention_num_buckets} buckets"
     bias = bias_of(call)
     if float(bias.nan_to_num().abs().max()) < 1e-3:
-        return words, "", [f"declared {words}, measured none"] if words else []
+        return declared_text, "", [f"declared {declared_text}, measured none"] if declared_text else []
     rounding = _rounding_of(call, bias)
     found = _slopes_of(bias, rounding)
-    if slopes is not None or (found is not None and not words):
-        text = "a bias" if found is None else f"ALiBi, slopes {_slope_text(found)}"
-        return words, text, _slope_differences(slopes, found, rounding / (bias.shape[-1] - 1))
+    if slopes is not None or (found is not None and not declared_text):
+        measured_text = "a bias" if found is None else f"ALiBi, slopes {_slope_text(found)}"
+        return declared_text, measured_text, _slope_differences(slopes, found, rounding / (bias.shape[-1] - 1))
     lookup = _bucket_lookup(bias, lookups)
     if lookup is None:
-        unknown = words or terms is None
-        return words, "relative terms", [] if unknown else ["declared no relative terms, measured some"]
-    text, n = f"{len(lookup.table)} buckets", len(bias[0])
+        unknown = declared_text or terms is None
+        return declared_text, "relative terms", [] if unknown else ["declared no relative terms, measured some"]
+    measured_text, n = f"{len(lookup.table)} buckets", len(bias[0])
     if buckets is None:
-        return words, text, ["declared no buckets, measured some"]
+        return declared_text, measured_text, ["declared no buckets, measured some"]
     off = (lookup.rows[:n, :n].cpu() != buckets[:n, :n]) & ~bias.isnan().all(0)
     nearest = int(distances(n).abs()[off].min()) if bool(off.any()) else None
-    return words, text, [] if nearest is None else [f"declared {words}, measured others from distance {nearest} on"]
+    return (
+        declared_text,
+        measured_text,
+        [] if nearest is None else [f"declared {declared_text}, measured others from distance {nearest} on"],
+    )
 
 
 def bias_of(call: Call) -> Tensor:
@@ -275,21 +279,21 @@ def compare_reach(wanted: Window, causal: bool | None, reach: Reach) -> list[str
 def compare_inputs(config: Any, reading: Reading) -> Finding:
     """Return the positions at the input."""
     kind, first = declarations(config).table(config) or (None, 0)
-    words, lookup = _table_text(kind, first), position_lookup(reading)
+    declared_text, lookup = _table_text(kind, first), position_lookup(reading)
     if lookup is None:
         if reading.input_depends_on_position:
-            return words, "computed at the input", []
-        return words, "", [f"declared {kind} positions, measured none"] if kind else []
+            return declared_text, "computed at the input", []
+        return declared_text, "", [f"declared {kind} positions, measured none"] if kind else []
     row, read = int(lookup.rows[0]), lookup.table[lookup.rows]
-    text = _table_text("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", row)
+    measured_text = _table_text("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", row)
     if kind is None:
-        return words, text, []
+        return declared_text, measured_text, []
     if torch.equal(read, read[:1].expand_as(read)):
-        return words, "", [f"declared {kind} positions, measured the same row at every position"]
-    differences = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
+        return declared_text, "", [f"declared {kind} positions, measured the same row at every position"]
+    mismatches = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
     if not bool((lookup.rows.diff() == 1).all()):
-        differences.append("declared one row a position, measured other steps")
-    return words, text, differences
+        mismatches.append("declared one row a position, measured other steps")
+    return declared_text, measured_text, mismatches
 
 
 def _table_text(kind: str | None, row: int) -> str:

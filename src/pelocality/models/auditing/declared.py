@@ -124,10 +124,10 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
         return None
     if family.rotary_only_in_windows and getattr(config, "sliding_window", None) and kind != "sliding_attention":
         return None
-    given = getattr(config, "rope_parameters", None)
-    if isinstance(given, Mapping) and "rope_type" not in given and kind in given:
-        given = given[kind]
-        if given is None:
+    parameters = getattr(config, "rope_parameters", None)
+    if isinstance(parameters, Mapping) and "rope_type" not in parameters and kind in parameters:
+        parameters = parameters[kind]
+        if parameters is None:
             return None
     bases = getattr(config, "layer_rope_theta", None) or ()
     base_of_layer = bases[layer] if layer < len(bases) else None
@@ -135,23 +135,23 @@ def rotary(config: Any, layer: int) -> Rotary | str | None:
         return None
     if (dims := family.rotary_dims(config)) is not None:
         return Rotary(DEFAULT_BASE, dims, "default", {}, 0, family.layout, family.direction)
-    if not isinstance(given, Mapping) or "rope_theta" not in given:
+    if not isinstance(parameters, Mapping) or "rope_theta" not in parameters:
         return None if family.table(config) is not None or family.no_rotary_by_default else "undeclared"
     if getattr(config, "position_embedding_type", "") is None:
         return None
-    share = given.get("partial_rotary_factor") or 1.0
-    scaling = given.get("rope_type", "default")
+    share = parameters.get("partial_rotary_factor") or 1.0
+    scaling = parameters.get("rope_type", "default")
     if scaling not in _SCALINGS:
         return "undeclared"
     head = getattr(config, "qk_rope_head_dim", None)
     dims = head or int(head_size(config) * (1.0 if scaling == "proportional" else share))
     most = getattr(config, "max_position_embeddings", 0) or 0
-    trained = most if scaling == "dynamic" else given.get("original_max_position_embeddings") or most
+    trained = most if scaling == "dynamic" else parameters.get("original_max_position_embeddings") or most
     return Rotary(
-        base=float(base_of_layer or given["rope_theta"]),
+        base=float(base_of_layer or parameters["rope_theta"]),
         dims=dims,
         scaling=scaling,
-        options={"max_position_embeddings": most, **given},
+        options={"max_position_embeddings": most, **parameters},
         trained=trained,
         layout=family.layout,
         direction=family.direction,

@@ -96,8 +96,8 @@ class Audit(DisplayMixin):
         shown["first key"] = frame.first_key
         if frame.sinks.notna().any():
             shown["sinks"] = frame.sinks
-        said = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")
-        shown["declared"] = said.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
+        declared = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")
+        shown["declared"] = declared.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
         return shown
 
     def _notes(self) -> tuple[str, ...]:
