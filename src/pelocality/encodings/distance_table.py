@@ -131,10 +131,10 @@ class DistanceTable(RelativeEncoding):
             learnable: As for the class.
 
         Returns:
-            One table per layer, as `attach` takes them, with the device and dtype of the attention (at least float32),
-            signed, of length n - 2 cut; causal and unsigned if no query attends to a later key. Larger distances have
-            the number of the largest one measured. Where attention is 0, as outside of a sliding window, the number is
-            the logarithm of the smallest float.
+            One table per layer, as `attach` takes them, on the device of the attention and in float32 (the means of
+            results are in float64 whatever the model ran in), signed, of length n - 2 cut; causal and unsigned if no
+            query attends to a later key. Larger distances have the number of the largest one measured. Where attention
+            is 0, as outside of a sliding window, the number is the logarithm of the smallest float.
 
         Raises:
             TypeError: As for `locality`.
@@ -167,7 +167,7 @@ class DistanceTable(RelativeEncoding):
             values = values[..., :n].flip(-1)  # from distance 0 on
         values = values - values.mean(-1, keepdim=True)
         table = cls(values.shape[1], n, signed=not causal, learnable=learnable, causal=causal)
-        table.to(inner.device, inner.dtype)
+        table.to(inner.device)
         return [table._with_values(layer) for layer in values]
 
     def scaled(self, *, symmetric: PerHead = 1.0, antisymmetric: PerHead = 1.0, decay: PerHead = 0.0) -> Self:
