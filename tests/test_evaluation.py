@@ -354,6 +354,11 @@ def test_without_labels_only_the_agreement_is_computed():
         paper_table({"m": {"Random": found}})
     with pytest.raises(ValueError, match="2 rows without a label"):
         evaluate(echo, None, made(["a"] * 3, ["a"] * 3, label=["a", None, None]))
+    unlabelled = made(["a"] * 3, ["a"] * 3, label=["a", "-", ""])  # as SNLI has it
+    with pytest.raises(ValueError, match="2 rows without a label; remove them") as refused:
+        evaluate(echo, None, unlabelled)
+    rest = eval(str(refused.value).split("remove them: ")[1], {"probe": unlabelled})
+    assert len(evaluate(echo, None, rest).examples) == 1
 
 
 def test_labels_may_be_numbers_where_the_dataset_has_their_names():

@@ -148,7 +148,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
         frame[name] = pd.Series(_labels(probe, name), index=frame.index, dtype=object)
     missing = frame[["label", "original_label"]].isna()
     if missing.any(axis=None) and not missing.all(axis=None):
-        rule = "probe.filter(lambda row: not {None, -1} & {row['label'], row['original_label']})"
+        rule = "probe.filter(lambda row: not {None, -1, '-', ''} & {row['label'], row['original_label']})"
         raise ValueError(f"probe has {missing.any(axis=1).sum()} rows without a label; remove them: {rule}")
     if groups is not None and groups not in probe.column_names:
         raise ValueError(f"groups must be a column of the probe, one of {probe.column_names}, got {groups!r}")
@@ -175,7 +175,8 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
     if numbers:
         advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
         raise ValueError(f"labels of the probe must be names, got {sorted(numbers)[:3]}; cast the column: {advice}")
-    return [None if value is None else normalised_label(value) for value in values]
+    # '-' and '' stand for no label, as in SNLI
+    return [None if value is None else normalised_label(value).strip() or None for value in values]
 
 
 def _predictions(
