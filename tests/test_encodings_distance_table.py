@@ -169,7 +169,8 @@ def test_a_table_from_attention_is_the_log_profile_of_the_inner_tokens():
 def test_a_table_from_attention_takes_what_metrics_take():
     attention = positional()
     wanted = DistanceTable.from_attention(attention)
-    for given in (tuple(attention), attention.numpy(), SimpleNamespace(attention=attention)):
+    turned = SimpleNamespace(attention=attention.flip(0), layers=(2, 1, 0))  # as measured with layers=[2, 1, 0]
+    for given in (tuple(attention), attention.numpy(), SimpleNamespace(attention=attention), turned):
         found = DistanceTable.from_attention(given)
         assert all(torch.equal(one.values, other.values) for one, other in zip(found, wanted, strict=True))
 

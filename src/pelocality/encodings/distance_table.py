@@ -131,10 +131,11 @@ class DistanceTable(RelativeEncoding):
             learnable: As for the class.
 
         Returns:
-            One table per layer, as `attach` takes them, on the device of the attention and in float32 (the means of
-            results are in float64 whatever the model ran in), signed, of length n - 2 cut; causal and unsigned if no
-            query attends to a later key. Larger distances have the number of the largest one measured. Where attention
-            is 0, as outside of a sliding window, the number is the logarithm of the smallest float.
+            One table per layer, in the model's order of layers, as `attach` takes them, on the device of the attention
+            and in float32 (the means of results are in float64 whatever the model ran in), signed, of length n - 2 cut;
+            causal and unsigned if no query attends to a later key. Larger distances have the number of the largest one
+            measured. Where attention is 0, as outside of a sliding window, the number is the logarithm of the smallest
+            float.
 
         Raises:
             TypeError: As for `locality`.
@@ -156,6 +157,8 @@ class DistanceTable(RelativeEncoding):
         if inner.ndim != 4 or n < 2:
             given = f"{tuple(inner.shape)} after {cut} cut from each end"
             raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {given}")
+        if (layers := getattr(attention, "layers", None)) is not None:  # of a result, in the order they were asked for
+            inner = inner[torch.tensor(layers, device=inner.device).argsort()]
         by_distance = diagonal_sums(inner, torch.float64)
         # the attention that the queries of each distance pay to themselves
         itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)
