@@ -300,8 +300,8 @@ def test_a_softmax_of_the_same_numbers_in_another_order_is_not_that_of_a_layer()
             maps = (scores.softmax(-1),)
             return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
 
-    seen = observe(Permuted(UNKNOWN["rembert"]().config), input_ids=tokens(3, N))
-    assert (seen.order, seen.softmaxes) == ((1,), 2)
+    known = observe(Permuted(UNKNOWN["rembert"]().config), input_ids=tokens(3, N)).known
+    assert (known.order, known.softmaxes) == ((1,), 2)
 
 
 def test_the_mask_of_an_attached_encoding_is_seen():
