@@ -285,7 +285,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="of the twenty seeds")
     parser.add_argument("--rows", type=int, nargs=3, help="of RTE, CoLA and STS-B, at most, to train and to test on")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(20)))
-    again = "scores of an earlier run: print what they say, of all cells, and train nothing"
+    again = "scores of an earlier run: print and draw what they say, of all cells, and train nothing"
     parser.add_argument("--results", type=Path, help=again)
     parser.add_argument("--against", default="original", help="the cell that the others are compared to")
     sequence = "seeds of the sequence, whose heads read the first token"
@@ -304,14 +304,15 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
+    arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.results is not None:
         results = pd.read_csv(arguments.results)
         results = results[results["task"].isin(arguments.tasks) & results["seed"].isin(arguments.seeds)]
         if arguments.against not in (cells := results["cell"].unique()):
             raise ValueError(f"--against must be one of {', '.join(cells)}, got {arguments.against}")
         print(markdown(summary(results, arguments.against)))
+        figure(results, pd.DataFrame()).savefig(arguments.output / "stability.png", dpi=150)
         return
-    arguments.output.mkdir(parents=True, exist_ok=True)
     claim(arguments.output, settings_of(arguments))
     list(side_by_side(healed_folder, [(cell, 0, arguments) for cell in arguments.cells], arguments.workers))
     # an interrupted study has complete seeds
