@@ -98,13 +98,14 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
         reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
         raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
+    through_padding = comparison.counted_through_padding(reading)
     counts_tokens = declarations(config).counts_tokens or generates(inner)
     at_input = comparison.compare_inputs(config, reading)
-    at_input[2].extend(comparison.compare_padding(reading, counts_tokens))
+    at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
     rows = [_row(config, layer, reading.lookups, causal, at_input) for layer in reading.layers]
     rows += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
     cautions = []
-    if comparison.counted_through_padding(reading) and not counts_tokens and causal:
+    if through_padding and not counts_tokens and causal:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     if beyond := sorted(size for size in sizes if size >= length):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")

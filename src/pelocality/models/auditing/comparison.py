@@ -327,10 +327,10 @@ def counted_through_padding(reading: Reading) -> bool | None:
     return None if behind is None else int(behind.rows[PADDING]) != int(plain.rows[0])
 
 
-def compare_padding(reading: Reading, counts_tokens: bool) -> list[str]:
-    """Return how positions behind padding on the left differ from those that the model counts."""
+def compare_padding(reading: Reading, miscounted: bool | None) -> list[str]:
+    """Return what is wrong behind padding on the left: that the model fails there, or counts padding as positions."""
     if isinstance(reading.padded, str):
         return [f"behind padding on the left: {reading.padded}"]
-    if counts_tokens and counted_through_padding(reading):
+    if miscounted:
         return ["declared positions counted from the first token, measured through left padding"]
     return []
