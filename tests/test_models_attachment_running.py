@@ -29,7 +29,7 @@ from tests.test_models_attachment import (
     random_table,
     set_implementation,
 )
-from tests.test_models_restore import lines_of
+from tests.test_models_restore import every_interrupt
 
 N = 11
 LANGUAGE_MODELS = {
@@ -317,11 +317,6 @@ ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]
 
 
-def is_interrupted(call, at):
-    """Raise KeyboardInterrupt at a line of attachment, counted from 1; return whether the call reached that line."""
-    return len(lines_of(call, ATTACHING, at - 1)) == at
-
-
 def attributes_and_hooks(model):
     """Return the names of the attributes of every module, and the number of its hooks."""
     return [
@@ -335,13 +330,22 @@ def attributes_and_hooks(model):
 
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_an_interrupt_while_attaching_restores_the_model(name):
-    model, at = tiny(name), 1
+    model, handles = tiny(name), []
     before, hanging = state(model), attributes_and_hooks(model)
-    while is_interrupted(lambda: attach(model, normalised_over_keys(name)), at):
+
+    def check(at):
         assert same(before, state(model)), at
         assert attributes_and_hooks(model) == hanging, at
-        at += 1
-    assert at > 100
+
+    def prepare():
+        while handles:
+            handles.pop().remove()
+
+    def call():
+        handles.append(attach(model, normalised_over_keys(name)))
+
+    call()  # what is set up once in a process is set up here
+    assert every_interrupt(call, check, ATTACHING, prepare) > 60
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
@@ -354,14 +358,14 @@ def test_an_interrupt_inside_or_on_leaving_the_block_restores_the_model(name):
         hidden(model, ids)
         handle.__exit__(None, None, None)
 
-    at, going_on = 0, True
-    while going_on:
-        at += 1
-        entered.append(attach(model, normalised_over_keys(name)).__enter__())
-        going_on = is_interrupted(leave, at)
+    def check(at):
         assert same(before, state(model)), at
         assert attributes_and_hooks(model) == hanging, at
-    assert at > 100
+
+    def prepare():
+        entered.append(attach(model, normalised_over_keys(name)).__enter__())
+
+    assert every_interrupt(leave, check, ATTACHING, prepare) > 60
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
@@ -369,16 +373,21 @@ def test_an_interrupt_during_removal_removes_all_of_the_encodings_or_none(name):
     model = tiny(name)
     before, hanging = state(model), attributes_and_hooks(model)
     handle = attach(model, normalised_over_keys(name))
-    complete, at = attributes_and_hooks(model), 1
-    while is_interrupted(handle.remove, at):
+    complete = attributes_and_hooks(model)
+
+    def prepare():
+        nonlocal handle
+        if attached(model) is None:
+            handle = attach(model, normalised_over_keys(name))
+
+    def check(at):
         if attached(model) is None:
             assert same(before, state(model)), at
             assert attributes_and_hooks(model) == hanging, at
-            handle = attach(model, normalised_over_keys(name))
         else:
             assert attributes_and_hooks(model) == complete, at
-        at += 1
-    assert at > 50
+
+    assert every_interrupt(lambda: handle.remove(), check, ATTACHING, prepare) > 30
 
 
 def test_an_encoding_of_absolute_positions_can_be_attached():

@@ -39,12 +39,14 @@ def lines_of(call, files, interrupt_at=None):
     return lines
 
 
-def every_interrupt(call, check, files=RESTORING):
+def every_interrupt(call, check, files=RESTORING, prepare=lambda: None):
     """Interrupt a call at each line, at its first and its last execution, and check the state after that."""
+    prepare()
     lines = lines_of(call, files)
     first = {line: index for index, line in reversed(list(enumerate(lines)))}
     last = {line: index for index, line in enumerate(lines)}
     for index in sorted({*first.values(), *last.values()}):
+        prepare()
         assert len(lines_of(call, files, index)) == index + 1
         check(lines[index])
     return len(first)

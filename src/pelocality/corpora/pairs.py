@@ -16,6 +16,7 @@ from pelocality.corpora.spacing import align, is_mark
 
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
+MISSING_LABELS = ("", "-")  # as in SNLI
 NOT_ENTAILMENT = "not entailment"
 _MARK = "\u0301"  # stands for every mark: re has no class for them
 _WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
@@ -56,7 +57,7 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     if row.get("gold_label") is None:
         return NO_GOLD_LABEL
     label = field(row, "gold_label", str, "a text, '-' where there is none").strip()
-    if label in ("", "-"):
+    if label in MISSING_LABELS:
         return NO_GOLD_LABEL
     texts = {name: field(row, name, str, "a text") for name in ("sentence1", "sentence2")}
     parses = {name: field(row, f"{name}_parse", str, "a bracketed tree") for name in texts}
@@ -199,7 +200,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     text = str(value).strip()
-    if text in ("", "-", "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
+    if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from pelocality._checks import check_confidence, check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
-from pelocality.corpora.pairs import normalised_label
+from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
 from pelocality.evaluation._columns import scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
@@ -175,8 +175,7 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
     if numbers:
         advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
         raise ValueError(f"labels of the probe must be names, got {sorted(numbers)[:3]}; cast the column: {advice}")
-    # '-' and '' stand for no label, as in SNLI
-    return [None if value is None else normalised_label(value).strip() or None for value in values]
+    return [None if value is None or value.strip() in MISSING_LABELS else normalised_label(value) for value in values]
 
 
 def _predictions(
