@@ -101,7 +101,7 @@ def test_padding_on_any_side_is_ignored(name, path, shape):
 
 
 @settings(max_examples=10, deadline=None)
-@given(queries=st.integers(1, 6), extra=st.integers(0, 4), form=st.sampled_from(["weights", "logits"]))
+@given(queries=st.integers(1, 4), extra=st.integers(0, 3), form=st.sampled_from(["weights", "logits"]))
 def test_gradients_are_those_of_finite_differences(queries, extra, form):
     inputs = tensors(queries, queries + extra)
     encoding = AttenuatedEncoding(3, DECAYS, form=form, learnable=True).double()
