@@ -520,6 +520,7 @@ def test_a_base_model_that_counts_through_padding_is_cautioned_about():
     result = audit(gpt2(head=False))
     assert result.mismatches == ()
     assert "position_ids" in result.cautions[0]
+    assert result.notes == (*result.mismatches, *result.cautions)
 
 
 # ---- what an audit shows

@@ -19,18 +19,19 @@ class DisplayMixin:
         """Return the most important numbers, None for a headline alone."""
         return None
 
-    def _notes(self) -> tuple[str, ...]:
-        """Return sentences to show below the table."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Cautions for reading these numbers, one sentence each, shown below them; usually empty."""
         return ()
 
     def __repr__(self) -> str:
         table = self._table()
         body = [] if table is None else [table.to_string(**_LAYOUT)]
-        return "\n".join([f"{type(self).__name__} of {self._headline()}", *body, *self._notes()])
+        return "\n".join([f"{type(self).__name__} of {self._headline()}", *body, *self.notes])
 
     def _repr_html_(self) -> str:
         # pandas escapes the cells; headline and notes hold a model's name, which may be a path
-        headline, *notes = (f"<p>{html.escape(line)}</p>" for line in (self._headline(), *self._notes()))
+        headline, *notes = (f"<p>{html.escape(line)}</p>" for line in (self._headline(), *self.notes))
         table = self._table()
         body = [] if table is None else [table.to_html(border=0, **_LAYOUT)]
         return "\n".join([headline, *body, *notes])

@@ -266,9 +266,6 @@ class AveragedAttention(DisplayMixin):
         table = pd.concat([frame.astype(object), mean], ignore_index=True)
         return table.rename(columns=lambda name: name.replace("_", " "))
 
-    def _notes(self) -> tuple[str, ...]:
-        return self.notes
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionalAttention(AveragedAttention):

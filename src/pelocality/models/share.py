@@ -57,7 +57,9 @@ class PositionShare(DisplayMixin):
         model = label(self.source.model, self.source.encoding)
         return f"{model}: {layers} layers x {heads} heads, {over_texts(self.source)}"
 
-    def _notes(self) -> tuple[str, ...]:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The layers without attention, in one sentence; empty where there are none."""
         return other_layers_note(self.other_layers)
 
     def _table(self) -> pd.DataFrame:

@@ -229,7 +229,9 @@ class DependencyAccuracy(DisplayMixin):
         size = f"{layers} layers x {heads} heads, {self.sentences} sentences{dropped}"
         return f"{self.model}: {size}; the most accurate heads:"
 
-    def _notes(self) -> tuple[str, ...]:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The arcs that a causal model is not scored on, in one sentence; empty for other models."""
         if not self.causal:
             return ()
         arcs, later = (self.words["head"] >= 0).sum(), self._answer_is_later("dependent to head").sum()

@@ -100,7 +100,9 @@ class Audit(DisplayMixin):
         shown["declared"] = declared.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
         return shown
 
-    def _notes(self) -> tuple[str, ...]:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The mismatches, then the cautions."""
         return (*self.mismatches, *self.cautions)
 
 
@@ -147,8 +149,10 @@ class AuditComparison(DisplayMixin):
     def _table(self) -> pd.DataFrame:
         return self.to_frame().rename(columns=lambda name: name.replace("_", " "))
 
-    def _notes(self) -> tuple[str, ...]:
-        return tuple(f"{side}: {note}" for side, each in zip("ab", self.audits, strict=True) for note in each._notes())
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of both audits, each with its side."""
+        return tuple(f"{side}: {note}" for side, each in zip("ab", self.audits, strict=True) for note in each.notes)
 
 
 def _numbered(numbers: Sequence[int]) -> str:
