@@ -258,6 +258,39 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
             relocate(model, NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
 
 
+def test_checkpoints_of_another_training_are_refused_and_stay(tmp_path):
+    make, tokenizer = FAMILIES["bert"]
+    theirs = tmp_path / "checkpoint-100" / "model.safetensors"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"theirs")
+    with pytest.raises(ValueError, match="holds checkpoints of another training; choose another folder"):
+        relocate(make(), NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
+
+
+def test_float16_is_refused():
+    make, tokenizer = FAMILIES["bert"]
+    with pytest.raises(ValueError, match=r"float16.*pass model\.float\(\) or model\.bfloat16\(\)"):
+        relocate(make().half(), NoEncoding(2), tokenizer, TEXTS, **OPTIONS)
+
+
+def test_settings_of_accelerate_and_of_the_model_are_as_before():
+    accelerate = pytest.importorskip("accelerate")
+    make, tokenizer = FAMILIES["gpt2"]
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    try:
+        found = relocate(make(), NoEncoding(2), tokenizer, TEXTS, **OPTIONS)
+        assert accelerator.mixed_precision == "bf16"
+        assert found.model.config.use_cache
+        prepared = accelerator.prepare(found.model.transformer)
+        inside = []
+        prepared.h[0].register_forward_hook(lambda *_: inside.append(torch.is_autocast_enabled("cpu")))
+        prepared(torch.tensor([[5, 6]]))
+        assert inside == [True]
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def interrupted(self, target):
         raise KeyboardInterrupt
@@ -277,6 +310,7 @@ def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatc
     [
         ({"texts": "a text"}, TypeError, "texts must be strings"),
         ({"texts": [1, 2]}, TypeError, "texts must be strings"),
+        ({"texts": None}, TypeError, "texts must be strings"),
         ({"texts": []}, ValueError, "texts must hold some text"),
         ({"texts": [""]}, ValueError, "texts must hold some text"),
         ({"texts": TEXTS[:3]}, ValueError, "held_out=16; give more texts"),
@@ -288,7 +322,13 @@ def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatc
         ({"tokens": 0}, ValueError, "tokens must be"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be above 0"),
+        ({"learning_rate": float("inf")}, ValueError, "learning_rate must be above 0, and finite"),
+        ({"learning_rate": 1e30}, ValueError, "learning_rate 1e.30 is too large"),
         ({"learning_rate": "x"}, TypeError, "learning_rate must be a number, got 'x'"),
+        ({"seed": 2**40}, ValueError, "seed must be"),
+        ({"progress": "no"}, TypeError, "progress must be True or False"),
+        ({"folder": 3}, TypeError, "folder must be the path of a folder"),
+        ({"folder": __file__}, ValueError, r"test_models_relocation\.py is a file"),
         ({"position_embeddings": "maybe"}, ValueError, "position_embeddings"),
     ],
 )

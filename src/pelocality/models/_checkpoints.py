@@ -10,10 +10,17 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 
-def claim(folder: Path, settings: dict[str, Any]) -> Path | None:
+def claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
     """Record the settings in the folder, or check them; return its last complete checkpoint."""
+    if not isinstance(folder, str | Path):
+        raise TypeError(f"folder must be the path of a folder, or None for no checkpoints, got {folder!r}")
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder must be the path of a folder, or None for no checkpoints; {folder} is a file")
     record = folder / "relocation.json"
     if not record.exists():
+        if any(folder.glob("checkpoint-*")):  # the Trainer would resume from them, and delete them
+            raise ValueError(f"folder {folder} holds checkpoints of another training; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         written = record.with_suffix(".writing")
         written.write_text(json.dumps(settings, indent=1))

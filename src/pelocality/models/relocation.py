@@ -2,19 +2,21 @@
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from safetensors.torch import load_model
 from torch import nn
 from transformers import TrainerState, TrainingArguments
 
-from pelocality._checks import count, number
+from pelocality._checks import count, flag, number
 from pelocality.encodings import Encoding
 from pelocality.models._checkpoints import claim, digest
 from pelocality.models._run import check_length, device_of, find_base
@@ -64,7 +66,8 @@ def relocate(
     for its tables of positions, which may be fixed ones. The model itself is not changed.
 
     Args:
-        model: A model that `attach` takes, with or without a head; the head is copied and not trained.
+        model: A model that `attach` takes, with or without a head; of the head only what it shares with the
+            embeddings is trained.
         encoding: As for `attach`: one, or one per layer. ``DistanceTable.from_attention(positional_attention(...))``
             starts nearest to the model's own positions.
         tokenizer: Its tokenizer.
@@ -86,9 +89,10 @@ def relocate(
         fell.
 
     Raises:
-        TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts or a number.
-        ValueError: As for `attach`; a length beyond the model's positions, too few texts, a rate of 0 or less, or a
-            folder that holds another relocation.
+        TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts, a number or a folder.
+        ValueError: As for `attach`; a length beyond the model's positions, token ids beyond its vocabulary, too few
+            texts, a model in float16, a rate that is not above 0 or with which the loss is no number any more, or a
+            folder that holds another relocation or checkpoints of another training.
         ImportError: Accelerate is missing (the ``train`` extra).
 
     Note:
@@ -113,13 +117,15 @@ def relocate(
         True
     """
     tokens, batch_size = count("tokens", tokens), count("batch_size", batch_size)
-    held_out, every, seed = count("held_out", held_out), count("every", every), count("seed", seed, 0)
-    learning_rate = number("learning_rate", learning_rate)
-    if not learning_rate > 0:
-        raise ValueError(f"learning_rate must be above 0, got {learning_rate}")
+    held_out, every, seed = count("held_out", held_out), count("every", every), count("seed", seed, 0, 2**32 - 1)
+    learning_rate, progress = number("learning_rate", learning_rate), flag("progress", progress)
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be above 0, and finite, got {learning_rate}")
     teacher = find_base(model)
+    if teacher.dtype == torch.float16:  # the least number that AdamW adds to its denominator is 0 there
+        raise ValueError("model is in float16, in which AdamW cannot train it; pass model.float() or model.bfloat16()")
     check_length(teacher, length)
-    rows = pieces(tokenizer, texts, length)
+    rows = pieces(tokenizer, texts, length, teacher)
     if len(rows) <= held_out:
         raise ValueError(f"texts hold {len(rows)} pieces of {length} tokens, and held_out={held_out}; give more texts")
     trained = copy.deepcopy(model)
@@ -127,23 +133,45 @@ def relocate(
     frozen = _frozen(student)
     attach(trained, encoding, position_embeddings=position_embeddings)
     modes = [(module, module.training) for module in trained.modules()]
+    use_cache = getattr(student.config, "use_cache", None)
     options: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "every": every, "seed": seed}
     options["steps"] = _steps(rows[:-held_out], tokens, batch_size)
     checkpoint = None
     if folder is not None:
         settings = {"tokens": tokens, "length": length, "held_out": held_out, **options}
         settings |= {"position_embeddings": position_embeddings, "texts": digest(rows), "start": digest(student)}
-        checkpoint = claim(Path(folder), settings)
-    with TemporaryDirectory() as temporary:
+        checkpoint = claim(folder, settings)
+    with TemporaryDirectory() as temporary, _state_of_accelerate_kept():
         options |= {"progress": progress, "cpu": device_of(teacher).type == "cpu", "save": folder is not None}
         arguments = _arguments(temporary if folder is None else folder, **options)
-        data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
+        data = {"train_dataset": rows[:-held_out], "eval_dataset": sorted(rows[-held_out:], key=len)}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
         _train(trainer, student, frozen, checkpoint)
     trained.to(device_of(teacher))
     for module, training in modes:
         module.training = training
-    return Relocation(trained, _curve(trainer.state.log_history))
+        module.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
+    if use_cache is not None:
+        student.config.use_cache = use_cache  # which the Trainer has changed
+    curve = _curve(trainer.state.log_history)
+    if not np.isfinite(curve).all(axis=None):
+        raise ValueError(f"learning_rate {learning_rate} is too large: the held-out loss is not finite any more")
+    return Relocation(trained, curve)
+
+
+@contextmanager
+def _state_of_accelerate_kept() -> Iterator[None]:
+    """Restore accelerate's settings of this process, such as its mixed precision, which a Trainer replaces."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    states = [each._shared_state for each in (AcceleratorState, GradientState, PartialState)]
+    before = [dict(state) for state in states]
+    try:
+        yield
+    finally:
+        for state, values in zip(states, before, strict=True):
+            state.clear()
+            state.update(values)
 
 
 def _arguments(
@@ -218,7 +246,7 @@ def _steps(rows: list[list[int]], tokens: int, batch_size: int) -> int:
 
 def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return the held-out losses of a history, of a resumed run once."""
-    history = pd.DataFrame(log_history).dropna(subset="eval_token_loss").drop_duplicates("step", keep="last")
-    history = history.sort_values("step", ignore_index=True)
+    history = pd.DataFrame([row for row in log_history if "eval_token_loss" in row])
+    history = history.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
     tokens = history["num_input_tokens_seen"].astype(int)
     return pd.DataFrame({"tokens": tokens, **{name: history[f"eval_{name}"] for name in LOSSES}})
