@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from hypothesis import assume, given, settings, strategies as st
+from tokenizers import processors
 
 from pelocality.corpora import plain_sentence, read_pairs, read_snli
 from pelocality.encodings import AttenuatedEncoding
@@ -74,6 +75,32 @@ def classifier(names=THREE, seed=2, **config):
     with torch.no_grad():  # else every prediction is the same class
         model.classifier.bias -= model(**some).logits.mean(0)
     return model
+
+
+def test_an_encoder_decoder_reads_the_class_off_the_last_end_of_a_text():
+    tokenizer, probe = wordpiece(), shuffled()
+    end = tokenizer.sep_token_id
+    ended = {"single": "$A [SEP]", "pair": "$A [SEP] $B:1 [SEP]:1", "special_tokens": [("[SEP]", end)]}
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**ended)
+    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 24}
+    sizes |= {f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    ends = {"eos_token_id": end, "bos_token_id": tokenizer.cls_token_id, "pad_token_id": tokenizer.pad_token_id}
+    names = {"id2label": dict(enumerate(THREE)), "label2id": {name: i for i, name in enumerate(THREE)}}
+    config = hf.BartConfig(
+        vocab_size=len(tokenizer), init_std=0.5, decoder_start_token_id=end, **sizes, **ends, **names
+    )
+    model = hf.BartForSequenceClassification(config).eval()
+    found = evaluate(model, tokenizer, probe, batch_size=5).examples
+    for row, predicted in zip(probe, found["prediction"], strict=True):
+        with torch.no_grad():
+            one = model(**tokenizer(row["premise"], row["hypothesis"], return_tensors="pt")).logits[0]
+        assert predicted == THREE[one.argmax()]
+    texts = {"original_sentence": ["a cat", "a cat [SEP]"], "sentence": ["cat a", "cat a"]}
+    with pytest.raises(ValueError, match=r"must not hold the eos token, 'a cat \[SEP\]' does; remove such rows"):
+        evaluate(model, tokenizer, datasets.Dataset.from_dict(texts))
+    model.config.eos_token_id = 999
+    with pytest.raises(ValueError, match=r"tokenizer must end a text with the model's eos token, 999; .* does not"):
+        evaluate(model, tokenizer, probe)
 
 
 def test_predictions_equal_those_of_the_model_called_on_one_text_at_a_time():

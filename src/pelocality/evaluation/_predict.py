@@ -83,7 +83,24 @@ class Classifier:
             if not ids:
                 given = ", ".join(map(repr, text))
                 raise ValueError(f"the texts of the probe must have tokens, {given} has none; remove such rows")
+        self._check_ends(texts, encoded["input_ids"])
         return encoded
+
+    def _check_ends(self, texts: Sequence[Texts], rows: Sequence[list[int]]) -> None:
+        """Refuse texts that an encoder-decoder, which reads the class off the last eos token, would not find."""
+        config = pretrained(self.model).config
+        if not getattr(config, "is_encoder_decoder", False) or not isinstance(config.eos_token_id, int):
+            return
+        counts = [row.count(config.eos_token_id) for row in rows]
+        if 0 in counts:
+            name = type(self.tokenizer).__name__
+            raise ValueError(
+                f"tokenizer must end a text with the model's eos token, {config.eos_token_id}; {name} does not"
+            )
+        for text, number in zip(texts, counts, strict=True):
+            if number > min(counts):
+                given = ", ".join(map(repr, text))
+                raise ValueError(f"the texts of the probe must not hold the eos token, {given} does; remove such rows")
 
     def _logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the logits (batch, classes) on the CPU."""
