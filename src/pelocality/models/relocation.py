@@ -162,8 +162,10 @@ def relocate(
 @contextmanager
 def _state_of_accelerate_kept() -> Iterator[None]:
     """Restore accelerate's settings of this process, such as its mixed precision, which a Trainer replaces."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
+    try:
+        from accelerate.state import AcceleratorState, GradientState, PartialState
+    except ImportError as error:
+        raise ImportError("transformers' Trainer needs accelerate: pip install accelerate") from error
     states = [each._shared_state for each in (AcceleratorState, GradientState, PartialState)]
     before = [dict(state) for state in states]
     try:
