@@ -188,6 +188,25 @@ def test_the_caller_can_choose_the_symmetric_verbs():
     assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
 
 
+def without_tree(text, agent, verb, patient, lemma="see", **arguments):
+    frame = Frame(f"{lemma}.01", (verb, verb + 1), (Argument("ARG0", *agent), Argument("ARG1", *patient)), "made up")
+    return semantic_role_swap([Sentence(tuple(text.split()), uid="1", language="en", frames=(frame,))], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "verb", "patient", "made"),
+    [
+        ("The Bears played the Red Sox .", (0, 2), 2, (3, 6), None),
+        ("The nun played Chopin .", (0, 2), 2, (3, 4), "Chopin played the nun."),
+        ("He played Chopin .", (0, 1), 1, (2, 3), "Chopin played him."),
+    ],
+)
+def test_play_without_a_tree_is_symmetric_between_names_only(text, agent, verb, patient, made):
+    probe = without_tree(text, agent, verb, patient, "play")
+    assert probe["hypothesis"] == ([made] if made else [])
+    assert probe_info(probe).skipped == ({} if made else {"the verb is symmetric": 1})
+
+
 def test_overlapping_arguments_are_skipped():
     item = sentence(S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat)"))
     probe = semantic_role_swap([item], source=lambda s: [{"ARG0": (0, 2), "ARG1": (1, 3)}], agreement="ignore")
@@ -508,6 +527,7 @@ def test_reinflection_without_lemminflect_names_it(monkeypatch):
 def test_verb_forms_hold_the_irregular_ones():
     assert {"met", "meets", "meeting"} <= verb_forms(frozenset({"meet"}))
     assert {"matches", "matched"} <= verb_forms(frozenset({"match"}))
+    assert {"plays", "played"} <= verb_forms(frozenset({"play"}))
     assert head_of(["too", "much"], ["RB", "JJ"]) is None
 
 

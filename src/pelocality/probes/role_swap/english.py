@@ -127,14 +127,16 @@ LOWER_CASE = words(
 )
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
-# likeness, place, company, arrival and passage that hold in both directions, or so nearly that no label changes: the
-# road takes you to town, you take the road; the court clears the sale, the sale clears the court
+# likeness, place, company, arrival, passage and parts that hold in both directions, or so nearly that no label changes:
+# the road takes you to town, you take the road; the court clears the sale, the sale clears the court; the nuns comprise
+# the choir, the choir comprises the nuns
 SYMMETRIC_VERBS = words(
     "meet encounter marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
-    "intersect overlap fight battle duel debate wrestle tie rhyme "
-    "hug embrace cuddle snuggle kiss touch face join rival mirror complement oppose "
+    "intersect cross overlap fight battle box duel debate wrestle play tie rhyme "
+    "hug embrace cuddle snuggle kiss touch face join rival mirror complement oppose contradict comprise compose "
     "take bring drive catch hit reach enter clear pass"
 )
+SYMMETRIC_BETWEEN_NAMES = words("play")  # "Germany played Brazil", but "Ada played a part"
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",), "take": ("took", "taken")}
 _IRREGULAR |= {"bring": ("brought",), "drive": ("drove", "driven"), "catch": ("caught",)}
 # whose past is their base form: "they put me on" may be now or then, "the leash put me on" then only
@@ -158,7 +160,7 @@ def verb_forms(verbs: frozenset[str]) -> frozenset[str]:
     for verb in verbs:
         stem = verb.removesuffix("e")
         forms |= {verb + "s", stem + "ing", stem + "ed", *_IRREGULAR.get(verb, ())}
-        if verb.endswith("y"):
+        if verb.endswith("y") and verb[-2:-1] not in "aeiou":  # married, but played
             forms |= {verb[:-1] + "ies", verb[:-1] + "ied"}
             forms.discard(verb + "ed")
         if verb.endswith(("ch", "sh", "s", "x")):
