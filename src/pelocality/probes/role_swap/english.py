@@ -19,7 +19,7 @@ def words(text: str) -> frozenset[str]:
 
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
-QUANTIFIED = frozenset(a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing"))
+QUANTIFIED = words("no-one") | {a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing")}
 PRONOUN_NUMBER: dict[str, Number] = {
     **dict.fromkeys(("i", "me"), "1sg"),
     **dict.fromkeys(("he", "him", "she", "her", "it"), "3sg"),
@@ -33,7 +33,7 @@ WH_WORDS = words("who whom whose which what whoever whomever whatever whichever"
 # must follow a negation or a question: "nobody saw anyone", not "anyone saw nobody"
 NEGATIVE_POLARITY = words("any anyone anybody anything either neither ever much yet")
 ANY = words("any anyone anybody anything")
-NEGATIVE_QUANTIFIERS = words("no nobody nothing none neither few little only")  # license the words above
+NEGATIVE_QUANTIFIERS = words("no nobody no-one noone nothing none neither few little only")  # license the words above
 OTHERS = words("another other others")
 INDEFINITE = words("a an one each some")
 FOCUS = words("almost nearly only even just not merely mostly especially particularly exactly")  # of the phrase after
