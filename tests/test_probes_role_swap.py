@@ -507,6 +507,37 @@ def test_number_of_noun_phrases(words, tags, number):
     assert number_of(words.split(), tags.split()) == number
 
 
+NUMBERS_WITHOUT_TAGS = [
+    ("the dogs", "plural"), ("The old dogs", "plural"), ("her dogs", "plural"), ("two dogs", "plural"),
+    ("the two dogs", "plural"), ("12 dogs", "plural"), ("some old dogs", "plural"),
+    ("these Simpsons", "plural"), ("Cattle", "plural"), ("the women", "plural"),
+    ("the bus", "3sg"), ("the dress", "3sg"), ("a nun", "3sg"), ("Ada", "3sg"),
+    ("Thomas", None), ("Dogs", None), ("Physics", None), ("the physics", None), ("the Netherlands", None),
+    ("the crisis", None), ("The news", None), ("a few dogs", None), ("a thousand men", None), ("policemen", None),
+    ("bacteria", None), ("these sheep", None), ("the nun and her dogs", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "number"), NUMBERS_WITHOUT_TAGS)
+def test_number_of_noun_phrases_without_tags(words, number):
+    assert number_of(words.split(), None) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "verb", "patient"),
+    [
+        ("The nuns see Thomas .", (0, 2), 2, (3, 4)),
+        ("The nuns know physics .", (0, 2), 2, (3, 4)),
+        ("The nuns were seen by Thomas .", (5, 6), 3, (0, 2)),
+        ("The nuns hate the news .", (0, 2), 2, (3, 5)),
+        ("The nun sees cattle .", (0, 2), 2, (3, 4)),
+    ],
+)
+def test_a_number_in_doubt_without_a_tree_is_no_agreement(text, agent, verb, patient):
+    probe = without_tree(text, agent, verb, patient)
+    assert probe_info(probe).skipped == {"the verb would not agree with its new subject": 1}
+
+
 def test_agrees_and_inflect_are_consistent():
     forms = [("is", "VBZ", "3sg"), ("are", "VBP", "plural"), ("am", "VBP", "1sg"), ("was", "VBD", "3sg"),
              ("goes", "VBZ", "3sg"), ("carry", "VBP", "plural"), ("has", "VBZ", "3sg")]  # fmt: skip

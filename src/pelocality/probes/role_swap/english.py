@@ -107,19 +107,21 @@ MEASURES = (
         "feet inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
     )
 )
-IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
+IRREGULAR_PLURALS = words("teeth feet men women children people mice geese lice oxen cattle criteria phenomena alumni")
 # "says hello": the object is quoted words, not a patient
 QUOTING_VERBS = words(
     "say says said saying talk talks talked talking spell spells spelled spelling think thinks thought thinking guess "
     "wonder mean means"
 )
-# singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
+# singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"; and singular nouns in -s
 VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
-    "fish sheep deer series species aircraft police staff crew data media"
+    "fish sheep deer series species aircraft police staff crew data media bacteria "
+    "news means headquarters corps measles diabetes gas lens bias atlas canvas chaos pancreas"
 )
 PLURAL_DETERMINERS = words("these those both many several few two three four five six seven eight nine ten")
 SINGULAR_DETERMINERS = words("a an this that each every another one")
+OTHER_DETERMINERS = words("the my your his her its our their some all most")  # of either number
 # words that lose their capital when they leave the start of a sentence, also without tags
 LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
