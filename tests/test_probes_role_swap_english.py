@@ -55,6 +55,25 @@ S = "(S (NP {}) (VP (VB{} {}) (NP {})) (. .))"
 
 
 @pytest.mark.parametrize(
+    "phrase",
+    ["(JJ Greek) (NNS troops)", "(JJ Soviet) (NNS troops)", "(JJ Dutch) (NN beer)", "(JJ Welsh) (NNS hats)",
+     "(NNS Muslims)", "(NNS Arabs)", "(NNS Jews)", "(NNS Germans)", "(NNS Iraqis)", "(NNS Frenchmen)", "(NNS Chinese)",
+     "(NNS Gypsies)", "(JJ Swiss) (NN cheese)", "(JJ Hindu) (NNS nuns)", "(JJ Protestant) (NNS nuns)"],
+)  # fmt: skip
+def test_nations_and_religions_that_are_not_tagged_as_names_are_skipped(phrase):
+    tree = S.format(phrase, "D", "saw", "(DT the) (NNS nuns)")
+    assert swapped(tree) == []
+    assert reasons(tree) == {"whether the first word keeps its capital is unknown"}
+
+
+@pytest.mark.parametrize("phrase", ["(JJ Young) (NNS dogs)", "(NNS Critics)", "(NNS Firemen)", "(NN Food)"])
+def test_common_words_at_the_start_still_lose_their_capital(phrase):
+    first = phrase.split()[1].removesuffix(")").lower()
+    [made] = swapped(S.format(phrase, "D", "saw", "(DT the) (NNS nuns)"))
+    assert made.startswith(f"The nuns saw {first}")
+
+
+@pytest.mark.parametrize(
     ("tree", "reason"),
     [
         (S.format("(PRP It)", "D", "rained", "(NNS cats)"), "it or there may have no referent"),

@@ -127,6 +127,16 @@ LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
+# nations, peoples, languages, religions and parties: they keep their capital, also in the plural and before -man
+NATIONS = words(
+    "afghan anglo arab argentine aryan asian aussie balkan baptist basque belgian bolshevik breton brit briton "
+    "buddhist calvinist catalan catholic celt chinese christian communist copt croat cypriot czech dane democrat "
+    "dutch english eskimo filipino finn french gael gentile german greek gypsy hindu hispanic hutu inca iraqi irish "
+    "israeli japanese jew kazakh khmer kurd latina latino londoner malay maori marxist methodist mongol mormon "
+    "moslem muslim nazi norse pole portuguese protestant quaker quebecer republican saudi scot scots serb shia "
+    "shiite sikh slav slovak slovene soviet spaniard sunni swede swiss tajik tamil taoist thai tory turk tutsi "
+    "uighur uyghur uzbek welsh western yankee yorker zealander zionist zulu"
+)
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
 # likeness, place, company, arrival, passage and parts that hold in both directions, or so nearly that no label changes:
