@@ -188,6 +188,25 @@ def test_the_caller_can_choose_the_symmetric_verbs():
     assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
 
 
+def without_tree(text, agent, verb, patient, lemma="see", **arguments):
+    frame = Frame(f"{lemma}.01", (verb, verb + 1), (Argument("ARG0", *agent), Argument("ARG1", *patient)), "made up")
+    return semantic_role_swap([Sentence(tuple(text.split()), uid="1", language="en", frames=(frame,))], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "verb", "patient", "made"),
+    [
+        ("The Bears played the Red Sox .", (0, 2), 2, (3, 6), None),
+        ("The nun played Chopin .", (0, 2), 2, (3, 4), "Chopin played the nun."),
+        ("He played Chopin .", (0, 1), 1, (2, 3), "Chopin played him."),
+    ],
+)
+def test_play_without_a_tree_is_symmetric_between_names_only(text, agent, verb, patient, made):
+    probe = without_tree(text, agent, verb, patient, "play")
+    assert probe["hypothesis"] == ([made] if made else [])
+    assert probe_info(probe).skipped == ({} if made else {"the verb is symmetric": 1})
+
+
 def test_overlapping_arguments_are_skipped():
     item = sentence(S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat)"))
     probe = semantic_role_swap([item], source=lambda s: [{"ARG0": (0, 2), "ARG1": (1, 3)}], agreement="ignore")
@@ -488,6 +507,37 @@ def test_number_of_noun_phrases(words, tags, number):
     assert number_of(words.split(), tags.split()) == number
 
 
+NUMBERS_WITHOUT_TAGS = [
+    ("the dogs", "plural"), ("The old dogs", "plural"), ("her dogs", "plural"), ("two dogs", "plural"),
+    ("the two dogs", "plural"), ("12 dogs", "plural"), ("some old dogs", "plural"),
+    ("these Simpsons", "plural"), ("Cattle", "plural"), ("the women", "plural"),
+    ("the bus", "3sg"), ("the dress", "3sg"), ("a nun", "3sg"), ("Ada", "3sg"),
+    ("Thomas", None), ("Dogs", None), ("Physics", None), ("the physics", None), ("the Netherlands", None),
+    ("the crisis", None), ("The news", None), ("a few dogs", None), ("a thousand men", None), ("policemen", None),
+    ("bacteria", None), ("these sheep", None), ("the nun and her dogs", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "number"), NUMBERS_WITHOUT_TAGS)
+def test_number_of_noun_phrases_without_tags(words, number):
+    assert number_of(words.split(), None) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "verb", "patient"),
+    [
+        ("The nuns see Thomas .", (0, 2), 2, (3, 4)),
+        ("The nuns know physics .", (0, 2), 2, (3, 4)),
+        ("The nuns were seen by Thomas .", (5, 6), 3, (0, 2)),
+        ("The nuns hate the news .", (0, 2), 2, (3, 5)),
+        ("The nun sees cattle .", (0, 2), 2, (3, 4)),
+    ],
+)
+def test_a_number_in_doubt_without_a_tree_is_no_agreement(text, agent, verb, patient):
+    probe = without_tree(text, agent, verb, patient)
+    assert probe_info(probe).skipped == {"the verb would not agree with its new subject": 1}
+
+
 def test_agrees_and_inflect_are_consistent():
     forms = [("is", "VBZ", "3sg"), ("are", "VBP", "plural"), ("am", "VBP", "1sg"), ("was", "VBD", "3sg"),
              ("goes", "VBZ", "3sg"), ("carry", "VBP", "plural"), ("has", "VBZ", "3sg")]  # fmt: skip
@@ -508,6 +558,7 @@ def test_reinflection_without_lemminflect_names_it(monkeypatch):
 def test_verb_forms_hold_the_irregular_ones():
     assert {"met", "meets", "meeting"} <= verb_forms(frozenset({"meet"}))
     assert {"matches", "matched"} <= verb_forms(frozenset({"match"}))
+    assert {"plays", "played"} <= verb_forms(frozenset({"play"}))
     assert head_of(["too", "much"], ["RB", "JJ"]) is None
 
 

@@ -21,6 +21,7 @@ from pelocality.corpora import (
 from pelocality.probes import probe_info, semantic_role_swap
 from pelocality.probes.role_swap.english_exclusions import _has_ellipsis
 from pelocality.probes.role_swap.mood import is_negative, mood_of
+from pelocality.probes.role_swap.noun_phrases import number_of
 from tests.test_probes_role_swap import sentence
 
 NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
@@ -321,6 +322,21 @@ def test_the_label_of_negations_and_questions_must_be_given_apart(tree, negated,
 @pytest.mark.parametrize("word", ["didn't", "couldn’t", "ain't", "Won't", "isnʼt", "couldnt", "don't", "not", "DON'T"])
 def test_a_negation_written_as_one_word_is_one(word):
     assert is_negative(Sentence(("The", "dog", word, "chase", "him", "."), language="en"))
+
+
+@pytest.mark.parametrize("word", ["no-one", "noone", "No-one", "NOONE"])
+def test_no_one_written_as_one_word_is_a_negation(word):
+    item = sentence(f"(S (NP (PRP He)) (VP (VBD saw) (NP (NN {word}))) (. .))")
+    assert is_negative(item)
+    settings = {"source": "constituents", "label_policy": "contradiction"}
+    assert len(semantic_role_swap([item], **settings)) == 0
+    [row] = semantic_role_swap([item], nonassertive_label="neutral", **settings)
+    assert row["hypothesis"] == f"{word[0].upper()}{word[1:]} saw him."
+    assert (row["negated"], row["label"]) == (True, "neutral")
+    ever = f"(S (NP (NN {word})) (ADVP (RB ever)) (VP (VBD saw) (NP (DT the) (NN nun))))"
+    probe = semantic_role_swap([sentence(ever)], source="constituents")
+    assert probe_info(probe).skipped == {"a negative polarity item depends on an argument": 1}
+    assert number_of([word], None) == "3sg"
 
 
 def test_words_that_only_look_like_negations_are_none():

@@ -95,7 +95,8 @@ def semantic_role_swap(
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
-        symmetric_verbs: Base forms of verbs for which the swapped sentence means the same.
+        symmetric_verbs: Base forms of verbs for which the swapped sentence means the same; *play* only where both
+            arguments are names.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the choice of the predicate, together with the item's text (for a pair, both texts) and
             nothing else.

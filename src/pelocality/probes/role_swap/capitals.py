@@ -44,9 +44,18 @@ def uncapitalised(sentence: Sentence, start: int, end: int) -> str | Skipped:
     named = tag in ("NNP", "NNPS")
     if named and (in_name or not sentence.automatic):  # taggers mistake a capital for a name: "Kids play"
         return text
-    adjective = sentence.language == "en" and tag != "NNS" and word.endswith(_NAME_ENDINGS)
+    adjective = sentence.language == "en" and _may_be_nation(word.lower(), tag)
     name = sentence.automatic and tag == "NN" and not following  # "Stone saw him"
     return _UNKNOWN_CAPITAL if tag is None or named or in_name or adjective or name else lowered
+
+
+def _may_be_nation(word: str, tag: str | None) -> bool:
+    """Return whether an English word in small letters is a nation or religion, or ends as many of them do."""
+    stem = word.removesuffix("s")
+    endings = ("an", "i") if tag == "NNS" else _NAME_ENDINGS  # "Bosnians", "Iraqis", but "Fish", "Critics"
+    person = next((word.removesuffix(end) for end in ("women", "woman", "men", "man") if word.endswith(end)), word)
+    listed = not english.NATIONS.isdisjoint({word, stem, person, word.removesuffix("ies") + "y"})
+    return listed or (stem if tag == "NNS" else word).endswith(endings)
 
 
 def capitalised(sentence: Sentence, text: str, start: int, place: int) -> str | Skipped:

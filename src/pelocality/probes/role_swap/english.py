@@ -19,7 +19,7 @@ def words(text: str) -> frozenset[str]:
 
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
-QUANTIFIED = frozenset(a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing"))
+QUANTIFIED = words("no-one") | {a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing")}
 PRONOUN_NUMBER: dict[str, Number] = {
     **dict.fromkeys(("i", "me"), "1sg"),
     **dict.fromkeys(("he", "him", "she", "her", "it"), "3sg"),
@@ -33,7 +33,7 @@ WH_WORDS = words("who whom whose which what whoever whomever whatever whichever"
 # must follow a negation or a question: "nobody saw anyone", not "anyone saw nobody"
 NEGATIVE_POLARITY = words("any anyone anybody anything either neither ever much yet")
 ANY = words("any anyone anybody anything")
-NEGATIVE_QUANTIFIERS = words("no nobody nothing none neither few little only")  # license the words above
+NEGATIVE_QUANTIFIERS = words("no nobody no-one noone nothing none neither few little only")  # license the words above
 OTHERS = words("another other others")
 INDEFINITE = words("a an one each some")
 FOCUS = words("almost nearly only even just not merely mostly especially particularly exactly")  # of the phrase after
@@ -107,34 +107,48 @@ MEASURES = (
         "feet inch pound lb kilo percent block lap way distance dollar cent euro point degree while bit lot"
     )
 )
-IRREGULAR_PLURALS = words("teeth feet men women children people mice geese")
+IRREGULAR_PLURALS = words("teeth feet men women children people mice geese lice oxen cattle criteria phenomena alumni")
 # "says hello": the object is quoted words, not a patient
 QUOTING_VERBS = words(
     "say says said saying talk talks talked talking spell spells spelled spelling think thinks thought thinking guess "
     "wonder mean means"
 )
-# singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"
+# singular nouns that may take a plural verb: "a couple of men are", "the staff is / are"; and singular nouns in -s
 VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none "
-    "fish sheep deer series species aircraft police staff crew data media"
+    "fish sheep deer series species aircraft police staff crew data media bacteria "
+    "news means headquarters corps measles diabetes gas lens bias atlas canvas chaos pancreas"
 )
 PLURAL_DETERMINERS = words("these those both many several few two three four five six seven eight nine ten")
 SINGULAR_DETERMINERS = words("a an this that each every another one")
+OTHER_DETERMINERS = words("the my your his her its our their some all most")  # of either number
 # words that lose their capital when they leave the start of a sentence, also without tags
 LOWER_CASE = words(
     "a an the this that these those my your his her its our their some any no every each both all many "
     "several few most two three four five six seven eight nine ten another he she it we you they"
 )
+# nations, peoples, languages, religions and parties: they keep their capital, also in the plural and before -man
+NATIONS = words(
+    "afghan anglo arab argentine aryan asian aussie balkan baptist basque belgian bolshevik breton brit briton "
+    "buddhist calvinist catalan catholic celt chinese christian communist copt croat cypriot czech dane democrat "
+    "dutch english eskimo filipino finn french gael gentile german greek gypsy hindu hispanic hutu inca iraqi irish "
+    "israeli japanese jew kazakh khmer kurd latina latino londoner malay maori marxist methodist mongol mormon "
+    "moslem muslim nazi norse pole portuguese protestant quaker quebecer republican saudi scot scots serb shia "
+    "shiite sikh slav slovak slovene soviet spaniard sunni swede swiss tajik tamil taoist thai tory turk tutsi "
+    "uighur uyghur uzbek welsh western yankee yorker zealander zionist zulu"
+)
 FLOATING = frozenset({"all", "both", "each"})
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
-# likeness, place, company, arrival and passage that hold in both directions, or so nearly that no label changes: the
-# road takes you to town, you take the road; the court clears the sale, the sale clears the court
+# likeness, place, company, arrival, passage and parts that hold in both directions, or so nearly that no label changes:
+# the road takes you to town, you take the road; the court clears the sale, the sale clears the court; the nuns comprise
+# the choir, the choir comprises the nuns
 SYMMETRIC_VERBS = words(
     "meet encounter marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
-    "intersect overlap fight battle duel debate wrestle tie rhyme "
-    "hug embrace cuddle snuggle kiss touch face join rival mirror complement oppose "
+    "intersect cross overlap fight battle box duel debate wrestle play tie rhyme "
+    "hug embrace cuddle snuggle kiss touch face join rival mirror complement oppose contradict comprise compose "
     "take bring drive catch hit reach enter clear pass"
 )
+SYMMETRIC_BETWEEN_NAMES = words("play")  # "Germany played Brazil", but "Ada played a part"
 _IRREGULAR = {"meet": ("met",), "fight": ("fought",), "wed": ("wed",), "tie": ("tying",), "take": ("took", "taken")}
 _IRREGULAR |= {"bring": ("brought",), "drive": ("drove", "driven"), "catch": ("caught",)}
 # whose past is their base form: "they put me on" may be now or then, "the leash put me on" then only
@@ -158,7 +172,7 @@ def verb_forms(verbs: frozenset[str]) -> frozenset[str]:
     for verb in verbs:
         stem = verb.removesuffix("e")
         forms |= {verb + "s", stem + "ing", stem + "ed", *_IRREGULAR.get(verb, ())}
-        if verb.endswith("y"):
+        if verb.endswith("y") and verb[-2:-1] not in "aeiou":  # married, but played
             forms |= {verb[:-1] + "ies", verb[:-1] + "ied"}
             forms.discard(verb + "ed")
         if verb.endswith(("ch", "sh", "s", "x")):

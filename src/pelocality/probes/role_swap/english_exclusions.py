@@ -47,6 +47,8 @@ def _check_verb(
         and not is_all_capitals(sentence)
     ):
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
+    if not all(_is_name(sentence, slot) for slot in candidate.arguments):
+        symmetric -= english.SYMMETRIC_BETWEEN_NAMES
     for verbs, reason in (
         (english.COPULAS, "the verb is a copula"),
         (english.verb_forms(symmetric) | {"seeing"}, "the verb is symmetric"),
@@ -61,6 +63,15 @@ def _check_verb(
         if phrase == ["it"] or (phrase == ["there"] and argument.function in (None, "subject")):
             return "it or there may have no referent"  # "it rained cats", "I do not expect it", "you made it"
     return None
+
+
+def _is_name(sentence: Sentence, argument: Slot) -> bool:
+    """Return whether the head of an argument is a name: by its tag, without tags by the capital of its last word."""
+    words, tags = sentence.words[argument.start : argument.end], english.tags_of(sentence)
+    if tags is None:
+        return words[-1][0].isupper() and words[-1].lower() not in english.LOWER_CASE | english.PRONOUN_NUMBER.keys()
+    head = head_of(words, tags[argument.start : argument.end])
+    return head is not None and tags[argument.start + head].startswith("NNP")
 
 
 def _check_verb_phrase(candidate: Candidate, lower: Sequence[str], tags: Sequence[str] | None) -> str | None:

@@ -9,8 +9,9 @@ from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap.english import words
 
 _NEGATIVE_WORDS = words(
-    "not n't n’t never no nobody nothing none nowhere neither nor without hardly scarcely barely rarely seldom cannot "
-    "nt cant wont dont didnt doesnt isnt aint arent couldnt hadnt hasnt havent shouldnt wasnt werent wouldnt"
+    "not n't n’t never no nobody no-one noone nothing none nowhere neither nor without hardly scarcely barely rarely "
+    "seldom cannot nt cant wont dont didnt doesnt isnt aint arent couldnt hadnt hasnt havent shouldnt wasnt werent "
+    "wouldnt"
 )
 _NEGATIVE_ENDING = re.compile(r".*n['’ʼ‘`´]t", re.IGNORECASE)  # "didn't" as one word
 _QUESTION = re.compile(r"[?？؟⁇⁈⁉‽\u037e]\W*$")  # "?!", ".?", and of a text split at spaces "him?"

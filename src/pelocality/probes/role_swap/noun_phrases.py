@@ -54,7 +54,7 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
     if len(words) == 1 and lower[0] in english.PRONOUN_NUMBER:
         return english.PRONOUN_NUMBER[lower[0]]
     if tags is None:
-        return _number_by_word(lower)
+        return _number_by_word(words)
     head = head_of(words, tags)
     if head is None:
         return None
@@ -77,14 +77,20 @@ def number_of(words: Sequence[str], tags: Sequence[str] | None) -> Number | None
 
 def _number_by_word(words: Sequence[str]) -> Number | None:
     """Return the number of a short noun phrase without tags, None if in doubt."""
-    if len(words) > 4 or not {"and", "or", "nor", "of", "in", "with"}.isdisjoint(words):
+    lower = [word.lower() for word in words]
+    last = lower[-1]
+    is_joined = not {"and", "or", "nor", "of", "in", "with"}.isdisjoint(lower)
+    if len(words) > 4 or is_joined or last in english.VAGUE_NUMBER:
         return None
-    if words[0] in english.SINGULAR_DETERMINERS:
-        return "3sg"
-    plural = words[0] in english.PLURAL_DETERMINERS or words[-1] in english.IRREGULAR_PLURALS
-    if plural or (words[-1].endswith("s") and not words[-1].endswith(("ss", "us", "is"))):
+    ends_in_s = last.endswith("s") and not last.endswith(("ss", "us"))
+    # "the dogs", but "the Netherlands", "the crisis", "the politics"
+    is_noun = lower[0] in english.OTHER_DETERMINERS and words[-1].islower() and not last.endswith(("is", "ics"))
+    has_determiner = not english.PLURAL_DETERMINERS.isdisjoint(lower) or (lower[0].isdigit() and lower[0] != "1")
+    is_plural = has_determiner or last in english.IRREGULAR_PLURALS or (ends_in_s and is_noun)
+    if is_plural and lower[0] not in english.SINGULAR_DETERMINERS:
         return "plural"
-    return None if words[-1] in english.VAGUE_NUMBER else "3sg"
+    # "a few dogs", "a thousand nuns", "Thomas", "physics", "policemen"
+    return None if is_plural or ends_in_s or last.endswith((*english.IRREGULAR_PLURALS,)) else "3sg"
 
 
 def _is_plural(word: str, tag: str) -> bool:
