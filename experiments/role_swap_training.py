@@ -1,6 +1,7 @@
 """Does an encoding help a model to see swapped roles, once it is shown some, or do the data do it alone?
 
-    python experiments/role_swap_training.py --smoke --output runs           # a tiny model, seconds
+    python experiments/role_swap_training.py --smoke --output runs                          # a tiny model, seconds
+    python experiments/role_swap_training.py --results docs/results/role_swap_answers.csv   # the published table again
     python experiments/role_swap_training.py --output runs --text books.txt.gz --bf16 \
         --parsed snli_dev_subset.jsonl --train snli_dev_full.jsonl mnli_dev.jsonl --parse mnli_dev.jsonl \
         --frames ewt_train.jsonl ewt_dev.jsonl
@@ -261,6 +262,25 @@ def complete(*of_run: Any) -> bool:
     return (run_folder(*of_run) / "examples.csv").exists()
 
 
+EXAMPLE, RUN = ["row", "kind", "corpus", "cluster"], ["cell", "with_swaps", "seed", "gap"]
+
+
+def answers(examples: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per example, a column per run: 2 if the swap (or pair) is right, 1 if its original is, 3 if both."""
+    number = 2 * examples["correct"].astype(int) + examples["original_correct"].astype(int)
+    rows = examples.assign(number=number, cluster=pd.factorize(examples["cluster"])[0])
+    in_order = pd.MultiIndex.from_frame(rows[RUN].drop_duplicates())
+    return rows.pivot(index=EXAMPLE, columns=RUN, values="number")[in_order]
+
+
+def examples_of(file: Path) -> pd.DataFrame:
+    """Return what `answers` says of each example of each run."""
+    wide = pd.read_csv(file, index_col=list(range(len(EXAMPLE))), header=list(range(len(RUN))))
+    rows = wide.rename_axis(columns=RUN).stack(RUN, future_stack=True).rename("number").reset_index()
+    rows = rows.assign(correct=rows["number"] >= 2, original_correct=rows["number"] % 2 == 1)
+    return rows.assign(with_swaps=rows["with_swaps"] == "True").astype({"seed": int, "gap": float})
+
+
 MEASURES = {
     "swaps right": ("swap", "correct"),
     "originals right": ("swap", "original_correct"),
@@ -314,15 +334,15 @@ def contrasts(examples: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name, cell in product(("both right", "NLI accuracy"), examples["cell"].unique()):
         pairs = {
-            "swaps in training": ((cell, True), (cell, False)),
-            "this encoding": ((cell, True), ("original", True)),
+            "added by swaps in training": ((cell, True), (cell, False)),
+            "against original": ((cell, True), ("original", True)),
         }
         row = {"measure": name, "positions": cell}
         for what, (one, other) in pairs.items():
-            row[f"added by {what}"] = ""
+            row[what] = ""
             if one != other and {one, other} <= set(runs):
                 change = runs[one].assign(change=runs[one][name] - runs[other][name]).reset_index()
-                row[f"added by {what}"] = signed(estimate(change, "change"), "+.1f")
+                row[what] = signed(estimate(change, "change"), "+.1f")
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -359,6 +379,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--frames", type=Path, nargs="+", default=[DATA / "frames.jsonl"], help="sentences to swap")
     parser.add_argument("--pairs", type=int, help="maximum number of inference pairs to train on")
     parser.add_argument("--report", action="store_true", help="run nothing, print what is complete")
+    again = "run nothing, print the tables of a role_swap_answers.csv"
+    parser.add_argument("--results", type=Path, help=again)
     parser.add_argument("--repeats", type=int, default=4, help="times that a swap comes in each epoch")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
@@ -367,9 +389,17 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
+def print_tables(file: Path) -> None:
+    examples = measures(examples_of(file))
+    print(f"{markdown(summary(examples))}\n\n{markdown(contrasts(examples))}")
+
+
 def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
+    if arguments.results is not None:
+        print_tables(arguments.results)
+        return
     arguments.output.mkdir(parents=True, exist_ok=True)
     claim(arguments.output, settings_of(arguments))
     swaps = find_swaps(arguments, AutoTokenizer.from_pretrained(source(arguments)))
@@ -380,12 +410,12 @@ def main() -> None:
             list(side_by_side(healed_folder, [(cell, seed, arguments) for cell in arguments.cells], arguments.workers))
         jobs = [(arguments, cell, with_swaps, seed) for with_swaps in (True, False) for cell in arguments.cells]
         found += side_by_side(run, [job for job in jobs if not arguments.report or complete(*job)], arguments.workers)
-    examples = measures(pd.concat([one.assign(row=range(len(one))) for one in found]))
+    file = arguments.output / "role_swap_answers.csv"
+    answers(pd.concat([one.assign(row=range(len(one))) for one in found])).to_csv(file)
     counts = swaps.groupby("corpus")[["held_back", "same_tokens"]].value_counts()
     print(f"{len(pairs)} inference pairs to train on, {len(test)} to test; seeds {arguments.seeds}; swaps:\n{counts}\n")
-    print(f"{markdown(summary(examples))}\n\n{markdown(contrasts(examples))}")
-    summary(examples).to_csv(arguments.output / "role_swap_training.csv", index=False)
-    figure(examples).savefig(arguments.output / "role_swap_training.png", dpi=150)
+    print_tables(file)
+    figure(measures(examples_of(file))).savefig(arguments.output / "role_swap_training.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -523,6 +523,8 @@ def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_res
     run("role_swap_training", *arguments, monkeypatch=monkeypatch)
     assert "original-0 is complete" in (again := capsys.readouterr().out)
     assert again.splitlines()[-1] == printed.splitlines()[-1]
+    run("role_swap_training", "--results", tmp_path / "role_swap_answers.csv", monkeypatch=monkeypatch)
+    assert printed.endswith(capsys.readouterr().out)
     with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001"):
         run("role_swap_training", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
 
@@ -590,10 +592,17 @@ def tables(text):
     return [block for block in blocks if block]
 
 
-@pytest.mark.parametrize(("study", "page"), [("downstream_accuracy", "downstream"), ("stability", "fine_tuning")])
-def test_the_page_of_a_study_shows_what_its_committed_scores_say(study, page, tmp_path, monkeypatch, capsys):
+SCORES = [
+    ("downstream_accuracy", "downstream_accuracy", "downstream"),
+    ("stability", "stability", "fine_tuning"),
+    ("role_swap_training", "role_swap_answers", "fine_tuning"),
+]
+
+
+@pytest.mark.parametrize(("study", "scores", "page"), SCORES)
+def test_the_page_of_a_study_shows_what_its_committed_scores_say(study, scores, page, tmp_path, monkeypatch, capsys):
     folder = ROOT / "docs" / "results"
-    run(study, "--results", folder / f"{study}.csv", "--output", tmp_path, monkeypatch=monkeypatch)
+    run(study, "--results", folder / f"{scores}.csv", "--output", tmp_path, monkeypatch=monkeypatch)
     printed, shown = (tables(text) for text in (capsys.readouterr().out, (folder / f"{page}.md").read_text("utf-8")))
     assert min(map(len, printed)) > 5
     for table in printed:
