@@ -285,6 +285,7 @@ def test_float16_is_refused():
 def test_settings_of_accelerate_and_of_the_model_are_as_before():
     accelerate = pytest.importorskip("accelerate")
     make, tokenizer = FAMILIES["gpt2"]
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier Trainer
     accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     try:
         found = relocate(make(), NoEncoding(2), tokenizer, TEXTS, **OPTIONS)
