@@ -389,8 +389,7 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def print_tables(file: Path) -> None:
-    examples = measures(examples_of(file))
+def print_tables(examples: pd.DataFrame) -> None:
     print(f"{markdown(summary(examples))}\n\n{markdown(contrasts(examples))}")
 
 
@@ -398,7 +397,7 @@ def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
     if arguments.results is not None:
-        print_tables(arguments.results)
+        print_tables(measures(examples_of(arguments.results)))
         return
     arguments.output.mkdir(parents=True, exist_ok=True)
     claim(arguments.output, settings_of(arguments))
@@ -414,8 +413,9 @@ def main() -> None:
     answers(pd.concat([one.assign(row=range(len(one))) for one in found])).to_csv(file)
     counts = swaps.groupby("corpus")[["held_back", "same_tokens"]].value_counts()
     print(f"{len(pairs)} inference pairs to train on, {len(test)} to test; seeds {arguments.seeds}; swaps:\n{counts}\n")
-    print_tables(file)
-    figure(measures(examples_of(file))).savefig(arguments.output / "role_swap_training.png", dpi=150)
+    examples = measures(examples_of(file))  # as --results reads them
+    print_tables(examples)
+    figure(examples).savefig(arguments.output / "role_swap_training.png", dpi=150)
 
 
 if __name__ == "__main__":

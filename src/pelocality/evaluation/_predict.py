@@ -97,8 +97,9 @@ class Classifier:
             raise ValueError(
                 f"tokenizer must end a text with the model's eos token, {config.eos_token_id}; {name} does not"
             )
+        least = min(counts)
         for text, number in zip(texts, counts, strict=True):
-            if number > min(counts):
+            if number > least:
                 given = ", ".join(map(repr, text))
                 raise ValueError(f"the texts of the probe must not hold the eos token, {given} does; remove such rows")
 

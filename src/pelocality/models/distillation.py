@@ -98,15 +98,16 @@ def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: nn.Module
     check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
-    given = list(texts) if isinstance(texts, Iterable) else []
-    if isinstance(texts, str) or not isinstance(texts, Iterable) or not all(isinstance(text, str) for text in given):
+    given = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
         raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
     ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"] if given else []
     if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
     found = [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
+    used = torch.tensor([_padding(tokenizer), *set(chain.from_iterable(found))])
     for model in models:
-        check_ids(model, torch.tensor([_padding(tokenizer), *set(chain(*found))]), "the tokenizer's ids")
+        check_ids(model, used, "the tokenizer's ids")
     return found
 
 

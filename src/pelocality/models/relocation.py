@@ -150,7 +150,7 @@ def relocate(
     trained.to(device_of(teacher))
     for module, training in modes:
         module.training = training
-        module.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
+    student.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
     if use_cache is not None:
         student.config.use_cache = use_cache  # which the Trainer has changed
     curve = _curve(trainer.state.log_history)
