@@ -15,6 +15,7 @@ SOURCE = Path(pelocality.__file__).parent
 
 # what each package imports of the others, exactly; a new package or arrow is entered here
 ARROWS = {
+    "_batches": set(),
     "_checks": set(),
     "_display": set(),
     "_distributed": set(),
@@ -25,8 +26,8 @@ ARROWS = {
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": {"_checks"},
-    "models": {"_checks", "_display", "_distributed", "_toeplitz", "encodings", "metrics", "statistics"},
-    "evaluation": {"_checks", "_display", "_distributed", "corpora", "models", "statistics"},
+    "models": {"_batches", "_checks", "_display", "_distributed", "_toeplitz", "encodings", "metrics", "statistics"},
+    "evaluation": {"_batches", "_checks", "_display", "_distributed", "corpora", "models", "statistics"},
     "plots": {"_checks", "evaluation", "metrics", "statistics"},
 }
 

@@ -15,10 +15,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from pelocality._batches import equally_long
 from pelocality._checks import check_tokenizer, count
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
-from pelocality.evaluation._batches import equally_long
 from pelocality.evaluation._callables import array_of
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of

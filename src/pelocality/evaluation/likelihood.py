@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
+from pelocality._batches import equally_long
 from pelocality._checks import check_choice, check_tokenizer, count, flag
-from pelocality.evaluation._batches import equally_long
 from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference
 from pelocality.models._run import ROUNDING, device_of, largest_difference

@@ -1,6 +1,6 @@
 """How far the hidden states of a model are from those of another on the same texts: the loss, and a Trainer for it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,6 +11,7 @@ from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback, Trainer
 
+from pelocality._batches import equally_long
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
@@ -58,39 +59,35 @@ def distillation_loss(
     student, teacher = find_base(model), find_base(reference)
     for base in (student, teacher):
         check_length(base, length)
-    rows = sorted(pieces(tokenizer, texts, length, student, teacher), key=len)
-    losses = []
-    with inference(student):
-        for start in range(0, len(rows), count("batch_size", batch_size)):
-            batch = _collate(tokenizer, rows[start : start + batch_size])
-            losses += [_losses(student, teacher, part) for part in _without_padding(batch)]
-    token_loss, mean_loss = torch.cat(losses).mean(0).tolist()
-    return token_loss, mean_loss
+    rows = pieces(tokenizer, texts, length, student, teacher)
+    return _mean_losses(student, teacher, tokenizer, rows, count("batch_size", batch_size))
 
 
 class DistillationTrainer(Trainer):
     """A Trainer on pieces of text whose target is the hidden states of another model."""
 
     def __init__(self, teacher: nn.Module, tokenizer: Any, **options: Any) -> None:
-        super().__init__(data_collator=partial(_collate, tokenizer), compute_metrics=_mean_losses, **options)
-        self.teacher = teacher
+        super().__init__(data_collator=partial(_collate, tokenizer), **options)
+        self.teacher, self.tokenizer = teacher, tokenizer
         self.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
-
-    def _losses_of(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        model.eval()  # without dropout
-        torch.clear_autocast_cache()  # where a torch.autocast surrounds the training, it keeps earlier weights
-        return _losses(model, self.teacher, inputs)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
         """Return the mean loss of a batch."""
-        return self._losses_of(model, inputs).sum(-1).mean()
+        model.eval()  # without dropout
+        torch.clear_autocast_cache()  # where a torch.autocast surrounds the training, it keeps earlier weights
+        return _losses(model, self.teacher, inputs).sum(-1).mean()
 
-    def prediction_step(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
-        """Return the mean loss and both losses of each piece."""
-        with torch.no_grad():
-            parts = _without_padding(self._prepare_inputs(inputs))
-            losses = torch.cat([self._losses_of(model, part) for part in parts])
-        return losses.sum(-1).mean(), losses, losses  # as labels too, without which the Trainer computes no metrics
+    def evaluate(self, *options: Any, **more: Any) -> dict[str, float]:
+        """Log, and return, both losses of the held-out pieces, in every process those of all."""
+        torch.clear_autocast_cache()
+        student: Any = self.model
+        rows: Any = self.eval_dataset
+        size = self.args.per_device_eval_batch_size
+        losses = _mean_losses(student, self.teacher, self.tokenizer, rows, size)
+        found = {f"eval_{name}": loss for name, loss in zip(LOSSES, losses, strict=True)}
+        self.log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
 
 
 def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: nn.Module) -> list[list[int]]:
@@ -125,11 +122,15 @@ def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
     }
 
 
-def _without_padding(inputs: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Yield the pieces of each length, without the padding, which convolutions would mix into their tokens."""
-    lengths = inputs["attention_mask"].sum(1)
-    for length in sorted(set(lengths.tolist())):
-        yield {name: values[lengths == length, :length] for name, values in inputs.items()}
+def _mean_losses(
+    student: nn.Module, teacher: Any, tokenizer: Any, rows: Iterable[list[int]], batch_size: int
+) -> tuple[float, float]:
+    """Return both losses, averaged over pieces."""
+    with inference(student):
+        batches = (_collate(tokenizer, batch) for batch in equally_long(sorted(rows, key=len), len, batch_size))
+        losses = torch.cat([_losses(student, teacher, batch) for batch in batches])
+    token_loss, mean_loss = losses.mean(0).tolist()
+    return token_loss, mean_loss
 
 
 def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -147,8 +148,3 @@ def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tens
     of_tokens = (1 - cosine_similarity(found, wanted, dim=-1)) * counts[..., 0]
     of_means = cosine_similarity((found * counts).sum(1), (wanted * counts).sum(1), dim=-1)
     return torch.stack([of_tokens.sum(1) / counts.sum((1, 2)), 1 - of_means], -1)
-
-
-def _mean_losses(found: Any) -> dict[str, float]:
-    """Return the losses of an evaluation, averaged over its pieces, by name."""
-    return dict(zip(LOSSES, found.predictions.mean(0).tolist(), strict=True))

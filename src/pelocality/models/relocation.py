@@ -132,8 +132,6 @@ def relocate(
     student = find_base(trained)
     frozen = _frozen(student)
     attach(trained, encoding, position_embeddings=position_embeddings)
-    modes = [(module, module.training) for module in trained.modules()]
-    use_cache = getattr(student.config, "use_cache", None)
     options: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "every": every, "seed": seed}
     options["steps"] = _steps(rows[:-held_out], tokens, batch_size)
     checkpoint = None
@@ -141,18 +139,12 @@ def relocate(
         settings = {"tokens": tokens, "length": length, "held_out": held_out, **options}
         settings |= {"position_embeddings": position_embeddings, "texts": digest(rows), "start": digest(student)}
         checkpoint = claim(folder, settings)
-    with TemporaryDirectory() as temporary, _state_of_accelerate_kept():
+    with TemporaryDirectory() as temporary, _state_of_accelerate_kept(), _settings_kept(trained, student):
         options |= {"progress": progress, "cpu": device_of(teacher).type == "cpu", "save": folder is not None}
         arguments = _arguments(temporary if folder is None else folder, **options)
-        data = {"train_dataset": rows[:-held_out], "eval_dataset": sorted(rows[-held_out:], key=len)}
+        data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
         _train(trainer, student, frozen, checkpoint)
-    trained.to(device_of(teacher))
-    for module, training in modes:
-        module.training = training
-    student.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
-    if use_cache is not None:
-        student.config.use_cache = use_cache  # which the Trainer has changed
     curve = _curve(trainer.state.log_history)
     if not np.isfinite(curve).all(axis=None):
         raise ValueError(f"learning_rate {learning_rate} is too large: the held-out loss is not finite any more")
@@ -174,6 +166,20 @@ def _state_of_accelerate_kept() -> Iterator[None]:
         for state, values in zip(states, before, strict=True):
             state.clear()
             state.update(values)
+
+
+@contextmanager
+def _settings_kept(model: nn.Module, base: Any) -> Iterator[None]:
+    """Restore what a Trainer changes of a model beside its weights: device, modes and ``use_cache``."""
+    device, modes = device_of(base), [(module, module.training) for module in model.modules()]
+    use_cache = getattr(base.config, "use_cache", None)
+    yield  # where training fails, the model is dropped
+    model.to(device)
+    for module, training in modes:
+        module.training = training
+    if use_cache is not None:
+        base.config.use_cache = use_cache
+    base.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
 
 
 def _arguments(

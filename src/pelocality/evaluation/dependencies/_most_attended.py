@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from pelocality._batches import equally_long
 from pelocality._checks import check_tokenizer
-from pelocality.evaluation._batches import equally_long
 from pelocality.models._calls import argument_names
 from pelocality.models._observe import checked_eager_attention, observe
 from pelocality.models._run import device_of, find_base
