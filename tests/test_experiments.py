@@ -594,8 +594,8 @@ def tables(text):
 
 SCORES = [
     ("downstream_accuracy", "downstream_accuracy", "downstream"),
-    ("stability", "stability", "fine_tuning"),
-    ("role_swap_training", "role_swap_answers", "fine_tuning"),
+    ("stability", "stability", "stability"),
+    ("role_swap_training", "role_swap_answers", "role_swap_training"),
 ]
 
 
