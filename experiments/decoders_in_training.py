@@ -62,12 +62,13 @@ def figure(table: pd.DataFrame) -> plt.Figure:
         for (column, name), ax in zip(COLUMNS.items(), of_model, strict=True):
             plots.trajectory(rows, column, ax=ax)
             ax.set_xscale("symlog", linthresh=1)
-            ax.set(xlabel="", ylabel="", ylim=(0, 1))
-            ax.set_title(f"{model}: {name}", fontsize="medium")
+            ax.set(xlabel="", ylabel="", ylim=(0, 0.6 if "locality" in name else 1))
             ax.grid(alpha=0.25, linewidth=0.6)
             ax.get_legend().remove()
-    for ax in axes[-1]:
-        ax.set_xlabel("training step")
+        of_model[0].set_ylabel(model)
+    for name, top, bottom in zip(COLUMNS.values(), *axes, strict=True):
+        top.set_title(name, fontsize="medium")
+        bottom.set_xlabel("training step")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     return fig
 

@@ -180,7 +180,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
     """Plot the points of each cell over the first one on each metric, a row for each kind of task; bars over seeds."""
     cells = table[table["locality"].notna()]
     first, *_ = marks = marks_of(cells["cell"].unique().tolist())
-    metrics = cells.groupby("cell")[list(METRICS)].mean()
+    metrics = cells.groupby("cell")[list(METRICS)].mean().apply(moved_apart)
     means = cells.groupby(["kind", "cell", "seed"])["score"].mean()
     names = AVERAGES | {"order": "order-sensitive tasks"}
     kinds = [kind for kind in names if kind in means.index]
@@ -200,13 +200,19 @@ def figure(table: pd.DataFrame) -> plt.Figure:
     return fig
 
 
+def moved_apart(values: pd.Series) -> pd.Series:
+    """Move values that are the same to the second decimal apart, so that their marks and bars can be told."""
+    same = values.groupby(values.round(2))
+    return values + 0.015 * (values.max() - values.min()) * (same.cumcount() - (same.transform("size") - 1) / 2)
+
+
 def marks_of(cells: list[str]) -> dict[str, dict[str, Any]]:
     """Return marks by cell: one colour for original positions, tables, decays and each other, shapes within."""
     kinds = pd.Series({cell: "table" if cell in SCALINGS else re.split(r",| w", cell)[0] for cell in cells})
     numbers, shapes = pd.factorize(kinds)[0], kinds.groupby(kinds).cumcount()
     colors = ["black", *plt.get_cmap("tab10").colors]
     found = {
-        cell: {"color": colors[number], "marker": "os^vD*P"[shape], "ms": 7, "mec": "white", "mew": 0.5}
+        cell: {"color": colors[number], "marker": "os^vDXP"[shape], "ms": 7, "mec": "white", "mew": 0.4}
         for cell, number, shape in zip(cells, numbers, shapes, strict=True)
     }
     return {cell: found[cell] for cell in kinds.index[np.argsort(numbers, kind="stable")]}
