@@ -93,12 +93,14 @@ def test_an_import_loads_no_library_that_it_does_not_need(statement, unneeded):
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_a_function_is_not_hidden_by_the_module_of_its_name():
-    code = (
-        "import pelocality.models.text_average; from pelocality.models import text_average; "
-        "print(text_average.__name__, pelocality.models.text_average is text_average)"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "text_average True"
+@pytest.mark.parametrize(
+    "file", sorted(SOURCE.rglob("__init__.py*")), ids=lambda file: f"{file.parent.name}{file.suffix}"
+)
+def test_no_module_is_hidden_by_a_function_of_its_name(file):
+    imports = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom) and node.module]
+    below = [node for node in imports if node.module.split(".")[-1] != file.parent.name]  # the others import modules
+    exported = {alias.name for node in below for alias in node.names}
+    assert not exported & {path.stem for path in file.parent.glob("*.py")}
 
 
 @pytest.mark.parametrize("package", [pelocality, pelocality.models])

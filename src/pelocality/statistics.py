@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from scipy.optimize import brentq
 
 from pelocality._checks import check_confidence, check_unmasked, count, number
 
@@ -370,8 +369,9 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     $$p = P\left(\sum_g s_g d_g \ge \sum_g d_g\right)$$
 
     over all $2^G$ signs: a permutation test that exchanges whole groups, whose rows may depend on each other in any
-    way. Where no sum is larger than 1 it is McNemar's (1947) exact test. The distribution is computed from its Fourier
-    transform $\prod_g \cos(t d_g)$, of signs tilted towards the sum, so that the smallest p-values are exact too.
+    way. Where no sum is larger than 1 it is McNemar's (1947) exact test. The distribution is the
+    convolution of the binomial ones of groups with equally large sums; no term is negative, so that the smallest
+    p-values are exact too.
 
     Args:
         differences: (groups, tests) whole numbers.
@@ -410,18 +410,13 @@ def _sign_flip(sums: NDArray[np.int64], two_sided: bool) -> float:
 
 
 def _tail(sums: NDArray[np.int64], least: int) -> float:
-    """Return the probability that the sum of positive numbers with random signs is at least this, which is above 0.
-
-    The signs are tilted, so that the sum has this mean: the far end of the Fourier transform itself is rounding noise.
-    """
-    size = int(sums.sum())
-    if least >= size:
-        return 0.5 ** len(sums) if least == size else 0.0
-    values, counts = np.unique(sums, return_counts=True)
-    tilt = float(brentq(lambda t: counts @ (values * np.tanh(t * values)) - least, 0, 20, xtol=1e-12))
-    angles = 2 * np.pi * np.outer(values, np.arange(size + 1)) / (2 * size + 1)
-    factors = np.cos(angles) - 1j * np.tanh(tilt * values)[:, None] * np.sin(angles)
-    chances = np.fft.irfft(np.prod(factors ** counts[:, None], axis=0), 2 * size + 1)[least : size + 1]
-    log_cosh = counts @ (np.logaddexp(tilt * values, -tilt * values) - np.log(2))
-    total = (chances * np.exp(-tilt * np.arange(size + 1 - least))).sum()
-    return float(total * np.exp(log_cosh - tilt * least))
+    """Return the probability that the sum of positive numbers with random signs is at least this."""
+    most = (int(sums.sum()) - least) // 2  # that the numbers with a minus may sum to
+    if most < 0:
+        return 0.0
+    chances = np.ones(1)  # of each sum of the numbers with a minus, from 0 on
+    for value, repeats in zip(*np.unique(sums, return_counts=True), strict=True):
+        steps = np.zeros(value * repeats + 1)
+        steps[::value] = stats.binom.pmf(np.arange(repeats + 1), repeats, 0.5)
+        chances = np.convolve(chances, steps)[: most + 1]  # by FFT, the far end would be rounding noise
+    return float(chances.sum())

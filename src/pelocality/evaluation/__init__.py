@@ -7,14 +7,14 @@
 - ``dependencies``: which heads attend along which dependencies, and how long dependencies are.
 """
 
-from pelocality.evaluation.acceptability import (
-    MinimalPairEvaluation as MinimalPairEvaluation,
-    evaluate_minimal_pairs as evaluate_minimal_pairs,
-)
 from pelocality.evaluation.classifiers import evaluate as evaluate
 from pelocality.evaluation.likelihood import (
     log_likelihood as log_likelihood,
     pseudo_log_likelihood as pseudo_log_likelihood,
+)
+from pelocality.evaluation.minimal_pairs import (
+    MinimalPairEvaluation as MinimalPairEvaluation,
+    evaluate_minimal_pairs as evaluate_minimal_pairs,
 )
 from pelocality.evaluation.result import Evaluation as Evaluation
 from pelocality.evaluation.tables import PaperTable as PaperTable, paper_table as paper_table

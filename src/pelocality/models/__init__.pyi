@@ -26,4 +26,4 @@ from .result import (
     PositionalAttention as PositionalAttention,
 )
 from .share import PositionShare as PositionShare, position_share as position_share
-from .text_average import TextAverage as TextAverage, text_average as text_average
+from .text_averages import TextAverage as TextAverage, text_average as text_average

@@ -4,7 +4,7 @@
 ``comparison`` compares the two and has the words for both, ``rotations`` the angles of queries and keys.
 """
 
-from pelocality.models.auditing.audit import audit as audit
+from pelocality.models.auditing.audits import audit as audit
 from pelocality.models.auditing.result import (
     Audit as Audit,
     AuditComparison as AuditComparison,
