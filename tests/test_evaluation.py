@@ -4,9 +4,11 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from functools import partial
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers as hf
@@ -19,6 +21,7 @@ from pelocality.evaluation import evaluate, paper_table
 from pelocality.evaluation._labels import is_correct
 from pelocality.models import attach
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
+from pelocality.statistics import mean_over_groups
 from tests.data import corpora
 from tests.families import offloaded, same, state, tiny
 from tests.test_models_words import byte_level, wordpiece
@@ -297,6 +300,29 @@ def test_the_difference_its_interval_and_its_p_value_are_paired():
     assert re.search(r"<td>agreement</td>\s*<td>0\.800 \[", found._repr_html_())
 
 
+def test_one_evaluation_is_read_at_any_confidence():
+    after = ["neutral", "entailment", "neutral"] * 30
+    probe = made(["neutral", "neutral", "entailment"] * 30, after, label=["neutral"] * 90, half=[0, 1] * 45)
+    found = evaluate(echo, None, probe)
+    change = [0, -1, 1] * 30
+    expected = mean_over_groups(change, found.examples["group"], 0.5)
+    assert found.estimate("difference", confidence=0.5) == expected
+    for read in (found.to_frame, partial(found.by, "half")):
+        pd.testing.assert_frame_equal(read(), read(confidence=0.95))
+        narrow, usual = read(confidence=0.5), read()
+        for name in ("original", "perturbed", "difference", "agreement"):
+            assert (narrow[f"{name}_low"] > usual[f"{name}_low"]).all()
+            assert (narrow[f"{name}_high"] < usual[f"{name}_high"]).all()
+        with pytest.raises(TypeError, match="confidence must be a number"):
+            read(confidence="95")
+    with pytest.raises(ValueError, match=r"name must be 'original'.*, got 'p'"):
+        found.estimate("p")
+    row = found.to_frame(confidence=0.5).iloc[0]
+    table = paper_table({"m": {"Random": found}}, confidence=0.5).values.set_index("column")
+    assert table.loc["original", ["low", "high"]].tolist() == [100 * row["original_low"], 100 * row["original_high"]]
+    assert table.loc["Random", ["low", "high"]].tolist() == [100 * expected.low, 100 * expected.high]
+
+
 def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluated():
     rows = [{"premise": f"one two three {k}", "hypothesis": "", "label": "positive"} for k in range(3)]
     with pytest.raises(ValueError, match="every hypothesis of the probe is empty"):
@@ -562,13 +588,6 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
         evaluate(model, tokenizer, shuffled(), max_length=0)
-    for seed in ("0", 0.5, None):
-        with pytest.raises(TypeError, match=f"seed must be an integer, got {seed!r}"):
-            evaluate(model, tokenizer, shuffled(), seed=seed)
-    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
-        evaluate(model, tokenizer, shuffled(), seed=-1)
-    with pytest.raises(TypeError, match="confidence must be a number"):
-        evaluate(model, tokenizer, shuffled(), confidence="95")
     with pytest.raises(ValueError, match="a column 'group', a name that the result uses; rename"):
         evaluate(model, tokenizer, shuffled().add_column("group", list(range(len(shuffled())))))
     with pytest.raises(ValueError, match="class names must differ"):
@@ -621,6 +640,8 @@ def test_several_runs_give_their_mean_and_t_interval():
     assert row["value"] == pytest.approx(-20)
     assert row["runs"] == 3
     assert (row["low"], row["high"]) == pytest.approx((-20 - 4.303 * 10 / 3**0.5, -20 + 4.303 * 10 / 3**0.5), abs=0.01)
+    half = paper_table({"m": {"Random": runs}}, confidence=0.5).values.set_index("column").loc["Random"]
+    assert half["high"] == pytest.approx(-20 + 0.816 * 10 / 3**0.5, abs=0.01)
 
 
 def test_originals_of_two_corpora_are_distinguished_by_text_and_not_by_uid():
@@ -649,6 +670,8 @@ def test_intervals_over_runs_stay_within_the_range_of_the_number():
 def test_invalid_arguments_of_the_paper_table_are_refused():
     with pytest.raises(ValueError, match="models is empty"):
         paper_table({})
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+        paper_table({}, confidence=95)
     one = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2))
     other = evaluate_as_entailment(labelled(["neutral"] * 2, ["entailment"] * 2))
     with pytest.raises(ValueError, match="a probe 'p' that changes labels and one that keeps them; rename one"):

@@ -11,7 +11,7 @@ import pandas as pd
 from torch import nn
 from tqdm import tqdm
 
-from pelocality._checks import check_confidence, check_dataset, count
+from pelocality._checks import check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
@@ -38,9 +38,6 @@ def evaluate(
     groups: str | None = None,
     batch_size: int = 64,
     max_length: int | None = None,
-    confidence: float = 0.95,
-    resamples: int = 9999,
-    seed: int = 0,
     progress: bool = True,
 ) -> Evaluation:
     """Return a classifier's accuracy on the original and on the perturbed texts of a probe, and the difference.
@@ -69,14 +66,11 @@ def evaluate(
         batch_size: Texts per forward pass, at most: those of one pass have the same number of tokens, without padding.
         max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
             Truncated texts are counted and logged.
-        confidence: Coverage of the intervals.
-        resamples: Bootstrap resamples.
-        seed: Seeds the bootstrap.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        An `Evaluation`: accuracies and agreement in [0, 1], their difference in [-1, 1], each with an interval, and
-        every example.
+        An `Evaluation`: accuracies and agreement in [0, 1], their difference in [-1, 1], each with an interval of any
+        coverage, and every example.
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
@@ -97,9 +91,6 @@ def evaluate(
         agreement            1.000 [0.207, 1.000]
         p of the difference                     1
     """
-    check_confidence(confidence)
-    count("resamples", resamples)
-    seed = count("seed", seed, 0)
     count("batch_size", batch_size)
     texts = _text_columns(probe)
     frame = _examples(probe, texts, groups)
@@ -121,7 +112,7 @@ def evaluate(
     if truncated:
         logger.warning("%d texts were truncated to the model's length", truncated)
     builders = ", ".join(probe.unique("builder")) if "builder" in probe.column_names else "dataset"
-    return Evaluation(frame, name_of(model), builders, truncated, confidence, resamples, seed)
+    return Evaluation(frame, name_of(model), builders, truncated)
 
 
 def _text_columns(probe: Any) -> tuple[str, ...]:
