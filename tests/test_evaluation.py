@@ -201,9 +201,11 @@ def test_classes_are_matched_by_name_in_any_order_and_spelling():
 
 def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
     model = classifier(("LABEL_0", "LABEL_1", "LABEL_2"))
-    with pytest.raises(ValueError, match=r"classes \['LABEL_0', 'LABEL_1', 'LABEL_2'\] match no labels; pass labels="):
+    with pytest.raises(
+        ValueError, match=r"classes \['LABEL_0', 'LABEL_1', 'LABEL_2'\] match no labels; pass label_names="
+    ):
         evaluate(model, wordpiece(), shuffled())
-    named = evaluate(model, wordpiece(), shuffled(), labels=THREE)
+    named = evaluate(model, wordpiece(), shuffled(), label_names=THREE)
     assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
 
 
@@ -219,7 +221,7 @@ def test_a_model_without_a_classification_head_is_refused_with_the_class_that_ha
     for model, labels in ((base, None), (base, THREE), (hf.BertForMaskedLM(base.config), THREE)):
         message = f"{type(model).__name__} has none; load it with AutoModelForSequenceClassification"
         with pytest.raises(ValueError, match=message):
-            evaluate(model, wordpiece(), shuffled(), labels=labels)
+            evaluate(model, wordpiece(), shuffled(), label_names=labels)
 
     class Silent(hf.BertModel):
         pass
@@ -242,8 +244,8 @@ def test_what_is_not_a_model_is_refused_before_it_is_called(model, message):
 
 def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog):
     with caplog.at_level("WARNING"):
-        evaluate(classifier(), wordpiece(), shuffled(), labels=THREE[::-1])
-    assert "labels= orders the classes" in caplog.text
+        evaluate(classifier(), wordpiece(), shuffled(), label_names=THREE[::-1])
+    assert "label_names= orders the classes" in caplog.text
 
 
 @pytest.mark.parametrize(("names", "labels", "message"), [
@@ -252,11 +254,11 @@ def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog
     (("neutral", "Neutral", "entailment"), None, "class names must differ"),
     (("LABEL_0",), None, r"must have at least 2 classes, got \['LABEL_0'\]; its head may be one for regression"),
     (("entailment",), ("entailment",), "must have at least 2 classes"),
-    (THREE, ("entailment", "neutral"), "labels must name the model's 3 classes, got 2"),
+    (THREE, ("entailment", "neutral"), "label_names must name the model's 3 classes, got 2"),
 ])  # fmt: skip
 def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
     with pytest.raises(ValueError, match=message):
-        evaluate(classifier(names), wordpiece(), shuffled(), labels=labels)
+        evaluate(classifier(names), wordpiece(), shuffled(), label_names=labels)
 
 
 @pytest.mark.parametrize(("label", "prediction", "correct"), [
@@ -330,7 +332,7 @@ def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluat
     probe = random_shuffling([plain_sentence(row["premise"], uid=str(k)) for k, row in enumerate(rows)])
     probe = probe.map(lambda row: dict.fromkeys(("label", "original_label"), "positive"))
     names = ["negative", "positive"]
-    found = evaluate(lambda texts: [[0, int(t.startswith("one"))] for t in texts], None, probe, labels=names)
+    found = evaluate(lambda texts: [[0, int(t.startswith("one"))] for t in texts], None, probe, label_names=names)
     assert found.original.value == 1
     assert found.perturbed.value == np.mean([text.startswith("one") for text in probe["sentence"]])
 
@@ -344,7 +346,7 @@ def test_masked_scores_are_refused():
             classify,
             None,
             made(["a"] * 3, ["b"] * 3, original_label=["neutral"] * 3, label=["neutral"] * 3),
-            labels=["neutral", "entailment"],
+            label_names=["neutral", "entailment"],
         )
 
 
@@ -472,8 +474,8 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels(dtype):
         return torch.tensor([[name in text for name in THREE] for text in hypotheses]).to(dtype)
 
     probe = made(["neutral", "entailment"], ["neutral", "neutral"], label=["neutral", "entailment"])
-    assert evaluate(scores, None, probe, labels=THREE).examples["correct"].tolist() == [True, False]
-    with pytest.raises(ValueError, match="scores of 3 classes need labels="):
+    assert evaluate(scores, None, probe, label_names=THREE).examples["correct"].tolist() == [True, False]
+    with pytest.raises(ValueError, match="scores of 3 classes need label_names="):
         evaluate(scores, None, probe)
 
 
@@ -565,8 +567,8 @@ def test_missing_texts_and_groups_are_refused():
             evaluate_as_entailment(probe.add_column("who", values), groups="who")
     with pytest.raises(ValueError, match=r"by must name columns among .*, got \[\['label'\]\]"):
         evaluate_as_entailment(probe).by(["label"])
-    with pytest.raises(TypeError, match=r"labels must be a list of class names .*, got 3"):
-        evaluate_as_entailment(probe, labels=3)
+    with pytest.raises(TypeError, match=r"label_names must be a list of class names .*, got 3"):
+        evaluate_as_entailment(probe, label_names=3)
 
 
 def test_invalid_arguments_are_refused():
@@ -582,8 +584,8 @@ def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
     for labels in ("entailment", 3, iter(THREE)):
-        with pytest.raises(TypeError, match="labels must be a list of class names"):
-            evaluate(model, tokenizer, shuffled(), labels=labels)
+        with pytest.raises(TypeError, match="label_names must be a list of class names"):
+            evaluate(model, tokenizer, shuffled(), label_names=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
@@ -591,12 +593,12 @@ def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="a column 'group', a name that the result uses; rename"):
         evaluate(model, tokenizer, shuffled().add_column("group", list(range(len(shuffled())))))
     with pytest.raises(ValueError, match="class names must differ"):
-        evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), labels=[*THREE, THREE[0].upper()])
+        evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), label_names=[*THREE, THREE[0].upper()])
     with pytest.raises(ValueError, match="must name at least 2 classes, got"):
-        evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), labels=["entailment"])
+        evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), label_names=["entailment"])
     for number in (np.nan, np.inf, -np.inf):
         with pytest.raises(ValueError, match="scores that are NaN or infinite"):
-            evaluate(lambda p, h, number=number: np.full((len(p), 3), number), None, shuffled(), labels=THREE)
+            evaluate(lambda p, h, number=number: np.full((len(p), 3), number), None, shuffled(), label_names=THREE)
         broken = classifier()
         torch.nn.init.constant_(broken.classifier.bias, number)
         with pytest.raises(ValueError, match="returned logits that are NaN or infinite"):

@@ -34,7 +34,7 @@ def evaluate(
     tokenizer: Any,
     probe: datasets.Dataset,
     *,
-    labels: Sequence[str] | None = None,
+    label_names: Sequence[str] | None = None,
     groups: str | None = None,
     batch_size: int = 64,
     max_length: int | None = None,
@@ -46,7 +46,7 @@ def evaluate(
     text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
 
     Classes are matched by name, never by number. The names come from ``config.id2label``; case, hyphens and
-    underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``labels`` names the classes.
+    underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``label_names`` names the classes.
     Where one side has only "not entailment", *neutral* and *contradiction* of the other side both count as it; the
     prediction of a model with three classes is its most probable class (as in HANS), not the sum of the two.
 
@@ -55,11 +55,11 @@ def evaluate(
     Args:
         model: A sequence-classification model of transformers, or a callable. A callable receives one list for
             each side (premises, hypotheses), and returns a label name for each pair, or scores (pairs, classes)
-            whose classes ``labels`` names.
+            whose classes ``label_names`` names.
         tokenizer: The model's tokenizer; not used for a callable.
         probe: A dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
             ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
-        labels: Names of the model's classes in the order of its logits, where its configuration has none.
+        label_names: Names of the model's classes in the order of its logits, where its configuration has none.
         groups: Column whose equal values make a group for all intervals and the p-value: rows that share a sentence
             are not independent. None groups the rows of one original. In SNLI three pairs share a premise:
             ``groups="original_premise"``.
@@ -97,10 +97,10 @@ def evaluate(
     probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(without_ddp(model), tokenizer, labels, batch_size, max_length)
+        classifier = Classifier(without_ddp(model), tokenizer, label_names, batch_size, max_length)
     else:
         check_callable(model, "AutoModelForSequenceClassification")
-        classifier = CallableClassifier(model, labels, probe_labels)
+        classifier = CallableClassifier(model, label_names, probe_labels)
     if classifier.classes is not None:
         check_match(classifier.classes, probe_labels)
     for prefix, predictions in zip(_VERSIONS, _predictions(classifier, probe, texts, progress), strict=True):
