@@ -46,7 +46,7 @@ rank = spearmanr(found.share.flatten(), local.flatten()).statistic
 print(f"rank correlation of a head's share with its locality on identical words: {rank:.2f}")
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(15, 4), layout="constrained")
-plots.head_grid(found.share, layers=found.layers, ax=left, label="share of attention due to position", limits=(0, 1))
+plots.head_grid(found, ax=left, label="share of attention due to position", limits=(0, 1))
 plots.head_grid(local, layers=found.layers, ax=right, label="locality on identical words")
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure = arguments.output / "position_share.png"

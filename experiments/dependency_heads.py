@@ -88,7 +88,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModel.from_pretrained(source)
 
-    accuracy = dependency_accuracy(model, tokenizer, sentences, resamples=2000)  # as in docs/results
+    accuracy = dependency_accuracy(model, tokenizer, sentences)
     share = position_share(model, batches(tokenizer, sentences))
     kinds = compare_head_types(accuracy, share, heads=arguments.heads, minimum=arguments.minimum)
     best = accuracy.best(arguments.minimum)

@@ -136,7 +136,7 @@ class Cells:
                     continue
                 text = self.sample(length, pieces // times)
                 losses = distillation_loss(model, self.model, self.tokenizer, text, length=length)
-                row |= dict(zip((f"token_loss_{times}", f"mean_loss_{times}"), losses, strict=True))
+                row |= {f"{name}_{times}": loss for name, loss in losses._asdict().items()}
             inputs = embeddings(model, self.tokenizer, self.sentences, layers=True)
             row["bigram_shift"] = probe_accuracy(inputs, self.exchanged, self.arguments.sentences[0])
             write_atomically(file, json.dumps(row, indent=1))

@@ -79,7 +79,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from pelocality import load
-from pelocality.models import distillation_loss
+from pelocality.models import DistillationLoss, distillation_loss
 from pelocality.statistics import mean_over_runs
 
 CELLS = (
@@ -91,7 +91,6 @@ CELLS = (
     "original, healed",
     "measured table, learned",
 )
-LOSSES = ("token_loss", "mean_loss")
 TASKS = {"RTE": "accuracy", "CoLA": "Matthews' correlation", "STS-B": "Pearson's correlation"}
 
 
@@ -184,7 +183,7 @@ def forget(arguments: argparse.Namespace, cell: str, seed: int) -> pd.DataFrame:
                     fine_tune(model, tokenizer, data, seed, folder / task, arguments)
                 reference.to(model.device)
                 losses = distillation_loss(model, reference, tokenizer, held_out, length=arguments.length)
-                rows.append({"cell": cell, "seed": seed, "after": after} | dict(zip(LOSSES, losses, strict=True)))
+                rows.append({"cell": cell, "seed": seed, "after": after} | losses._asdict())
             start = folder / task / "base"
             model.config.problem_type = None  # of this head
             model.base_model.save_pretrained(start)
@@ -321,7 +320,7 @@ def main() -> None:
     ]
     results = pd.DataFrame(side_by_side(run, jobs, arguments.workers))
     sequences = [(arguments, cell, seed) for seed, cell in product(arguments.sequences, arguments.cells)]
-    empty = pd.DataFrame(columns=["cell", "seed", "after", *LOSSES])
+    empty = pd.DataFrame(columns=["cell", "seed", "after", *DistillationLoss._fields])
     losses = pd.concat([empty, *side_by_side(forget, sequences, arguments.workers)])
     print(f"{len(arguments.seeds)} seeds, {arguments.epochs:g} epochs\n")
     print(markdown(summary(results, arguments.against)))

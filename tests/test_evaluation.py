@@ -4,9 +4,11 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from functools import partial
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers as hf
@@ -19,6 +21,7 @@ from pelocality.evaluation import evaluate, paper_table
 from pelocality.evaluation._labels import is_correct
 from pelocality.models import attach
 from pelocality.probes import constituency_shuffling, minimal_pairs, random_shuffling, semantic_role_swap
+from pelocality.statistics import mean_over_groups
 from tests.data import corpora
 from tests.families import offloaded, same, state, tiny
 from tests.test_models_words import byte_level, wordpiece
@@ -198,9 +201,11 @@ def test_classes_are_matched_by_name_in_any_order_and_spelling():
 
 def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
     model = classifier(("LABEL_0", "LABEL_1", "LABEL_2"))
-    with pytest.raises(ValueError, match=r"classes \['LABEL_0', 'LABEL_1', 'LABEL_2'\] match no labels; pass labels="):
+    with pytest.raises(
+        ValueError, match=r"classes \['LABEL_0', 'LABEL_1', 'LABEL_2'\] match no labels; pass label_names="
+    ):
         evaluate(model, wordpiece(), shuffled())
-    named = evaluate(model, wordpiece(), shuffled(), labels=THREE)
+    named = evaluate(model, wordpiece(), shuffled(), label_names=THREE)
     assert named.examples["prediction"].equals(evaluate(classifier(), wordpiece(), shuffled()).examples["prediction"])
 
 
@@ -216,7 +221,7 @@ def test_a_model_without_a_classification_head_is_refused_with_the_class_that_ha
     for model, labels in ((base, None), (base, THREE), (hf.BertForMaskedLM(base.config), THREE)):
         message = f"{type(model).__name__} has none; load it with AutoModelForSequenceClassification"
         with pytest.raises(ValueError, match=message):
-            evaluate(model, wordpiece(), shuffled(), labels=labels)
+            evaluate(model, wordpiece(), shuffled(), label_names=labels)
 
     class Silent(hf.BertModel):
         pass
@@ -239,8 +244,8 @@ def test_what_is_not_a_model_is_refused_before_it_is_called(model, message):
 
 def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog):
     with caplog.at_level("WARNING"):
-        evaluate(classifier(), wordpiece(), shuffled(), labels=THREE[::-1])
-    assert "labels= orders the classes" in caplog.text
+        evaluate(classifier(), wordpiece(), shuffled(), label_names=THREE[::-1])
+    assert "label_names= orders the classes" in caplog.text
 
 
 @pytest.mark.parametrize(("names", "labels", "message"), [
@@ -249,11 +254,11 @@ def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog
     (("neutral", "Neutral", "entailment"), None, "class names must differ"),
     (("LABEL_0",), None, r"must have at least 2 classes, got \['LABEL_0'\]; its head may be one for regression"),
     (("entailment",), ("entailment",), "must have at least 2 classes"),
-    (THREE, ("entailment", "neutral"), "labels must name the model's 3 classes, got 2"),
+    (THREE, ("entailment", "neutral"), "label_names must name the model's 3 classes, got 2"),
 ])  # fmt: skip
 def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
     with pytest.raises(ValueError, match=message):
-        evaluate(classifier(names), wordpiece(), shuffled(), labels=labels)
+        evaluate(classifier(names), wordpiece(), shuffled(), label_names=labels)
 
 
 @pytest.mark.parametrize(("label", "prediction", "correct"), [
@@ -297,6 +302,29 @@ def test_the_difference_its_interval_and_its_p_value_are_paired():
     assert re.search(r"<td>agreement</td>\s*<td>0\.800 \[", found._repr_html_())
 
 
+def test_one_evaluation_is_read_at_any_confidence():
+    after = ["neutral", "entailment", "neutral"] * 30
+    probe = made(["neutral", "neutral", "entailment"] * 30, after, label=["neutral"] * 90, half=[0, 1] * 45)
+    found = evaluate(echo, None, probe)
+    change = [0, -1, 1] * 30
+    expected = mean_over_groups(change, found.examples["group"], 0.5)
+    assert found.estimate("difference", confidence=0.5) == expected
+    for read in (found.to_frame, partial(found.by, "half")):
+        pd.testing.assert_frame_equal(read(), read(confidence=0.95))
+        narrow, usual = read(confidence=0.5), read()
+        for name in ("original", "perturbed", "difference", "agreement"):
+            assert (narrow[f"{name}_low"] > usual[f"{name}_low"]).all()
+            assert (narrow[f"{name}_high"] < usual[f"{name}_high"]).all()
+        with pytest.raises(TypeError, match="confidence must be a number"):
+            read(confidence="95")
+    with pytest.raises(ValueError, match=r"name must be 'original'.*, got 'p'"):
+        found.estimate("p")
+    row = found.to_frame(confidence=0.5).iloc[0]
+    table = paper_table({"m": {"Random": found}}, confidence=0.5).values.set_index("column")
+    assert table.loc["original", ["low", "high"]].tolist() == [100 * row["original_low"], 100 * row["original_high"]]
+    assert table.loc["Random", ["low", "high"]].tolist() == [100 * expected.low, 100 * expected.high]
+
+
 def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluated():
     rows = [{"premise": f"one two three {k}", "hypothesis": "", "label": "positive"} for k in range(3)]
     with pytest.raises(ValueError, match="every hypothesis of the probe is empty"):
@@ -304,7 +332,7 @@ def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluat
     probe = random_shuffling([plain_sentence(row["premise"], uid=str(k)) for k, row in enumerate(rows)])
     probe = probe.map(lambda row: dict.fromkeys(("label", "original_label"), "positive"))
     names = ["negative", "positive"]
-    found = evaluate(lambda texts: [[0, int(t.startswith("one"))] for t in texts], None, probe, labels=names)
+    found = evaluate(lambda texts: [[0, int(t.startswith("one"))] for t in texts], None, probe, label_names=names)
     assert found.original.value == 1
     assert found.perturbed.value == np.mean([text.startswith("one") for text in probe["sentence"]])
 
@@ -318,7 +346,7 @@ def test_masked_scores_are_refused():
             classify,
             None,
             made(["a"] * 3, ["b"] * 3, original_label=["neutral"] * 3, label=["neutral"] * 3),
-            labels=["neutral", "entailment"],
+            label_names=["neutral", "entailment"],
         )
 
 
@@ -446,8 +474,8 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels(dtype):
         return torch.tensor([[name in text for name in THREE] for text in hypotheses]).to(dtype)
 
     probe = made(["neutral", "entailment"], ["neutral", "neutral"], label=["neutral", "entailment"])
-    assert evaluate(scores, None, probe, labels=THREE).examples["correct"].tolist() == [True, False]
-    with pytest.raises(ValueError, match="scores of 3 classes need labels="):
+    assert evaluate(scores, None, probe, label_names=THREE).examples["correct"].tolist() == [True, False]
+    with pytest.raises(ValueError, match="scores of 3 classes need label_names="):
         evaluate(scores, None, probe)
 
 
@@ -539,8 +567,8 @@ def test_missing_texts_and_groups_are_refused():
             evaluate_as_entailment(probe.add_column("who", values), groups="who")
     with pytest.raises(ValueError, match=r"by must name columns among .*, got \[\['label'\]\]"):
         evaluate_as_entailment(probe).by(["label"])
-    with pytest.raises(TypeError, match=r"labels must be a list of class names .*, got 3"):
-        evaluate_as_entailment(probe, labels=3)
+    with pytest.raises(TypeError, match=r"label_names must be a list of class names .*, got 3"):
+        evaluate_as_entailment(probe, label_names=3)
 
 
 def test_invalid_arguments_are_refused():
@@ -556,28 +584,21 @@ def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
     for labels in ("entailment", 3, iter(THREE)):
-        with pytest.raises(TypeError, match="labels must be a list of class names"):
-            evaluate(model, tokenizer, shuffled(), labels=labels)
+        with pytest.raises(TypeError, match="label_names must be a list of class names"):
+            evaluate(model, tokenizer, shuffled(), label_names=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(model, tokenizer, shuffled(), batch_size=0)
     with pytest.raises(ValueError, match="max_length must be at least 2, got 0"):
         evaluate(model, tokenizer, shuffled(), max_length=0)
-    for seed in ("0", 0.5, None):
-        with pytest.raises(TypeError, match=f"seed must be an integer, got {seed!r}"):
-            evaluate(model, tokenizer, shuffled(), seed=seed)
-    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
-        evaluate(model, tokenizer, shuffled(), seed=-1)
-    with pytest.raises(TypeError, match="confidence must be a number"):
-        evaluate(model, tokenizer, shuffled(), confidence="95")
     with pytest.raises(ValueError, match="a column 'group', a name that the result uses; rename"):
         evaluate(model, tokenizer, shuffled().add_column("group", list(range(len(shuffled())))))
     with pytest.raises(ValueError, match="class names must differ"):
-        evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), labels=[*THREE, THREE[0].upper()])
+        evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), label_names=[*THREE, THREE[0].upper()])
     with pytest.raises(ValueError, match="must name at least 2 classes, got"):
-        evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), labels=["entailment"])
+        evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), label_names=["entailment"])
     for number in (np.nan, np.inf, -np.inf):
         with pytest.raises(ValueError, match="scores that are NaN or infinite"):
-            evaluate(lambda p, h, number=number: np.full((len(p), 3), number), None, shuffled(), labels=THREE)
+            evaluate(lambda p, h, number=number: np.full((len(p), 3), number), None, shuffled(), label_names=THREE)
         broken = classifier()
         torch.nn.init.constant_(broken.classifier.bias, number)
         with pytest.raises(ValueError, match="returned logits that are NaN or infinite"):
@@ -621,6 +642,8 @@ def test_several_runs_give_their_mean_and_t_interval():
     assert row["value"] == pytest.approx(-20)
     assert row["runs"] == 3
     assert (row["low"], row["high"]) == pytest.approx((-20 - 4.303 * 10 / 3**0.5, -20 + 4.303 * 10 / 3**0.5), abs=0.01)
+    half = paper_table({"m": {"Random": runs}}, confidence=0.5).values.set_index("column").loc["Random"]
+    assert half["high"] == pytest.approx(-20 + 0.816 * 10 / 3**0.5, abs=0.01)
 
 
 def test_originals_of_two_corpora_are_distinguished_by_text_and_not_by_uid():
@@ -649,6 +672,8 @@ def test_intervals_over_runs_stay_within_the_range_of_the_number():
 def test_invalid_arguments_of_the_paper_table_are_refused():
     with pytest.raises(ValueError, match="models is empty"):
         paper_table({})
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+        paper_table({}, confidence=95)
     one = evaluate_as_entailment(labelled(["entailment"] * 2, ["entailment"] * 2))
     other = evaluate_as_entailment(labelled(["neutral"] * 2, ["entailment"] * 2))
     with pytest.raises(ValueError, match="a probe 'p' that changes labels and one that keeps them; rename one"):

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from pelocality.evaluation.dependencies._most_attended import word_attention
 from pelocality.evaluation.dependencies.accuracy import half_of
 from pelocality.evaluation.dependencies.result import DIRECTIONS, DependencyAccuracy
 from pelocality.models import attach
+from pelocality.statistics import proportion_over_groups
 from tests.data import EXAMPLES, corpora
 from tests.families import same, state, tiny, tiny_any
 from tests.test_models_words import TEXT, byte_level, wordpiece
@@ -56,7 +58,7 @@ def result(sentences, attended, seed=0):
             arrays.append(attended(s, word, half))
     words = pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"])
     attended = np.array(arrays, dtype=np.int16)[:, None]
-    return DependencyAccuracy(words, attended, (0,), "made up", len(sentences), {}, 0.95, 500, seed)
+    return DependencyAccuracy(words, attended, (0,), "made up", len(sentences), {}, seed)
 
 
 def slow_most_attended(model, tokenizer, words):
@@ -346,7 +348,6 @@ def test_a_model_whose_positions_are_replaced_leaves_no_sentence_out():
     ({"seed": None}, TypeError, "seed must be an integer, got None"),
     ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
     ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-    ({"confidence": 95}, ValueError, "confidence must be between 0 and 1"),
     ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip
 def test_invalid_arguments_are_refused(arguments, error, message):
@@ -363,6 +364,30 @@ def test_unknown_relations_directions_and_rare_relations_are_refused():
         found.accuracy("x", "up")
     with pytest.raises(ValueError, match="no relation has 999 items in each half"):
         found.best(minimum=999)
+    for read in (found.best, found.to_frame, partial(compare_head_types, found, [[4, 3, 2, 1]])):
+        with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+            read(minimum=1, confidence=95)
+
+
+def test_one_result_is_read_at_any_confidence():
+    found = result(random_sentences(60), oracle_and_neighbours)
+    accuracy = found.to_frame(confidence=0.5).iloc[0]
+    items = found._items("all", accuracy["direction"])
+    expected = proportion_over_groups(items.hits[:, 0], items.sentence, 0.5)
+    assert (accuracy["low"], accuracy["high"]) == (expected.low, expected.high)
+    types = partial(compare_head_types, found, [[4, 3, 2, 1]])
+    for read, names in (
+        (found.to_frame, ["accuracy"]),
+        (found.best, ["accuracy", "baseline", "difference"]),
+        (lambda **options: types(**options).table, ["positional", "contextual", "difference"]),
+    ):
+        narrow, usual, wide = (read(confidence=confidence) for confidence in (0.5, 0.95, 0.99))
+        pd.testing.assert_frame_equal(usual, read())
+        for name in names:
+            low, high = ("low", "high") if name == "accuracy" else (f"{name}_low", f"{name}_high")
+            assert narrow[name].equals(wide[name])
+            assert (wide[low] <= narrow[low]).all()
+            assert (wide[high] - wide[low] > narrow[high] - narrow[low]).any()
 
 
 def compared(share, heads=None):

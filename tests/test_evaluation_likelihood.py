@@ -1,6 +1,7 @@
 """Scores of language models against a loop over tokens, and minimal pairs with known results."""
 
 import copy
+import dataclasses
 import functools
 
 import datasets
@@ -162,6 +163,15 @@ def test_only_a_strictly_larger_score_is_correct_and_ties_are_counted():
         [4, 2, 0.5, 0.5],
     ]
     assert "accuracy 0.500 [0.148, 0.852] on 4 pairs, 1 ties" in repr(found)
+    row = found.to_frame().iloc[0]
+    assert (row["score"], row["n"], row["difference"]) == (found.score, 4, 0.25)
+    assert (row["accuracy"], row["low"], row["high"]) == dataclasses.astuple(found.accuracy)
+    for read in (found.to_frame, functools.partial(found.by, "size")):
+        narrow, wide = read(confidence=0.5), read(confidence=0.99)
+        assert (wide["low"] < narrow["low"]).all()
+        assert (wide["high"] > narrow["high"]).all()
+        with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
+            read(confidence=95)
     assert "1 ties" in found._repr_html_()
     with pytest.raises(ValueError, match="by must name columns"):
         found.by("colour")

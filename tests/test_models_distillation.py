@@ -37,6 +37,7 @@ def test_the_loss_is_that_of_texts_one_by_one_without_padding(name):
     for batch_size in (1, 4):
         found = distillation_loss(other, model, tokenizer, texts, length=12, batch_size=batch_size)
         assert found == pytest.approx(wanted, abs=1e-5)
+        assert (found.token_loss, found.mean_loss) == found
     assert distillation_loss(model, model, tokenizer, texts, length=12) == pytest.approx((0, 0), abs=1e-6)
 
 

@@ -15,31 +15,35 @@ OTHERS = ("neutral", "contradiction")  # the classes that "not entailment" cover
 _PLACEHOLDER = re.compile(r"label[ _]?\d+", re.IGNORECASE)
 
 
-def class_names(config: Any, labels: Sequence[str] | None) -> list[str]:
-    """Return the normalised names of a model's classes in the order of its logits, from ``labels`` or its config."""
+def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
+    """Return the normalised names of a model's classes in the order of its logits, given or from its config."""
     configured = [str(config.id2label[i]) for i in range(config.num_labels)]
     if len(configured) < 2:
         raise ValueError(f"model must have at least 2 classes, got {configured}; its head may be one for regression")
-    if labels is None and any(_PLACEHOLDER.fullmatch(name) for name in configured):
-        raise ValueError(f"the model's classes {configured} match no labels; pass labels= in their order")
-    names = given_names(configured if labels is None else labels)
+    if label_names is None and any(_PLACEHOLDER.fullmatch(name) for name in configured):
+        raise ValueError(f"the model's classes {configured} match no labels; pass label_names= in their order")
+    names = given_names(configured if label_names is None else label_names)
     if len(names) != len(configured):
-        raise ValueError(f"labels must name the model's {len(configured)} classes, got {len(names)}: {names}")
+        raise ValueError(f"label_names must name the model's {len(configured)} classes, got {len(names)}: {names}")
     expected = [normalised_label(name) for name in configured]
     if sorted(expected) == sorted(names) and expected != names:
-        logger.warning("labels= orders the classes %s, the model's config %s; labels= is used", names, expected)
+        logger.warning(
+            "label_names= orders the classes %s, the model's config %s; label_names= is used", names, expected
+        )
     return names
 
 
-def given_names(labels: Sequence[str]) -> list[str]:
+def given_names(label_names: Sequence[str]) -> list[str]:
     """Return the normalised names of classes, after refusing all but a list of different names, two or more."""
-    if not are_names(labels):
-        raise TypeError(f"labels must be a list of class names in the order of the logits, got {labels!r}")
-    plain = [normalised_label(name) for name in labels]
+    if not are_names(label_names):
+        raise TypeError(f"label_names must be a list of class names in the order of the logits, got {label_names!r}")
+    plain = [normalised_label(name) for name in label_names]
     if len(plain) < 2:
-        raise ValueError(f"labels must name at least 2 classes, got {plain}")
+        raise ValueError(f"label_names must name at least 2 classes, got {plain}")
     if len(set(plain)) < len(plain):
-        raise ValueError(f"class names must differ, got {', '.join(labels)}; pass labels= that differ, in their order")
+        raise ValueError(
+            f"class names must differ, got {', '.join(label_names)}; pass label_names= that differ, in their order"
+        )
     return plain
 
 
@@ -47,7 +51,7 @@ def check_match(classes: Collection[str], probe_labels: Collection[str]) -> None
     """Refuse a model none of whose classes is a correct prediction for some label of the probe."""
     missing = [name for name in probe_labels if not any(is_correct(name, prediction) for prediction in classes)]
     if missing:
-        raise ValueError(f"the labels {sorted(missing)} match none of the classes {sorted(classes)}; pass labels=")
+        raise ValueError(f"the labels {sorted(missing)} match none of the classes {sorted(classes)}; pass label_names=")
 
 
 def is_correct(label: str, prediction: str) -> bool:

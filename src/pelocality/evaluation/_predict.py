@@ -38,12 +38,12 @@ class Classifier:
         self,
         model: nn.Module,
         tokenizer: Any,
-        labels: Sequence[str] | None,
+        label_names: Sequence[str] | None,
         batch_size: int,
         max_length: int | None,
     ) -> None:
         _check_head(model)
-        self.classes = _labels.class_names(pretrained(model).config, labels)
+        self.classes = _labels.class_names(pretrained(model).config, label_names)
         check_tokenizer(tokenizer)
         if batch_size > 1 and pretrained(model).config.get_text_config().pad_token_id is None:
             advice = "classifiers with a causal model then read one text at a time; set it, or batch_size=1"
@@ -130,16 +130,16 @@ def _check_head(model: Any) -> None:
         advice = "load it with AutoModelForSequenceClassification"
         raise ValueError(f"model must have a classification head, {name} has none; {advice}")
     if hasattr(model, "encode") or hasattr(model, "predict"):  # of sentence-transformers
-        advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and labels="
+        advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and label_names="
         raise ValueError(f"model must be called as classifiers of transformers are, {name} is not; {advice}")
 
 
 class CallableClassifier:
     """A callable that returns the names of classes, or their scores, for columns of texts."""
 
-    def __init__(self, function: Callable[..., Any], labels: Sequence[str] | None, probe_labels: set[str]) -> None:
+    def __init__(self, function: Callable[..., Any], label_names: Sequence[str] | None, probe_labels: set[str]) -> None:
         self.function = function
-        self.classes = None if labels is None else _labels.given_names(labels)
+        self.classes = None if label_names is None else _labels.given_names(label_names)
         names = {_labels.ENTAILMENT, NOT_ENTAILMENT, *_labels.OTHERS}
         # no known names without labels: then every name is accepted
         self.known = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
@@ -154,7 +154,9 @@ class CallableClassifier:
             names = [normalised_label(name) for name in found]
             unknown = set(names) - self.known if self.known else set()
             if unknown:
-                raise ValueError(f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass labels=")
+                raise ValueError(
+                    f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass label_names="
+                )
             return [(name, float("nan")) for name in names]
         scores = array_of(found)
         if scores.ndim != 2 or not np.issubdtype(scores.dtype, np.number):
@@ -163,7 +165,7 @@ class CallableClassifier:
                 "of a pipeline's results, return [result['label'] for result in results]"
             )
         if self.classes is None or scores.shape[1] != len(self.classes):
-            raise ValueError(f"scores of {scores.shape[1]} classes need labels= to name them, got {self.classes}")
+            raise ValueError(f"scores of {scores.shape[1]} classes need label_names= to name them, got {self.classes}")
         if not np.isfinite(scores.max(1)).all():
             raise ValueError("model returned scores that are NaN or infinite; check its weights and precision")
         return [(self.classes[row.argmax()], float("nan")) for row in scores]

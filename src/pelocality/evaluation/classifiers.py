@@ -11,7 +11,7 @@ import pandas as pd
 from torch import nn
 from tqdm import tqdm
 
-from pelocality._checks import check_confidence, check_dataset, count
+from pelocality._checks import check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
@@ -34,13 +34,10 @@ def evaluate(
     tokenizer: Any,
     probe: datasets.Dataset,
     *,
-    labels: Sequence[str] | None = None,
+    label_names: Sequence[str] | None = None,
     groups: str | None = None,
     batch_size: int = 64,
     max_length: int | None = None,
-    confidence: float = 0.95,
-    resamples: int = 9999,
-    seed: int = 0,
     progress: bool = True,
 ) -> Evaluation:
     """Return a classifier's accuracy on the original and on the perturbed texts of a probe, and the difference.
@@ -49,7 +46,7 @@ def evaluate(
     text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
 
     Classes are matched by name, never by number. The names come from ``config.id2label``; case, hyphens and
-    underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``labels`` names the classes.
+    underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``label_names`` names the classes.
     Where one side has only "not entailment", *neutral* and *contradiction* of the other side both count as it; the
     prediction of a model with three classes is its most probable class (as in HANS), not the sum of the two.
 
@@ -58,25 +55,22 @@ def evaluate(
     Args:
         model: A sequence-classification model of transformers, or a callable. A callable receives one list for
             each side (premises, hypotheses), and returns a label name for each pair, or scores (pairs, classes)
-            whose classes ``labels`` names.
+            whose classes ``label_names`` names.
         tokenizer: The model's tokenizer; not used for a callable.
         probe: A dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
             ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
-        labels: Names of the model's classes in the order of its logits, where its configuration has none.
+        label_names: Names of the model's classes in the order of its logits, where its configuration has none.
         groups: Column whose equal values make a group for all intervals and the p-value: rows that share a sentence
             are not independent. None groups the rows of one original. In SNLI three pairs share a premise:
             ``groups="original_premise"``.
         batch_size: Texts per forward pass, at most: those of one pass have the same number of tokens, without padding.
         max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
             Truncated texts are counted and logged.
-        confidence: Coverage of the intervals.
-        resamples: Bootstrap resamples.
-        seed: Seeds the bootstrap.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        An `Evaluation`: accuracies and agreement in [0, 1], their difference in [-1, 1], each with an interval, and
-        every example.
+        An `Evaluation`: accuracies and agreement in [0, 1], their difference in [-1, 1], each with an interval of any
+        coverage, and every example.
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
@@ -97,19 +91,16 @@ def evaluate(
         agreement            1.000 [0.207, 1.000]
         p of the difference                     1
     """
-    check_confidence(confidence)
-    count("resamples", resamples)
-    seed = count("seed", seed, 0)
     count("batch_size", batch_size)
     texts = _text_columns(probe)
     frame = _examples(probe, texts, groups)
     probe_labels = {name for name in {*frame["label"], *frame["original_label"]} if name is not None}
     classifier: Classifier | CallableClassifier
     if isinstance(model, nn.Module):
-        classifier = Classifier(without_ddp(model), tokenizer, labels, batch_size, max_length)
+        classifier = Classifier(without_ddp(model), tokenizer, label_names, batch_size, max_length)
     else:
         check_callable(model, "AutoModelForSequenceClassification")
-        classifier = CallableClassifier(model, labels, probe_labels)
+        classifier = CallableClassifier(model, label_names, probe_labels)
     if classifier.classes is not None:
         check_match(classifier.classes, probe_labels)
     for prefix, predictions in zip(_VERSIONS, _predictions(classifier, probe, texts, progress), strict=True):
@@ -121,7 +112,7 @@ def evaluate(
     if truncated:
         logger.warning("%d texts were truncated to the model's length", truncated)
     builders = ", ".join(probe.unique("builder")) if "builder" in probe.column_names else "dataset"
-    return Evaluation(frame, name_of(model), builders, truncated, confidence, resamples, seed)
+    return Evaluation(frame, name_of(model), builders, truncated)
 
 
 def _text_columns(probe: Any) -> tuple[str, ...]:

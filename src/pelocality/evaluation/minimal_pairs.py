@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
 )
 
-from pelocality._checks import check_confidence, check_dataset, count
+from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, scalar_columns
@@ -39,45 +39,61 @@ class MinimalPairEvaluation(DisplayMixin):
         score: Name of the score.
         ties: Pairs whose scores are equal; they count as wrong, as in BLiMP. Many ties, or accuracy near 0.5 with
             tiny differences, suggest a model that does not depend on word order, such as one without positions.
-        confidence: Coverage of the intervals.
     """
 
     examples: pd.DataFrame
     model: str
     score: str
     ties: int
-    confidence: float
 
     @functools.cached_property
     def accuracy(self) -> Estimate:
-        """Share of pairs whose original has the higher score, in [0, 1], with Wilson's interval over groups.
+        """Share of pairs whose original has the higher score, in [0, 1], with Wilson's 95 % interval over groups.
 
         0.5 is chance.
         """
-        return proportion_over_groups(self.examples["correct"], self.examples["group"], self.confidence)
+        return proportion_over_groups(self.examples["correct"], self.examples["group"])
 
-    def by(self, *columns: str) -> pd.DataFrame:
+    def by(self, *columns: str, confidence: float = 0.95) -> pd.DataFrame:
         """Return the accuracy for each value of a column, such as a size, a category or a paradigm.
 
         Args:
             columns: Columns of ``examples``, such as ``"size"`` or ``"UID"``.
+            confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
             One row for each value (or combination): ``n``, ``accuracy``, ``low``, ``high``, ``difference`` (mean).
 
         Raises:
-            ValueError: No column, or an unknown one.
+            TypeError: A confidence that is not a number.
+            ValueError: No column, an unknown one, or a confidence outside (0, 1).
         """
+        return by_columns(self.examples, columns, lambda rows: _numbers(rows, confidence))
 
-        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
-            accuracy = dataclasses.replace(self, examples=rows).accuracy.columns("accuracy", ends="")
-            return {"n": len(rows)} | accuracy | {"difference": rows["difference"].mean()}
+    def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
+        """Return the accuracy as one row.
 
-        return by_columns(self.examples, columns, numbers)
+        Args:
+            confidence: Coverage of the interval, in (0, 1).
+
+        Returns:
+            ``model``, ``score``, ``n``, ``accuracy``, ``low``, ``high``, ``difference`` (mean).
+
+        Raises:
+            TypeError: A confidence that is not a number.
+            ValueError: A confidence outside (0, 1).
+        """
+        return pd.DataFrame([{"model": self.model, "score": self.score} | _numbers(self.examples, confidence)])
 
     def _headline(self) -> str:
         ties = f", {self.ties} ties" if self.ties else ""
         return f"{self.model} by {self.score}: accuracy {self.accuracy} on {len(self.examples)} pairs{ties}"
+
+
+def _numbers(rows: pd.DataFrame, confidence: float) -> dict[str, Any]:
+    """Return the number of pairs, the accuracy with its interval and the mean difference by column."""
+    accuracy = proportion_over_groups(rows["correct"], rows["group"], confidence).columns("accuracy", ends="")
+    return {"n": len(rows)} | accuracy | {"difference": rows["difference"].mean()}
 
 
 def evaluate_minimal_pairs(
@@ -87,7 +103,6 @@ def evaluate_minimal_pairs(
     *,
     score: Score | None = None,
     batch_size: int = 64,
-    confidence: float = 0.95,
     progress: bool = True,
 ) -> MinimalPairEvaluation:
     """Return how often a language model gives the original the higher score.
@@ -102,7 +117,6 @@ def evaluate_minimal_pairs(
             causal head that sees later tokens is refused.
         batch_size: Of those two scores: sentences, or masked copies of them, per forward pass; a ``functools.partial``
             that sets its own keeps it.
-        confidence: Coverage of the intervals.
         progress: Of those two scores: show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -119,7 +133,6 @@ def evaluate_minimal_pairs(
         ...                        datasets.Dataset.from_dict(rows)).ties
         2
     """
-    check_confidence(confidence)
     count("batch_size", batch_size)
     check_dataset("pairs", pairs)
     if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
@@ -139,7 +152,7 @@ def evaluate_minimal_pairs(
     frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # not NaN for two texts of probability 0
     frame["correct"] = frame["good"] > frame["bad"]
     frame["group"] = pd.factorize(np.array(good, dtype=object))[0]
-    return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()), confidence)
+    return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()))
 
 
 def _scores(

@@ -6,17 +6,22 @@ from typing import Any
 
 import pandas as pd
 
+from pelocality._checks import check_choice, check_confidence
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._columns import by_columns
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups, sign_flip
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 _ESTIMATES = ("original", "perturbed", "difference", "agreement")
+_COLUMNS = {"original": "original_correct", "perturbed": "correct", "agreement": "agrees"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(DisplayMixin):
     """A model's predictions for the original and for the perturbed texts of a probe.
+
+    The intervals of ``original``, ``perturbed``, ``difference`` and ``agreement`` have a coverage of 95 %; the methods
+    take another, and the model is not run again.
 
     Attributes:
         examples: One row for each row of the probe, in its order: the probe's columns that are not texts
@@ -27,18 +32,12 @@ class Evaluation(DisplayMixin):
         model: Name of the model, and what was attached to it.
         probe: Name of the builder, or ``"dataset"``.
         truncated: Number of texts that were truncated to the model's length.
-        confidence: Coverage of the intervals.
-        resamples: Bootstrap resamples behind the interval of the difference.
-        seed: Seed of the bootstrap.
     """
 
     examples: pd.DataFrame
     model: str
     probe: str
     truncated: int
-    confidence: float
-    resamples: int
-    seed: int
 
     @functools.cached_property
     def labelled(self) -> bool:
@@ -53,24 +52,22 @@ class Evaluation(DisplayMixin):
     @functools.cached_property
     def original(self) -> Estimate:
         """Accuracy on the originals, in [0, 1], with Wilson's interval over groups; NaN without labels."""
-        return self._share("original_correct")
+        return self.estimate("original")
 
     @functools.cached_property
     def perturbed(self) -> Estimate:
         """Accuracy on the perturbed texts, in [0, 1], with Wilson's interval over groups; NaN without labels."""
-        return self._share("correct")
+        return self.estimate("perturbed")
 
     @functools.cached_property
     def difference(self) -> Estimate:
         """Accuracy on the perturbed texts minus accuracy on the originals, with a paired bootstrap over groups."""
-        if not self.labelled:
-            return NO_LABELS
-        return mean_over_groups(self._change, self.examples["group"], self.confidence, self.resamples, self.seed)
+        return self.estimate("difference")
 
     @functools.cached_property
     def agreement(self) -> Estimate:
         """Share of predictions that did not change, in [0, 1], with Wilson's interval over groups."""
-        return self._share("agrees")
+        return self.estimate("agreement")
 
     @functools.cached_property
     def p_value(self) -> float:
@@ -88,42 +85,71 @@ class Evaluation(DisplayMixin):
         """1 for each row that only the perturbation has right, -1 for one that only the original has."""
         return self.examples["correct"].astype(int) - self.examples["original_correct"].astype(int)
 
-    def by(self, *columns: str) -> pd.DataFrame:
+    def estimate(self, name: str, confidence: float = 0.95) -> Estimate:
+        """Return one of the four numbers with an interval of any coverage.
+
+        Args:
+            name: ``"original"``, ``"perturbed"``, ``"difference"`` or ``"agreement"``.
+            confidence: Coverage of the interval, in (0, 1).
+
+        Returns:
+            The number and its interval; NaN without labels, but for the agreement.
+
+        Raises:
+            TypeError: A confidence that is not a number.
+            ValueError: Another name, or a confidence outside (0, 1).
+        """
+        check_choice("name", name, _ESTIMATES)
+        check_confidence(confidence)
+        if not self.labelled and name != "agreement":
+            return NO_LABELS
+        if name == "difference":
+            return mean_over_groups(self._change, self.examples["group"], confidence)
+        return proportion_over_groups(self.examples[_COLUMNS[name]].astype(bool), self.examples["group"], confidence)
+
+    def by(self, *columns: str, confidence: float = 0.95) -> pd.DataFrame:
         """Return the numbers for each value of a column, such as a size, a label or a category.
 
         Args:
             columns: Columns of ``examples``, such as ``"size"``, ``"original_label"``, ``"category"``.
+            confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
             One row for each value (or combination), with the columns of `to_frame`, not corrected for
             multiple comparisons.
 
         Raises:
-            ValueError: No column, or an unknown one.
+            TypeError: A confidence that is not a number.
+            ValueError: No column, an unknown one, or a confidence outside (0, 1).
         """
-        return by_columns(self.examples, columns, lambda rows: dataclasses.replace(self, examples=rows)._numbers())
 
-    def to_frame(self) -> pd.DataFrame:
+        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
+            return dataclasses.replace(self, examples=rows)._numbers(confidence)
+
+        return by_columns(self.examples, columns, numbers)
+
+    def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
         """Return the numbers as one row.
+
+        Args:
+            confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
             ``model``, ``probe``, ``n``; ``original``, ``perturbed``, ``difference`` and ``agreement``, each with
             ``_low`` and ``_high``; ``p``.
-        """
-        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers()])
 
-    def _numbers(self) -> dict[str, Any]:
+        Raises:
+            TypeError: A confidence that is not a number.
+            ValueError: A confidence outside (0, 1).
+        """
+        return pd.DataFrame([{"model": self.model, "probe": self.probe} | self._numbers(confidence)])
+
+    def _numbers(self, confidence: float) -> dict[str, Any]:
         """Return the numbers of examples, estimates and p-value by column."""
         numbers: dict[str, Any] = {"n": len(self.examples)}
         for name in _ESTIMATES:
-            numbers |= getattr(self, name).columns(name)
+            numbers |= self.estimate(name, confidence).columns(name)
         return numbers | {"p": self.p_value}
-
-    def _share(self, column: str) -> Estimate:
-        """Return the share of rows with a true value in a column, with its interval over groups."""
-        if column != "agrees" and not self.labelled:
-            return NO_LABELS
-        return proportion_over_groups(self.examples[column].astype(bool), self.examples["group"], self.confidence)
 
     def _headline(self) -> str:
         truncated = f", {self.truncated} texts truncated to the model's length" if self.truncated else ""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pelocality._checks import number
+from pelocality._checks import check_confidence, number
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import Estimate, mean_over_runs, proportion_over_groups
@@ -87,6 +87,7 @@ def paper_table(
     *,
     symmetry: Mapping[str, float] | None = None,
     locality: Mapping[str, float] | None = None,
+    confidence: float = 0.95,
 ) -> PaperTable:
     """Return evaluations in the layout of the paper: Sym, Loc, original, shuffles, original (SR), swaps.
 
@@ -101,15 +102,16 @@ def paper_table(
             the mean would vary over seeds (with three runs it is wide).
         symmetry: Symmetry of each model in [0, 1], where known.
         locality: Locality of each model in [0, 1], where known.
+        confidence: Coverage of the intervals, in (0, 1).
 
     Returns:
         A `PaperTable`, in percent.
 
     Raises:
-        TypeError: A value that is not an evaluation, or a symmetry or locality that is not a number.
+        TypeError: A value that is not an evaluation, or a symmetry, locality or confidence that is not a number.
         ValueError: No model, a model without evaluations or with more runs of one probe than of another, an
             evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
-            model in ``symmetry`` or ``locality``.
+            model in ``symmetry`` or ``locality``; or a confidence outside (0, 1).
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -124,6 +126,7 @@ def paper_table(
         | --- | ---: | ---: |
         | first letter | 60.0 | 0.0 |
     """
+    check_confidence(confidence)
     metrics = {"symmetry": symmetry or {}, "locality": locality or {}}
     _check_mappings({"models": models} | metrics)
     _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
@@ -143,9 +146,9 @@ def paper_table(
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
             chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
             if chosen:
-                rows.append({"part": part, "model": model, "column": column} | _originals(model, chosen))
+                rows.append({"part": part, "model": model, "column": column} | _originals(model, chosen, confidence))
             for name, found in chosen.items():
-                numbers = _over_runs([run.difference for run in found], found[0].confidence, least=-1)
+                numbers = _over_runs([run.estimate("difference", confidence) for run in found], confidence, least=-1)
                 rows.append({"part": part, "model": model, "column": name} | numbers)
     columns = sorted(dict.fromkeys((row["part"], row["column"]) for row in rows), key=itemgetter(0))
     names = tuple(name for _, name in columns)
@@ -174,7 +177,7 @@ def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     return runs
 
 
-def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> dict[str, float]:
+def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]], confidence: float) -> dict[str, float]:
     """Return the accuracy on all originals that any of the probes perturbs, over runs."""
     runs = {name: len(found) for name, found in probes.items()}
     if len(set(runs.values())) > 1:
@@ -183,8 +186,8 @@ def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]]) -> dict[s
     for evaluations in zip(*probes.values(), strict=True):
         originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")
         correct = originals["original_correct"].astype(bool)
-        found.append(proportion_over_groups(correct, originals["group"], evaluations[0].confidence))
-    return _over_runs(found, next(iter(probes.values()))[0].confidence, least=0)
+        found.append(proportion_over_groups(correct, originals["group"], confidence))
+    return _over_runs(found, confidence, least=0)
 
 
 def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> dict[str, float]:

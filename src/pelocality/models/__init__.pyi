@@ -13,7 +13,7 @@ from .callback import (
     trajectory as trajectory,
 )
 from .decomposition import Decomposition as Decomposition, decompose as decompose
-from .distillation import distillation_loss as distillation_loss
+from .distillation import DistillationLoss as DistillationLoss, distillation_loss as distillation_loss
 from .eager import eager_attention as eager_attention
 from .function import AttentionFunction as AttentionFunction
 from .identical_words import positional_attention as positional_attention

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,22 @@ from pelocality.models._run import check_length, device_of, find_base
 from pelocality.models._weights import check_ids
 from pelocality.models._words import special_tokens_around
 
-LOSSES = ("token_loss", "mean_loss")
+
+class DistillationLoss(NamedTuple):
+    """How far the hidden states of two models are apart on the same texts, from 0 to 2.
+
+    Attributes:
+        token_loss: 1 - cosine of the tokens' hidden states, averaged over tokens and pieces of text.
+        mean_loss: 1 - cosine of the mean hidden states of each piece of text, averaged over pieces.
+    """
+
+    token_loss: float
+    mean_loss: float
 
 
 def distillation_loss(
     model: nn.Module, reference: nn.Module, tokenizer: Any, texts: Iterable[str], *, length: int, batch_size: int = 64
-) -> tuple[float, float]:
+) -> DistillationLoss:
     """Return how far the last hidden states of a model are from those of another on the same texts.
 
         token_loss = mean_t (1 - cos(h_t, r_t)),  mean_loss = 1 - cos(mean_t h_t, mean_t r_t)
@@ -39,7 +49,7 @@ def distillation_loss(
         batch_size: Pieces at a time.
 
     Returns:
-        Both losses, between 0 and 2, computed in float32 or wider.
+        A `DistillationLoss`, a named tuple of both, each from 0 to 2, computed in float32 or wider.
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer or texts.
@@ -53,8 +63,10 @@ def distillation_loss(
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
         >>> one, other = (BertModel(BertConfig(**sizes)) for _ in range(2))
         >>> losses = distillation_loss(one, one, tokenizer, ["A dog barks."], length=8)
-        >>> [abs(loss) < 1e-6 for loss in losses], distillation_loss(one, other, tokenizer, ["A dog."], length=8)[0] > 0
-        ([True, True], True)
+        >>> [abs(loss) < 1e-6 for loss in losses]
+        [True, True]
+        >>> distillation_loss(one, other, tokenizer, ["A dog barks."], length=8).token_loss > 0
+        True
     """
     student, teacher = find_base(model), find_base(reference)
     for base in (student, teacher):
@@ -84,7 +96,7 @@ class DistillationTrainer(Trainer):
         rows: Any = self.eval_dataset
         size = self.args.per_device_eval_batch_size
         losses = _mean_losses(student, self.teacher, self.tokenizer, rows, size)
-        found = {f"eval_{name}": loss for name, loss in zip(LOSSES, losses, strict=True)}
+        found = {f"eval_{name}": loss for name, loss in losses._asdict().items()}
         self.log(found)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
@@ -124,13 +136,12 @@ def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
 
 def _mean_losses(
     student: nn.Module, teacher: Any, tokenizer: Any, rows: Iterable[list[int]], batch_size: int
-) -> tuple[float, float]:
+) -> DistillationLoss:
     """Return both losses, averaged over pieces."""
     with inference(student):
         batches = (_collate(tokenizer, batch) for batch in equally_long(sorted(rows, key=len), len, batch_size))
         losses = torch.cat([_losses(student, teacher, batch) for batch in batches])
-    token_loss, mean_loss = losses.mean(0).tolist()
-    return token_loss, mean_loss
+    return DistillationLoss(*losses.mean(0).tolist())
 
 
 def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:

