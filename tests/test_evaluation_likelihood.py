@@ -210,6 +210,9 @@ def test_scores_refuse_models_that_see_too_much_or_too_little():
     for model in (hf.BertLMHeadModel(config), xlnet, hf.BertForMaskedLM(config), copy.deepcopy(xlnet).bfloat16()):
         with pytest.raises(ValueError, match=r"attend to the left only, .*; use pseudo_log_likelihood, or set"):
             log_likelihood(model, tokenizer, texts)
+        for equal in ("a a a", "[PAD] [PAD]"):
+            with pytest.raises(ValueError, match="attend to the left only"):
+                log_likelihood(model, tokenizer, ["a", equal], beginning=False)
     for model in (hf.BertLMHeadModel(config), xlnet):
         with pytest.raises(ValueError, match="attend to the left only"):
             evaluate_minimal_pairs(model, tokenizer, pairs)
