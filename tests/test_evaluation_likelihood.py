@@ -5,6 +5,7 @@ import dataclasses
 import functools
 
 import datasets
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -220,6 +221,9 @@ def test_scores_refuse_models_that_see_too_much_or_too_little():
     for model in (hf.BertLMHeadModel(config), xlnet, hf.BertForMaskedLM(config), copy.deepcopy(xlnet).bfloat16()):
         with pytest.raises(ValueError, match=r"attend to the left only, .*; use pseudo_log_likelihood, or set"):
             log_likelihood(model, tokenizer, texts)
+        for equal in ("a a a", "[PAD] [PAD]"):
+            with pytest.raises(ValueError, match="attend to the left only"):
+                log_likelihood(model, tokenizer, ["a", equal], beginning=False)
     for model in (hf.BertLMHeadModel(config), xlnet):
         with pytest.raises(ValueError, match="attend to the left only"):
             evaluate_minimal_pairs(model, tokenizer, pairs)
@@ -291,6 +295,15 @@ def test_scores_of_a_callable_may_be_a_tensor_of_any_type(dtype):
 
     found = evaluate_minimal_pairs(lengths, None, pairs_of(["abc", "a"], ["a", "abc"]))
     assert found.examples[["good", "bad"]].to_numpy().tolist() == [[3, 1], [1, 3]]
+
+
+def test_scores_of_a_callable_may_be_booleans():
+    for kind in (list, np.array, torch.tensor):
+        found = evaluate_minimal_pairs(lambda texts, kind=kind: kind([len(text) > 2 for text in texts]), None,
+                                       pairs_of(["abc", "a", "abc"], ["a", "abc", "dcb"]))  # fmt: skip
+        assert found.examples["difference"].tolist() == [1, -1, 0]
+        assert found.examples["correct"].tolist() == [True, False, False]
+        assert found.ties == 1
 
 
 def test_invalid_arguments_of_minimal_pairs_are_refused():

@@ -164,6 +164,27 @@ def test_a_copied_accumulator_continues():
         torch.testing.assert_close(other.compute().item(), 0.65634, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("settings", [{}, {"dist_sync_on_step": True}])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("create", [partial(MeanOver, metrics.locality), partial(MeanAttention, 8)])
+def test_a_failed_call_leaves_the_mean_as_it_was(create, error, settings, monkeypatch):
+    mean, expected = create(**settings), create()
+    for each in (mean, expected):
+        each.update(torch.eye(8).expand(10, 8, 8))
+    assert mean.compute() is mean.compute()
+    before = mean._update_count, mean._forward_cache
+    with monkeypatch.context() as patch:
+        if error is KeyboardInterrupt:  # after the batch was added
+            patch.setattr(mean, "compute", lambda: (_ for _ in ()).throw(error))
+        with pytest.raises(error):
+            mean(torch.full((1, 8, 8), 1 / 4 if error is ValueError else 1 / 8))
+    assert (mean._update_count, mean._forward_cache) == before
+    for each in (mean, expected):
+        each(torch.full((1, 8, 8), 1 / 8))
+        each.update(torch.full((1, 8, 8), 1 / 8))
+    torch.testing.assert_close(mean.compute(), expected.compute(), rtol=0, atol=0)
+
+
 def test_sums_stay_in_float64_and_can_be_reset():
     mean = MeanAttention(length=8)
     mean.update(torch.eye(8))

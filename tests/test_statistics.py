@@ -234,6 +234,21 @@ def test_groups_are_told_apart_by_their_names():
         assert mean_over_groups(values, names) == expected
 
 
+@pytest.mark.parametrize("names", [
+    [None, None, float("nan"), float("nan"), "c", "c"],
+    [None, None, np.nan, float("nan"), "None", "None"],
+    [pd.NaT, pd.NaT, None, None, pd.NA, pd.NA],
+    [np.nan, np.nan, "nan", "nan", None, None],
+    np.repeat([np.nan, 1.0, 2.0], 2),
+])  # fmt: skip
+def test_missing_names_of_several_kinds_are_several_groups(names):
+    rows = [1, 1, 0, 0, 0, 0] * 2
+    expected = proportion_over_groups(rows, list("aabbcc") * 2)
+    assert proportion_over_groups(rows, [*names] * 2) == expected
+    mean = mean_over_groups(rows, list("aabbcc") * 2)
+    assert mean_over_groups(rows, [*names] * 2) == mean
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

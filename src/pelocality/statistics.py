@@ -214,7 +214,8 @@ def mean_over_groups(
 
     Args:
         values: (rows,) numbers.
-        groups: (rows,) names of groups: anything that can be the key of a dictionary, 1 and "1" being two.
+        groups: (rows,) names of groups: anything that can be the key of a dictionary, 1 and "1" being two, as None
+            and NaN are.
         confidence: Coverage, in (0, 1).
         resamples: Number of resamples.
         seed: Seeds the resamples.
@@ -292,9 +293,11 @@ def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple
 def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
     check_unmasked("groups", groups)
-    rows = pd.Series(list(groups), dtype=object).to_numpy()
     try:
-        numbers, names = pd.factorize(rows, use_na_sentinel=False)
+        rows = pd.Series(list(groups), dtype=object).to_numpy(copy=True)
+        missing = pd.isna(rows)
+        rows[missing] = [type(each) for each in rows[missing]]  # pandas takes None, NaN and NaT for one name
+        numbers, names = pd.factorize(rows)
     except TypeError as error:
         raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
     try:

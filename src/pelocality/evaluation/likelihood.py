@@ -177,10 +177,9 @@ def _log_likelihood(
             if longest and len(ids) > longest:
                 where = f"sentences[{order[number]}], {brief(texts[order[number]])},"
                 raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
-            several = [ids for _, ids, _ in batch if len(set(ids)) > 1]
-            if several and not checked:
-                *before, last = several[0]
-                other = next(token for token in before if token != last)
+            if len(ids) > 1 and not checked:
+                *before, last = ids
+                other = next((token for token in before if token != last), int(last == 0))
                 check(model, _logits(model, tokenizer, [[*before, last], [*before, other]])[:, :-1])
                 checked = True
             logits = _logits(model, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)

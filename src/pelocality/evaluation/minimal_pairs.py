@@ -179,7 +179,7 @@ def _scores(
     if np.isnan(values).any():
         text = texts[int(np.isnan(values).argmax())]
         raise ValueError(f"the score must be a number, got NaN for {text!r}; remove such pairs")
-    return name, values.tolist()
+    return name, values.astype(float).tolist()  # numpy does not subtract booleans
 
 
 def _score_of_head(model: nn.Module) -> Score:

@@ -18,7 +18,26 @@ from pelocality.metrics._masks import Mask, token_flags
 from pelocality.metrics.structure import crop
 
 
-class MeanOver(Metric):
+class _Mean(Metric):
+    """A metric of torchmetrics that a failed batch leaves as it was."""
+
+    full_state_update = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add the matrices of a batch as ``update`` does, and return their own mean.
+
+        After an error or an interrupt the state is as before.
+        """
+        # clones, as some settings add in place
+        before = {name: each.clone() if isinstance(each, Tensor) else each for name, each in vars(self).items()}
+        try:
+            return super().forward(*args, **kwargs)
+        except BaseException:  # torchmetrics resets the state first, and reads it back only from a batch that succeeds
+            vars(self).update(before)
+            raise
+
+
+class MeanOver(_Mean):
     """Average any metric of this library over all matrices it is updated with.
 
         mean over matrices of metric(A)
@@ -49,7 +68,6 @@ class MeanOver(Metric):
         torch.Size([12])
     """
 
-    full_state_update = False
     total: Tensor
     count: Tensor
 
@@ -106,7 +124,7 @@ class MeanOver(Metric):
         return f"{type(self).__name__}({name}, shape={self.shape})"
 
 
-class MeanAttention(Metric):
+class MeanAttention(_Mean):
     """Average the attention matrix itself over batches and processes.
 
         M_ij = mean of A_ij over the sequences that have a token i
@@ -127,7 +145,6 @@ class MeanAttention(Metric):
         tensor(0.6564)
     """
 
-    full_state_update = False
     total: Tensor
     count: Tensor
     eps: Tensor
