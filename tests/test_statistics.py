@@ -67,6 +67,9 @@ def test_the_t_interval_is_elementwise_over_the_first_axis():
     low, high = t_interval(values, 0.9)
     expected = stats.ttest_1samp(values, 0, axis=0).confidence_interval(0.9)
     np.testing.assert_allclose([low, high], [expected.low, expected.high])
+    for of_array, of_tensor in zip((low, high), t_interval(torch.from_numpy(values), 0.9), strict=True):
+        np.testing.assert_array_equal(of_tensor, of_array)
+        assert isinstance(of_tensor, np.ndarray)
     assert np.isnan(t_interval(values[:1])).all()
     assert t_interval(values[:1])[0].shape == (2, 3)
 

@@ -1,4 +1,7 @@
-"""Estimates with intervals, and a test of differences, also for rows that depend on each other within groups."""
+"""Estimates with intervals, and a test of differences, also for rows that depend on each other within groups.
+
+Numbers may be given as lists, arrays or tensors; the results are numpy's, in float64, or an `Estimate`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -316,7 +319,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         confidence: Coverage, in (0, 1).
 
     Returns:
-        Lower and upper ends, (...); NaN for fewer than two values.
+        Lower and upper ends, (...), as numpy arrays, also for a tensor; NaN for fewer than two values.
 
     Raises:
         ValueError: A coverage outside (0, 1), or a single number.

@@ -314,5 +314,5 @@ def _metric(name: str) -> Callable[..., Tensor] | None:
 
 def _interval(samples: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
     """Return the ends of the t interval of the mean over the first axis."""
-    low, high = t_interval(samples.double().cpu().numpy(), confidence)
+    low, high = t_interval(samples, confidence)
     return torch.from_numpy(low), torch.from_numpy(high)
