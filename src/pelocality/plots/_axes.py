@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pelocality._checks import check_unmasked
+from pelocality._checks import check_unmasked, real_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,17 +37,14 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
 def as_array(name: str, values: Any) -> np.ndarray:
     """Return an argument, a tensor or lists of numbers or of tensors, as an array."""
     check_unmasked(name, values, "set masked entries to NaN, which is drawn as hatching")
-    if isinstance(values, torch.Tensor):
+    if isinstance(values, torch.Tensor) and values.is_floating_point():
         return values.detach().float().cpu().numpy()
     if isinstance(values, list | tuple):
         values = [as_array(name, each) for each in values]
     try:
-        return np.asarray(values, float)
+        return real_numbers(name, values).astype(float)
     except TypeError as error:
-        advice = "of a result give one of its tensors, such as result.share"
-        raise TypeError(
-            f"{name} must be a tensor, an array or numbers, got {type(values).__name__}; {advice}"
-        ) from error
+        raise TypeError(f"{error}; of a result give one of its tensors, such as result.share") from error
 
 
 def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
