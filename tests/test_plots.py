@@ -202,6 +202,16 @@ def test_many_lines_differ_in_dash_or_marker_with_the_legend_beside_the_axes(dra
     assert ax.get_window_extent().width > 250
 
 
+@pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"], MANY["distances"]])
+def test_every_name_is_in_the_legend_as_it_is(draw):
+    names = ["_private", "__x", "a$b$c", "$", 7]
+    fig, ax = draw(names)
+    fig.canvas.draw()
+    texts = [text._preprocess_math(text.get_text()) for text in ax.get_legend().get_texts()]
+    assert [text.strip() for text, _ in texts] == [str(name) for name in names]
+    assert not any(mathematical for _, mathematical in texts)
+
+
 @pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"]])
 def test_long_names_are_wrapped_and_leave_room_for_the_axes(draw):
     fig, ax = draw([f"an organisation/with-a-very-long-model-name-of-2026 after training, seed {i}" for i in range(3)])

@@ -63,7 +63,7 @@ def draw_by_distance(
     fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
     for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
         if y is not None:
-            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=name, **style)
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
@@ -73,6 +73,12 @@ def draw_by_distance(
 def line_styles() -> Iterator[dict[str, Any]]:
     """Yield the dash and the marker of each line."""
     return ({"linestyle": dash, "marker": mark} for dash, mark in zip(cycle(_DASHES), cycle(_MARKERS), strict=False))
+
+
+def as_label(name: Any) -> str:
+    """Return a name as matplotlib shows it in a legend: it hides one with a leading _, and reads $a$ as a formula."""
+    shown = str(name).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def with_legend(fig: Figure, ax: Axes, resizable: bool) -> tuple[Figure, Axes]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pelocality.plots._axes import as_array, draw_image, figure_and_axes, line_styles, size_in_inches, with_legend
+from pelocality.plots._axes import (
+    as_array,
+    as_label,
+    draw_image,
+    figure_and_axes,
+    line_styles,
+    size_in_inches,
+    with_legend,
+)
 from pelocality.statistics import mean_over_runs
 
 if TYPE_CHECKING:
@@ -121,7 +129,7 @@ def comparison(
         place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
-        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
+        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=as_label(name), zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(every_layer) - 0.4))
@@ -174,7 +182,7 @@ def trajectory(
     for (layer, rows), style in zip(layers, line_styles(), strict=False):
         over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
         steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
-        (line,) = ax.plot(steps, means, markersize=3.5, label=f"layer {layer}", **style)
+        (line,) = ax.plot(steps, means, markersize=3.5, label=as_label(f"layer {layer}"), **style)
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
