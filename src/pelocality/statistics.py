@@ -74,7 +74,8 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
 
     Raises:
         TypeError: Successes, trials or a coverage that are not real numbers.
-        ValueError: Fewer than 0 successes, more successes than trials, or a coverage outside (0, 1).
+        ValueError: Fewer than 0 successes, more successes than trials, shapes that do not agree, or a coverage outside
+            (0, 1).
 
     Examples:
         >>> low, high = wilson(9, 10)
@@ -83,6 +84,10 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     """
     check_confidence(confidence)
     k, n = _numbers("successes", successes), _numbers("trials", trials)
+    try:
+        np.broadcast_shapes(k.shape, n.shape)
+    except ValueError as error:
+        raise ValueError(f"successes and trials must agree in shape, got {k.shape} and {n.shape}") from error
     if ((k < 0) | (k > n)).any():
         raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
     z = stats.norm.ppf(0.5 + confidence / 2)
@@ -230,8 +235,8 @@ def mean_over_groups(
 
     Raises:
         TypeError: Values or a confidence that are not real numbers, or names that cannot be keys, such as lists.
-        ValueError: A confidence outside (0, 1), fewer than 1 resample, values beyond ``least`` and ``most``, or not
-            one group for each value.
+        ValueError: A confidence outside (0, 1), fewer than 1 resample, a negative seed, values beyond ``least`` and
+            ``most``, or not one group for each value.
 
     Examples:
         >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
@@ -239,6 +244,7 @@ def mean_over_groups(
     """
     check_confidence(confidence)
     count("resamples", resamples)
+    count("seed", seed, least=0)
     rows, index = _rows_in_groups("values", values, groups)
     least, most = number("least", least), number("most", most)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
