@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -427,6 +428,10 @@ def test_a_custom_encoding_needs_only_its_formula():
             "1 or 2 heads",
         ),
         (lambda: ALiBi(heads=2)(3, dtype=torch.int64), TypeError, "dtype must be a floating-point"),
+        (lambda: ALiBi(2, slopes=torch.tensor([1 + 1j, 2])), TypeError, "slopes must be a number, or one per head"),
+        (lambda: ALiBi(2, slopes=np.array([1 + 1j, 2])), TypeError, "slopes must be a number, or one per head"),
+        (lambda: ALiBi(2, slopes=[np.complex64(1j), 2]), TypeError, "slopes must be a number, or one per head"),
+        (lambda: ALiBi(2, slopes=np.array([True, False])), TypeError, "slopes must be a number, or one per head"),
         (lambda: ALiBi(heads=2, slopes=1e40), ValueError, r"slopes must be a number that torch\.float32 can hold"),
         (lambda: ALiBi(heads=2).score_modification(3, 2), ValueError, "at least query_length"),
         (lambda: FixedWindow(width=-1), ValueError, "width"),

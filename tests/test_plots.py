@@ -202,6 +202,16 @@ def test_many_lines_differ_in_dash_or_marker_with_the_legend_beside_the_axes(dra
     assert ax.get_window_extent().width > 250
 
 
+@pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"], MANY["distances"]])
+def test_every_name_is_in_the_legend_as_it_is(draw):
+    names = ["_private", "__x", "a$b$c", "$", 7]
+    fig, ax = draw(names)
+    fig.canvas.draw()
+    texts = [text._preprocess_math(text.get_text()) for text in ax.get_legend().get_texts()]
+    assert [text.strip() for text, _ in texts] == [str(name) for name in names]
+    assert not any(mathematical for _, mathematical in texts)
+
+
 @pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"]])
 def test_long_names_are_wrapped_and_leave_room_for_the_axes(draw):
     fig, ax = draw([f"an organisation/with-a-very-long-model-name-of-2026 after training, seed {i}" for i in range(3)])
@@ -275,6 +285,15 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"metric='entropy' .*\['a'\] is numbers"),
         (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),
         (lambda: plots.head_grid(torch.rand(2, 3), limits=(1, 0)), r"limits must be the smallest .* got \(1, 0\)"),
+        (lambda: plots.head_grid(torch.rand(2, 3), limits=(1,)), r"limits must be the smallest .* got \(1,\)"),
+        (lambda: plots.head_grid(torch.rand(2, 3), limits=1), "limits must be the smallest .* got 1"),
+        (lambda: plots.head_grid(torch.rand(2, 3), limits=("a", "b")), "limits must be real numbers, got tuple"),
+        (lambda: plots.head_grid(torch.rand(2, 3), layers=2), "layers must number the 2 layers of values, got 2"),
+        (lambda: plots.comparison([torch.rand(2, 3)]), r"values must be a dictionary of .* by name, got list"),
+        (lambda: plots.trajectory([1]), r"table must be a DataFrame, such as LocalityCallback\.table, got list"),
+        (lambda: plots.trajectory(pd.DataFrame([[1]])), "table has no column layer, locality, step; it has 0"),
+        (lambda: plots.trajectory(TABLE.replace({"layer": {1: None}})), r"without a step or a layer; .*table\.dropna"),
+        (lambda: plots.trajectory(TABLE.replace({"step": {10: None}})), r"without a step or a layer; .*table\.dropna"),
         (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
         (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
         (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
@@ -288,6 +307,12 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; of a result give one"),
         (lambda: plots.comparison({"a": [[None, {}]]}), r"^values\['a'\] must be a tensor.*, got dict"),
         (lambda: plots.heatmap({"a": torch.eye(4)}), "^attention must be a tensor, an array or numbers, got dict"),
+        (lambda: plots.heatmap(torch.eye(4) + 1j), "^attention must be real numbers, got Tensor of complex64"),
+        (lambda: plots.heatmap(np.eye(4) + 1j), "^attention must be real numbers, got ndarray of complex128"),
+        (lambda: plots.head_grid(torch.rand(2, 3) * 1j), "^values must be real numbers, got Tensor of complex64"),
+        (lambda: plots.head_grid([[1, 1j]]), "^values must be real numbers, got complex of complex128"),
+        (lambda: plots.head_grid([[1, 2], [3]]), "^values must be a tensor, an array or numbers, got list"),
+        (lambda: plots.head_grid("abc"), "^values must be real numbers, got str"),
         (lambda: plots.heatmap(torch.rand(0, 0)), "one matrix"),
         (lambda: plots.heatmap(torch.tensor([[1.0, -1.0], [0.0, 1.0]])), "at least 0, got -1; apply .softmax"),
         (lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])), "must be finite"),

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -257,7 +258,9 @@ def test_missing_names_of_several_kinds_are_several_groups(names):
     [
         (lambda: sign_flip([[0.5]] * 5), ValueError, r"whole numbers, got 0\.5"),
         (lambda: sign_flip([[np.nan]] * 5), ValueError, "whole numbers, got nan"),
-        (lambda: sign_flip([["a"]]), TypeError, "whole numbers, got an array of <U1"),
+        (lambda: sign_flip([["a"]]), TypeError, "differences must be real numbers, got list of <U1"),
+        (lambda: sign_flip([[1], [1, 2]]), ValueError, "differences must be a tensor, an array or numbers, got list: "),
+        (lambda: sign_flip([[1]], two_sided="no"), TypeError, "two_sided must be True or False, got 'no'"),
         (lambda: sign_flip([1, 1, 1]), ValueError, r"\(groups, tests\), got shape \(3,\); of one test, add"),
         (lambda: proportion_over_groups([0.5, 1], "ab"), ValueError, "successes must be true or false, got 0.5"),
         (lambda: proportion_over_groups([True], "ab"), ValueError, "groups must name one group for each value, got 2"),
@@ -269,7 +272,21 @@ def test_missing_names_of_several_kinds_are_several_groups(names):
         (lambda: mean_over_groups([1, 0], "ab", least="a"), TypeError, "least must be a number, got 'a'"),
         (lambda: mean_over_runs([[0.7, 0.72]]), ValueError, r"values must be one number for each run, got .*\(1, 2\)"),
         (lambda: mean_over_runs(0.7), ValueError, r"values must be one number for each run, got shape \(\)"),
-        (lambda: mean_over_runs(["a", "b"]), ValueError, "values must be numbers: could not convert"),
+        (lambda: mean_over_runs(["a", "b"]), TypeError, "values must be real numbers, got list of <U1"),
+        (lambda: mean_over_runs(["0.1", "0.3"]), TypeError, "values must be real numbers, got list of <U3"),
+        (lambda: mean_over_runs(pd.Series(["0.1", "0.3"])), TypeError, "values must be real numbers, got Series of "),
+        (lambda: mean_over_runs([0.1, None, "0.3"]), TypeError, "values must be real numbers, got list of object"),
+        (lambda: mean_over_runs(pd.to_datetime(["2020", "2021"])), TypeError, "got DatetimeIndex of datetime64"),
+        (lambda: mean_over_runs(pd.to_timedelta(["1s", "2s"])), TypeError, "got TimedeltaIndex of timedelta64"),
+        (lambda: mean_over_runs([1 + 1j, 2]), TypeError, "values must be real numbers, got list of complex128"),
+        (lambda: mean_over_runs(torch.tensor([1 + 1j, 2])), TypeError, "got Tensor of complex64"),
+        (lambda: mean_over_runs([{}]), TypeError, "values must be a tensor, an array or numbers, got list: float"),
+        (lambda: mean_over_groups([1, 0], "ab", seed="x"), TypeError, "seed must be an integer, got 'x'"),
+        (lambda: mean_over_groups([1, 0], "ab", seed=-1), ValueError, "seed must be at least 0, got -1"),
+        (lambda: mean_over_groups([1, 0], None), TypeError, "groups must be names .*: 'NoneType' object is not"),
+        (lambda: wilson([1, 2], [3, 4, 5]), ValueError, r"must agree in shape, got \(2,\) and \(3,\)"),
+        (lambda: wilson("1", 2), TypeError, "successes must be real numbers, got str of <U1"),
+        (lambda: wilson_over_groups([1], ["2"]), TypeError, "trials must be real numbers, got list of <U1"),
         (lambda: t_interval(0.7), ValueError, r"values must be several independent values, got the number 0\.7"),
         (lambda: proportion(np.array([1, 2]), 3), TypeError, "successes must be a number, got array"),
         (lambda: mean_over_groups([1, 0], [["a"], ["b"]]), TypeError, "groups must be names that can be keys"),
@@ -278,6 +295,12 @@ def test_missing_names_of_several_kinds_are_several_groups(names):
 def test_input_that_would_be_misread_is_refused(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_numbers_may_be_objects():
+    values = [Decimal("0.25"), Fraction(1, 2), 0.75]
+    for each in (values, pd.Series(values), pd.Series([0.25, 0.5, 0.75], dtype="Float64")):
+        assert mean_over_runs(each) == mean_over_runs([0.25, 0.5, 0.75])
 
 
 def test_values_may_be_tensors_of_any_precision_with_gradients():

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 # A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
 # logits, and bfloat16 rounds the usual -1e4 to -9984.
@@ -50,6 +51,23 @@ def number(name: str, value: Any) -> float:
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(given)
+
+
+def real_numbers(name: str, value: Any) -> NDArray[Any]:
+    """Return an argument with real numbers, which may be a tensor, as an array; "0.5", dates and 1j are refused."""
+    given = type(value).__name__
+    if hasattr(value, "detach"):  # a tensor, recognised without importing torch
+        value = value.detach().cpu()
+        value = value.double() if value.is_floating_point() else value  # numpy has no bfloat16
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "O" and not any(isinstance(each, str | bytes) for each in array.flat):
+            array = array.astype(float)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name} must be a tensor, an array or numbers, got {given}: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be real numbers, got {given} of {array.dtype}")
+    return array
 
 
 def check_unmasked(name: str, value: Any, advice: str = "give its .filled() or its .compressed() values") -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from pelocality._checks import check_confidence, check_unmasked, count, number
+from pelocality._checks import check_confidence, check_unmasked, count, flag, number, real_numbers
 
 Floats = NDArray[np.float64]
 FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
@@ -75,7 +75,9 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
         Lower and upper ends, in [0, 1].
 
     Raises:
-        ValueError: Fewer than 0 successes, more successes than trials, or a coverage outside (0, 1).
+        TypeError: Successes, trials or a coverage that are not real numbers.
+        ValueError: Fewer than 0 successes, more successes than trials, shapes that do not agree, or a coverage outside
+            (0, 1).
 
     Examples:
         >>> low, high = wilson(9, 10)
@@ -84,6 +86,10 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     """
     check_confidence(confidence)
     k, n = _numbers("successes", successes), _numbers("trials", trials)
+    try:
+        np.broadcast_shapes(k.shape, n.shape)
+    except ValueError as error:
+        raise ValueError(f"successes and trials must agree in shape, got {k.shape} and {n.shape}") from error
     if ((k < 0) | (k > n)).any():
         raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
     z = stats.norm.ppf(0.5 + confidence / 2)
@@ -141,6 +147,7 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
         Lower and upper ends, (...), in [0, 1]; NaN for no group, and for a single one of several trials.
 
     Raises:
+        TypeError: Successes, trials or a coverage that are not real numbers.
         ValueError: Other shapes, a group without trials, fewer than 0 successes, more successes than trials, or a
             coverage outside (0, 1).
 
@@ -180,7 +187,7 @@ def proportion_over_groups(successes: ArrayLike, groups: Iterable[Any], confiden
         The share of all rows, in [0, 1], with the interval of `wilson_over_groups`.
 
     Raises:
-        TypeError: Names that cannot be keys.
+        TypeError: Values that are not real numbers, or names that cannot be keys.
         ValueError: Values that are neither true nor false, a coverage outside (0, 1), or not one group for each value.
 
     Examples:
@@ -229,9 +236,9 @@ def mean_over_groups(
         The mean of all rows and its interval; the interval is NaN for fewer than two groups.
 
     Raises:
-        TypeError: A confidence that is not a number, or names that cannot be keys, such as lists.
-        ValueError: A confidence outside (0, 1), fewer than 1 resample, values beyond ``least`` and ``most``, or not
-            one group for each value.
+        TypeError: Values or a confidence that are not real numbers, or names that cannot be keys, such as lists.
+        ValueError: A confidence outside (0, 1), fewer than 1 resample, a negative seed, values beyond ``least`` and
+            ``most``, or not one group for each value.
 
     Examples:
         >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
@@ -239,6 +246,7 @@ def mean_over_groups(
     """
     check_confidence(confidence)
     count("resamples", resamples)
+    count("seed", seed, least=0)
     rows, index = _rows_in_groups("values", values, groups)
     least, most = number("least", least), number("most", most)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
@@ -269,20 +277,10 @@ def mean_over_groups(
     return Estimate(mean, float(low), float(high))
 
 
-def _unmasked(name: str, given: ArrayLike) -> ArrayLike:
-    """Return an argument after checking that no entry is masked; a tensor on the CPU, in float64."""
-    check_unmasked(name, given)
-    # a tensor, recognised without importing torch
-    return given.detach().cpu().double() if hasattr(given, "detach") else given
-
-
 def _numbers(name: str, given: ArrayLike) -> Floats:
     """Return an argument, which may be a tensor, as an array of float64 after checking that no entry is masked."""
-    given = _unmasked(name, given)
-    try:
-        return np.asarray(given, float)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} must be numbers: {error}") from error
+    check_unmasked(name, given)
+    return real_numbers(name, given).astype(float)
 
 
 def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple[Floats, NDArray[np.intp]]:
@@ -322,6 +320,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         Lower and upper ends, (...), as numpy arrays, also for a tensor; NaN for fewer than two values.
 
     Raises:
+        TypeError: Values or a coverage that are not real numbers.
         ValueError: A coverage outside (0, 1), or a single number.
 
     Examples:
@@ -353,6 +352,7 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         The mean and its interval; the interval is NaN for a single run, the mean too for no runs.
 
     Raises:
+        TypeError: Values or a coverage that are not real numbers.
         ValueError: A coverage outside (0, 1), or not one number for each run.
 
     Examples:
@@ -387,16 +387,16 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
         (tests,), in (0, 1]; 2e-308, the smallest normal number of float64, where it is less.
 
     Raises:
-        TypeError: Differences that are not numbers.
+        TypeError: Differences that are not numbers, or ``two_sided`` is neither True nor False.
         ValueError: Numbers that are not whole, or other axes.
 
     Examples:
         >>> sign_flip([[1], [1], [1], [1], [1]]), sign_flip([[5]])
         (array([0.03125]), array([0.5]))
     """
-    given = np.asarray(_unmasked("differences", differences))
-    if given.dtype.kind not in "biuf":
-        raise TypeError(f"differences must be whole numbers, got an array of {given.dtype}")
+    flag("two_sided", two_sided)
+    check_unmasked("differences", differences)
+    given = real_numbers("differences", differences)
     if given.ndim != 2:
         raise ValueError(f"differences must be (groups, tests), got shape {given.shape}; of one test, add [:, None]")
     with np.errstate(invalid="ignore"):  # NaN and infinity

@@ -30,10 +30,11 @@ def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = T
     """
     check_unmasked(name, value)
     elements = value if isinstance(value, Sequence) else [value]
+    kinds = [str(getattr(each, "dtype", type(each).__name__)) for each in elements]
     try:
-        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
-        if any(isinstance(each, bool) or getattr(each, "dtype", None) == torch.bool for each in elements):
+        if any("bool" in kind or "complex" in kind for kind in kinds):  # read as 1, or by their real part
             raise TypeError
+        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a number, or one per head, got {value!r}") from error
     heads = max(numbers.numel(), 1) if heads is None else heads

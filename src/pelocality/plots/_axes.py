@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pelocality._checks import check_unmasked
+from pelocality._checks import check_unmasked, real_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,17 +37,14 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
 def as_array(name: str, values: Any) -> np.ndarray:
     """Return an argument, a tensor or lists of numbers or of tensors, as an array."""
     check_unmasked(name, values, "set masked entries to NaN, which is drawn as hatching")
-    if isinstance(values, torch.Tensor):
+    if isinstance(values, torch.Tensor) and values.is_floating_point():
         return values.detach().float().cpu().numpy()
     if isinstance(values, list | tuple):
         values = [as_array(name, each) for each in values]
     try:
-        return np.asarray(values, float)
+        return real_numbers(name, values).astype(float)
     except TypeError as error:
-        advice = "of a result give one of its tensors, such as result.share"
-        raise TypeError(
-            f"{name} must be a tensor, an array or numbers, got {type(values).__name__}; {advice}"
-        ) from error
+        raise TypeError(f"{error}; of a result give one of its tensors, such as result.share") from error
 
 
 def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
@@ -66,7 +63,7 @@ def draw_by_distance(
     fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
     for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
         if y is not None:
-            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=name, **style)
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.locator_params(axis="x", integer=True)
     ax.set_ylim(bottom=0)
@@ -76,6 +73,12 @@ def draw_by_distance(
 def line_styles() -> Iterator[dict[str, Any]]:
     """Yield the dash and the marker of each line."""
     return ({"linestyle": dash, "marker": mark} for dash, mark in zip(cycle(_DASHES), cycle(_MARKERS), strict=False))
+
+
+def as_label(name: Any) -> str:
+    """Return a name as matplotlib shows it in a legend: it hides one with a leading _, and reads $a$ as a formula."""
+    shown = str(name).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def with_legend(fig: Figure, ax: Axes, resizable: bool) -> tuple[Figure, Axes]:

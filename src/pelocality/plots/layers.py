@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pelocality.plots._axes import as_array, draw_image, figure_and_axes, line_styles, size_in_inches, with_legend
+from pelocality._checks import real_numbers
+from pelocality.plots._axes import (
+    as_array,
+    as_label,
+    draw_image,
+    figure_and_axes,
+    line_styles,
+    size_in_inches,
+    with_legend,
+)
 from pelocality.statistics import mean_over_runs
 
 if TYPE_CHECKING:
@@ -45,9 +54,9 @@ def head_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Values that are neither numbers nor such a result.
+        TypeError: Values that are neither numbers nor such a result, or limits that are not numbers.
         ValueError: Not two axes, nothing to draw, another number of layers, a metric of numbers that are no result, or
-            limits in the wrong order.
+            limits that are not two numbers in order.
 
     Examples:
         >>> import torch
@@ -56,8 +65,11 @@ def head_grid(
         'layer'
     """
     column, [(grid, layers)] = _by_layer({"values": values}, metric, layers, (2,))
-    if limits is not None and not limits[0] <= limits[1]:
-        raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
+    if limits is not None:
+        ends = real_numbers("limits", limits)
+        if ends.shape != (2,) or not ends[0] <= ends[1]:
+            raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
+        limits = float(ends[0]), float(ends[1])
     depth, heads = grid.shape
     fig, ax = figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
     finite = grid[np.isfinite(grid)]
@@ -101,7 +113,7 @@ def comparison(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: As for `head_grid`.
+        TypeError: As for `head_grid`, or values that are not a dictionary.
         ValueError: Neither one nor two axes, nothing to draw, another number of layers, a metric of numbers that are no
             result, or results that would be drawn by different metrics.
 
@@ -111,6 +123,8 @@ def comparison(
         >>> ax.get_xlabel()
         'layer'
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values must be a dictionary of (layer, head) by name, got {type(values).__name__}")
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
     given = {f"values[{name!r}]": each for name, each in values.items()}
@@ -123,7 +137,7 @@ def comparison(
         place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
-        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=name, zorder=3, **style)
+        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=as_label(name), zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(every_layer) - 0.4))
@@ -148,7 +162,9 @@ def trajectory(
 
     Raises:
         ImportError: Matplotlib is missing.
-        ValueError: A column is missing, the table is empty, or it has several rows for one step, layer and seed.
+        TypeError: The table is not a DataFrame.
+        ValueError: A column is missing, the table is empty, or it has several rows for one step, layer and seed, or one
+            without a step or a layer.
 
     Examples:
         >>> import pandas as pd
@@ -157,13 +173,21 @@ def trajectory(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['layer 0', 'layer 1']
     """
+    if not hasattr(table, "duplicated"):
+        raise TypeError(f"table must be a DataFrame, such as LocalityCallback.table, got {type(table).__name__}")
     if table.empty:
         raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
     if metric is None:
         metric = "past_locality" if "past_locality" in table else "locality"
     missing = {"step", "layer", metric} - set(table.columns)
     if missing:
-        raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {', '.join(table.columns)}")
+        raise ValueError(
+            f"table has no column {', '.join(sorted(missing))}; it has {', '.join(map(str, table.columns))}"
+        )
+    if table[["step", "layer"]].isna().any(axis=None):
+        raise ValueError(
+            'table has rows without a step or a layer; leave them out: table.dropna(subset=["step", "layer"])'
+        )
     rows_by = [name for name in ("step", "layer", "seed") if name in table]
     repeated = table[table.duplicated(rows_by)]
     if len(repeated):
@@ -176,7 +200,7 @@ def trajectory(
     for (layer, rows), style in zip(layers, line_styles(), strict=False):
         over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
         steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
-        (line,) = ax.plot(steps, means, markersize=3.5, label=f"layer {layer}", **style)
+        (line,) = ax.plot(steps, means, markersize=3.5, label=as_label(f"layer {layer}"), **style)
         low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
         ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
     ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
@@ -199,8 +223,8 @@ def _by_layer(
             wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
             raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
         numbers = range(len(grid)) if numbers is None else numbers
-        if len(numbers) != len(grid):
-            given = f"{len(numbers)}: {list(numbers)}"
+        if np.ndim(numbers) != 1 or len(numbers) != len(grid):
+            given = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
             raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {given}")
         found.append((grid, numbers))
     return column.replace("_", " "), found
