@@ -1,18 +1,16 @@
 """Batches of texts of one length."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Iterator, Sequence
 
 
-def equally_long(items: Iterable[T], length: Callable[[T], int], batch_size: int) -> Iterator[list[T]]:
-    """Yield items that are in the order of their length in batches of one length.
+def batches_of_equal_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Yield the indices of texts in batches of one length, the shortest first.
 
     Padding changes what models answer that count positions through it (BERT and GPT-2 after padding on the left), read
     the first or last place, or mix neighbours (ConvBERT).
     """
-    for _, equal in itertools.groupby(items, length):
+    in_order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _, equal in itertools.groupby(in_order, lengths.__getitem__):
         while batch := list(itertools.islice(equal, batch_size)):
             yield batch

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
-from pelocality._batches import equally_long
+from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
@@ -63,8 +63,7 @@ class Classifier:
         lengths = [len(ids) for ids in encoded["input_ids"]]
         predictions: list[Prediction] = [("", 0.0)] * len(texts)
         with inference(self.model):
-            in_order = sorted(range(len(texts)), key=lengths.__getitem__)
-            for chosen in equally_long(in_order, lengths.__getitem__, self.batch_size):
+            for chosen in batches_of_equal_length(lengths, self.batch_size):
                 batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
                 best = self._logits(batch).double().softmax(-1).max(-1)  # of (batch, classes)
                 for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):

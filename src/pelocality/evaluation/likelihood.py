@@ -1,6 +1,6 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import repr as brief
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
-from pelocality._batches import equally_long
+from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_choice, check_tokenizer, count, flag
 from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference
@@ -78,18 +78,20 @@ def pseudo_log_likelihood(
     check_choice("within_word", within_word, ("one", "following"))
     if within_word == "following" and not tokenizer.is_fast:
         raise ValueError("within_word='following' needs a fast tokenizer, which has word_ids()")
+    encoded = [tokenizer(text, return_special_tokens_mask=True) for text in texts]
+    special = [one["special_tokens_mask"] for one in encoded]
+    places = [(number, place) for number, row in enumerate(special) for place, hidden in enumerate(row) if not hidden]
+    lengths, check = [len(special[number]) for number, _ in places], _refuse_causal
 
-    def copies(texts: Sequence[str]) -> Iterator[Row]:
-        for number, text in enumerate(texts):
-            encoded = tokenizer(text, return_special_tokens_mask=True)
-            ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-            words = encoded.word_ids() if within_word == "following" else range(len(ids))
-            for place in (i for i, hidden in enumerate(special) if not hidden):
-                masks = [i >= place and words[i] == words[place] for i in range(len(ids))]
-                masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
-                yield number, masked, [_NONE] * place + ids[place : place + 1]
+    def row_of(index: int) -> Row:
+        number, place = places[index]
+        ids = encoded[number]["input_ids"]
+        words = encoded[number].word_ids() if within_word == "following" else range(len(ids))
+        masks = [i >= place and words[i] == words[place] for i in range(len(ids))]
+        masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
+        return number, masked, [_NONE] * place + ids[place : place + 1]
 
-    return _log_likelihood(model, tokenizer, texts, copies, _refuse_causal, reduction, batch_size, progress)
+    return _log_likelihood(model, tokenizer, texts, lengths, row_of, check, reduction, batch_size, progress)
 
 
 def log_likelihood(
@@ -143,19 +145,21 @@ def log_likelihood(
         advice = "set tokenizer.bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
         raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
 
-    def once(texts: Sequence[str]) -> Iterator[Row]:
-        for number, text in enumerate(texts):
-            ids = [first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"]
-            yield number, ids or [0], ids[1:]
+    ids = [[first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
+    lengths, check = [len(row) for row in ids], _refuse_reading_ahead
 
-    return _log_likelihood(model, tokenizer, texts, once, _refuse_reading_ahead, reduction, batch_size, progress)
+    def row_of(index: int) -> Row:
+        return index, ids[index], ids[index][1:]
+
+    return _log_likelihood(model, tokenizer, texts, lengths, row_of, check, reduction, batch_size, progress)
 
 
 def _log_likelihood(
     model: Any,
     tokenizer: Any,
     texts: Sequence[str],
-    passes: Callable[[Sequence[str]], Iterator[Row]],
+    lengths: Sequence[int],
+    row_of: Callable[[int], Row],
     check: Callable[[Any, Tensor], None],
     reduction: str,
     batch_size: int,
@@ -163,19 +167,19 @@ def _log_likelihood(
 ) -> Tensor:
     """Return the sum or mean of the log-probabilities of the scored tokens: (sentences,).
 
-    ``check`` receives the model and the logits (2, n - 1, vocabulary) of a text and of it with another last token.
+    ``row_of`` makes the row of each of the ``lengths``, by its index. ``check`` receives the model and the logits
+    (2, n - 1, vocabulary) of a text and of it with another last token.
     """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     longest = longest_input(model)
-    bar = tqdm(total=len(texts), desc="likelihood", unit="sentence", delay=3, disable=not progress)
-    lengths = [len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) for text in texts]
-    order = sorted(range(len(texts)), key=lengths.__getitem__)
+    bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
     checked = False
     with bar, inference(model):
-        for batch in equally_long(passes([texts[i] for i in order]), lambda row: len(row[1]), batch_size):
+        for chosen in batches_of_equal_length(lengths, batch_size):
+            batch = [row_of(index) for index in chosen]
             number, ids, _ = batch[0]
             if longest and len(ids) > longest:
-                where = f"sentences[{order[number]}], {brief(texts[order[number]])},"
+                where = f"sentences[{number}], {brief(texts[number])},"
                 raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
             if len(ids) > 1 and not checked:
                 *before, last = ids
@@ -187,9 +191,9 @@ def _log_likelihood(
                 wanted = torch.tensor(targets, dtype=torch.long, device=logits.device)  # (at most n,)
                 places = wanted != _NONE
                 loss = nn.functional.cross_entropy(row[: len(wanted)][places].double(), wanted[places], reduction="sum")
-                total[order[number]] -= loss.cpu()
-                tokens[order[number]] += int(places.sum())
-            bar.update(batch[-1][0] + 1 - bar.n)
+                total[number] -= loss.cpu()
+                tokens[number] += int(places.sum())
+            bar.update(len(batch))
     total[tokens == 0] = torch.nan
     summed: Tensor = total / tokens if reduction == "mean" else total
     return summed

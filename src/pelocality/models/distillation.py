@@ -1,6 +1,6 @@
 """How far the hidden states of a model are from those of another on the same texts: the loss, and a Trainer for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback, Trainer
 
-from pelocality._batches import equally_long
+from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
@@ -135,12 +135,13 @@ def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
 
 
 def _mean_losses(
-    student: nn.Module, teacher: Any, tokenizer: Any, rows: Iterable[list[int]], batch_size: int
+    student: nn.Module, teacher: Any, tokenizer: Any, rows: Sequence[list[int]], batch_size: int
 ) -> DistillationLoss:
     """Return both losses, averaged over pieces."""
     with inference(student):
-        batches = (_collate(tokenizer, batch) for batch in equally_long(sorted(rows, key=len), len, batch_size))
-        losses = torch.cat([_losses(student, teacher, batch) for batch in batches])
+        batches = batches_of_equal_length([len(row) for row in rows], batch_size)
+        inputs = (_collate(tokenizer, [rows[i] for i in batch]) for batch in batches)
+        losses = torch.cat([_losses(student, teacher, batch) for batch in inputs])
     return DistillationLoss(*losses.mean(0).tolist())
 
 

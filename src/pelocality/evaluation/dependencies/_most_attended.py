@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality._batches import equally_long
+from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer
 from pelocality.models._calls import argument_names
 from pelocality.models._observe import checked_eager_attention, observe
@@ -46,12 +46,13 @@ def most_attended(
     looks_ahead = False
     encoded: Any = tokenizer([list(words) for words in sentences], is_split_into_words=True) if sentences else {}
     lengths = [len(ids) for ids in encoded.get("input_ids", ())]
-    fits = [i for i in sorted(range(len(lengths)), key=lengths.__getitem__) if not limit or lengths[i] <= limit]
+    fits = [i for i, length in enumerate(lengths) if not limit or length <= limit]
     accepted = {*argument_names(base), "attention_mask"}
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded and name in accepted]
     bar = tqdm(total=len(fits), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
     with bar, checked_eager_attention(model, base):
-        for chosen in equally_long(fits, lengths.__getitem__, batch_size):
+        for batch in batches_of_equal_length([lengths[i] for i in fits], batch_size):
+            chosen = [fits[place] for place in batch]
             inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=device_of(base)) for name in names}
             words = [len(sentences[i]) for i in chosen]
             membership = _membership([encoded.word_ids(i) for i in chosen], lengths[chosen[0]], max(words))

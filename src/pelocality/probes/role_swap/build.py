@@ -50,7 +50,7 @@ def semantic_role_swap(
     side: Literal["premise", "hypothesis"] = "hypothesis",
     spans: Spans = "one",
     agreement: Agreement = "skip",
-    symmetric_verbs: Collection[str] = SYMMETRIC_VERBS,
+    symmetric_verbs: Collection[str] | None = None,
     labels: Collection[str] | None = None,
     seed: int = 0,
     num_proc: int | None = None,
@@ -96,7 +96,7 @@ def semantic_role_swap(
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
         symmetric_verbs: Base forms of verbs for which the swapped sentence means the same; *play* only where both
-            arguments are names.
+            arguments are names. None takes ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the choice of the predicate, together with the item's text (for a pair, both texts) and
             nothing else.
@@ -122,6 +122,7 @@ def semantic_role_swap(
         >>> probe[0]["premise"], probe[0]["hypothesis"]
         ('A dog bit him.', 'He bit a dog.')
     """
+    verbs = SYMMETRIC_VERBS if symmetric_verbs is None else check_names("symmetric_verbs", symmetric_verbs)
     perturb = RoleSwap(
         roles=roles,
         source=source or ("frames" if parser is None else "dependencies"),
@@ -132,7 +133,7 @@ def semantic_role_swap(
         side=side,
         spans=spans,
         agreement=agreement,
-        symmetric_verbs=frozenset(check_names("symmetric_verbs", symmetric_verbs) or ()),
+        symmetric_verbs=frozenset(verbs or ()),
         labels=check_names("labels", labels),
         seed=seed,
     )
