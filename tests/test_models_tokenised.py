@@ -73,6 +73,23 @@ def test_token_types_are_those_of_the_tokenizer():
     assert not torch.allclose(found.attention, plain.attention)
 
 
+def test_token_types_that_a_model_does_not_read_are_left_out(monkeypatch):
+    tokenizer, model = wordpiece(), tiny("llama")
+    expected, read = position_share(model, TEXTS, tokenizer=tokenizer), set()
+    forward = model.forward
+
+    def record(*arguments, **inputs):
+        read.update(inputs)
+        return forward(*arguments, **inputs)
+
+    monkeypatch.setattr(model, "forward", record)
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    for texts in (TEXTS, by_hand(tokenizer, TEXTS, 16)):
+        assert_equal(position_share(model, texts, tokenizer=tokenizer), expected)
+    assert "input_ids" in read
+    assert "token_type_ids" not in read
+
+
 def test_a_generator_of_strings_is_read_as_it_is_needed():
     read, longest = [], []
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
+from pelocality.models._calls import argument_names
 from pelocality.models._inputs import token_batch, token_tensor, tokens_first
 from pelocality.models._observe import AttentionLayers, attention_layers, checked_eager_attention, observe_by_layer
 from pelocality.models._run import check_length, find_base
@@ -221,7 +222,9 @@ def _read_batch(
         raise TypeError(f"texts must hold {wanted}, got {type(batch).__name__}")
     if len(batch["input_ids"]) == 0:
         return {}, torch.ones(0, 0, dtype=torch.bool)
-    others = ("attention_mask", "token_type_ids", "special_tokens_mask")
+    others = ["attention_mask", "special_tokens_mask"]
+    if "token_type_ids" in argument_names(base):  # a tokenizer may return them for a model that reads none
+        others.append("token_type_ids")
     given, real = token_batch(base, batch["input_ids"], **{name: batch.get(name) for name in others})
     ids = given["input_ids"]
     if not bool(real.any()):
