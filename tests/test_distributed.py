@@ -50,13 +50,16 @@ def measured():
     short = [{"input_ids": tokens(1, 2)}]  # has no metrics of its own
     batches = [{"input_ids": tokens(size, length, length)} for size, length in [(4, 5), (1, 9), (3, 4)]]
     text = [*short, batches[0], {"input_ids": []}, *batches[1:], *short]
-    options = {"special_tokens": True, "progress": False}
+    options, reads = {"special_tokens": True, "progress": False}, {"tokenizer": wordpiece()}
     return {
         "words": positional_attention(model, length=8, words=5, batch_size=2, prefix=3),
         "one word": positional_attention(tiny_any("jamba"), length=8, words=[7]),
         "text": text_average(model, iter(text), **options),
         "one batch": text_average(tiny_any("jamba"), batches[:1], layers=[-1], **options),
         "share": position_share(model, iter(text), **options),
+        "share of strings": position_share(
+            model, iter(["a cat", "a dog a", "river"]), batch_size=2, **reads, **options
+        ),
         "share of one batch": position_share(tiny_any("jamba"), batches[:1], **options),
     }
 

@@ -44,7 +44,6 @@ def known(tmp_path, monkeypatch):
     (tmp_path / "pairs.tsv").write_text("premise\thypothesis\tlabel\nA cat saw him.\tHe saw a cat.\tneutral\n")
     monkeypatch.chdir(tmp_path)
 
-    batches = [dict(tokenizer(TEXTS[:4], return_tensors="pt", padding=True))]
     return {
         "bert": hf.BertModel(config).eval(),
         "model": hf.BertForSequenceClassification(config).eval(),
@@ -56,8 +55,7 @@ def known(tmp_path, monkeypatch):
         "texts": TEXTS,
         "held_out": TEXTS[:4],
         "paragraphs": TEXTS[:4],
-        "batches": batches,
-        "loader": batches,
+        "loader": [dict(tokenizer(TEXTS[:4], return_tensors="pt", padding=True))],
         "masked_lm": hf.BertForMaskedLM(config),
         "blocks": [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 2,
         "arguments": hf.TrainingArguments(str(tmp_path / "runs"), use_cpu=True, report_to="none", max_steps=1),

@@ -187,7 +187,8 @@ def test_one_syntactic_head_among_random_ones_is_found_with_few_false_discoverie
 
     found = result(sentences, one_of_sixty)
     frame = found.to_frame()
-    assert all(f"``{column}``" in found.to_frame.__doc__ for column in frame.columns.difference(["relation", "direction", "layer", "head"]))
+    described = frame.columns.difference(["relation", "direction", "layer", "head"])
+    assert all(f"``{column}``" in found.to_frame.__doc__ for column in described)
     discoveries = frame[(frame["q"] < 0.05) & (frame["head"] != 17)]
     true = frame[(frame["head"] == 17) & (frame["direction"] == TO_HEAD)].set_index("relation")
     assert (true.loc[["x", "all"], "q"] < 1e-6).all()

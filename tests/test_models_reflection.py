@@ -227,6 +227,39 @@ def test_offloaded_wrapped_and_quantised_models_are_measured(name):
     assert ((reflection_gap(quantised(tiny(name)), ids) - expected).abs() < 0.1).all()
 
 
+def test_the_whole_output_of_a_tokenizer_is_read():
+    tokenizer, model = (
+        hf.AutoTokenizer.from_pretrained(get_model_path()),
+        hf.AutoModel.from_pretrained(get_model_path()),
+    )
+    batch = tokenizer(["A dog barks.", "The cat sat on the mat."], padding=True, return_tensors="pt")
+    assert "token_type_ids" in batch
+    expected = reflection_gap(model, batch["input_ids"], attention_mask=batch["attention_mask"])
+    torch.testing.assert_close(reflection_gap(model, **batch), expected)
+
+
+@pytest.mark.parametrize("padding_first", [False, True])
+def test_token_types_are_reversed_with_their_tokens(padding_first):
+    """A symmetric encoding has no gap with them, and types that stay in place have one."""
+    model, mask = tiny("bert"), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    ids, types = tokens(2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 0, 0]])
+    if padding_first:
+        mask, ids, types = (each.flip(1) for each in (mask, ids, types))
+    before = reflection_gap(model, ids, attention_mask=mask)
+    assert (reflection_gap(model, ids, attention_mask=mask, token_type_ids=types) - before).abs().min() > 1e-5
+    with attach(model, AttenuatedEncoding(2, decay=0.1, form="logits")):
+        assert reflection_gap(model, ids, attention_mask=mask, token_type_ids=types).max() < ROUNDING
+        forward, backward = (model(input_ids=each, token_type_ids=types[:1])[0] for each in (ids[:1], ids[:1].flip(1)))
+        assert (forward - backward.flip(1)).abs().max() > 1e-3
+
+
+def test_token_types_that_a_model_does_not_read_are_refused():
+    with pytest.raises(ValueError, match="LlamaModel reads no token_type_ids; leave them out"):
+        reflection_gap(model_of("llama"), tokens(1, 4), token_type_ids=torch.zeros(1, 4).long())
+    with pytest.raises(ValueError, match=r"token_type_ids must be in 0\.\.1 for BertModel"):
+        reflection_gap(model_of("bert"), tokens(1, 4), token_type_ids=torch.full((1, 4), 2))
+
+
 def test_ids_may_be_short_integers():
     ids = tokens(2, 9)
     torch.testing.assert_close(reflection_gap(model_of("bert"), ids.short()), reflection_gap(model_of("bert"), ids))

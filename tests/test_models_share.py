@@ -228,7 +228,7 @@ def test_empty_batches_are_skipped():
     found = position_share(model, [*empty, *batches(2), *empty], special_tokens=True)
     torch.testing.assert_close(found.share, position_share(model, batches(2), special_tokens=True).share)
     assert found.source.texts == 8
-    with pytest.raises(ValueError, match="batches is empty"):
+    with pytest.raises(ValueError, match="texts is empty"):
         position_share(model, empty, special_tokens=True)
 
 
@@ -303,10 +303,10 @@ def test_probing_and_text_agree_without_content():
 @pytest.mark.parametrize(
     ("given", "arguments", "error", "message"),
     [
-        ({"input_ids": tokens(2, 4)}, {}, TypeError, r"got one batch; pass \[batch\]"),
-        ([], {"special_tokens": True}, ValueError, "batches is empty"),
-        ([[1, 2]], {}, TypeError, "mappings with input_ids, got list"),
-        ([{"labels": 1}], {}, TypeError, "mappings with input_ids, got dict"),
+        ({"input_ids": tokens(2, 4)}, {}, TypeError, r"^texts must be .*, got one batch; pass \[batch\]"),
+        ([], {"special_tokens": True}, ValueError, "texts is empty"),
+        ([[1, 2]], {}, TypeError, "mappings with input_ids, .*, got list"),
+        ([{"labels": 1}], {}, TypeError, "mappings with input_ids, .*, got dict"),
         ([{"input_ids": tokens(2, 4)}], {}, ValueError, "special tokens cannot be identified"),
         ([{"input_ids": torch.rand(2, 4)}], {}, TypeError, "must be integers"),
         ([{"input_ids": [[1, 2], [3]]}], {}, ValueError, "different lengths; pad them"),

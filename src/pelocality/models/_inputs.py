@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pelocality.models._calls import argument_names
 from pelocality.models._run import device_of
 from pelocality.models._weights import check_ids
 
@@ -49,7 +50,7 @@ def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Ten
     Raises:
         TypeError: As for `token_tensor`.
         ValueError: As for `token_tensor`, for ids of another shape, or outside the vocabulary, or that hold the
-            model's padding id where the attention mask is absent.
+            model's padding id where the attention mask is absent, or token types that the model does not have.
     """
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:
@@ -67,7 +68,18 @@ def token_batch(base: Any, input_ids: Any, **others: Any) -> tuple[dict[str, Ten
         name: tensor.reshape(-1, ids.shape[-1]).to(device_of(base))
         for name, tensor in {"input_ids": ids, **given}.items()
     }
+    if "token_type_ids" in inputs:
+        _check_token_types(base, inputs["token_type_ids"])
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+
+
+def _check_token_types(base: Any, types: Tensor) -> None:
+    """Refuse token types of which the model has none, or fewer."""
+    if "token_type_ids" not in argument_names(base):
+        raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
+    known = getattr(base.config, "type_vocab_size", None)
+    if known is not None and bool(((types < 0) | (types > max(known - 1, 0))).any()):
+        raise ValueError(f"token_type_ids must be in 0..{max(known - 1, 0)} for {type(base).__name__}")
 
 
 def tokens_first(real: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ from tqdm import tqdm
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
+from pelocality.models._calls import argument_names
 from pelocality.models._inputs import token_batch, token_tensor, tokens_first
 from pelocality.models._observe import AttentionLayers, attention_layers, checked_eager_attention, observe_by_layer
 from pelocality.models._run import check_length, find_base
+from pelocality.models._tokenised import token_batches
 from pelocality.models._words import special_ids
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
@@ -25,7 +27,7 @@ _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.flo
 
 def text_sums(
     model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
+    texts: Iterable[str] | Iterable[Mapping[str, Any]],
     layers: Sequence[int] | None = None,
     measure: Callable[[int, TextLayer], None] | None = None,
     *,
@@ -33,6 +35,7 @@ def text_sums(
     length: int,
     special_tokens: bool,
     without_first: int,
+    batch_size: int,
     progress: bool,
 ) -> TextSums:
     """Return the sums over the first ``length`` tokens of all texts, of the processes together.
@@ -41,31 +44,32 @@ def text_sums(
 
     Args:
         model: A transformers model, with or without a head.
-        batches: Tokenised batches.
+        texts: Strings, or tokenised batches.
         layers: Layers to add, by their index in the model; None: all that have attention.
         measure: Called with the number of a batch and what was added of it, for each layer.
-        tokenizer: Identifies special tokens.
+        tokenizer: Reads strings, and identifies special tokens.
         length: The largest m.
         special_tokens: Whether special tokens are included.
         without_first: How many of the included tokens of each text to leave out.
+        batch_size: Strings of a batch.
         progress: Whether to show a progress bar.
 
     Raises:
-        TypeError: Batches that are not mappings of token ids.
-        ValueError: Text longer than the model's positions, special tokens that nothing identifies, padding without
-            a mask, or no text.
+        TypeError: As for `token_batches`, or batches that are not mappings of token ids.
+        ValueError: As for `token_batches`, text longer than the model's positions, special tokens that nothing
+            identifies, padding without a mask, or no text.
     """
     base = find_base(without_ddp(model))
     flag("special_tokens", special_tokens)
     count("length", length, least=2)
     count("without_first", without_first, least=0)
-    if isinstance(batches, Mapping):
-        raise TypeError("batches must be an iterable of batches, got one batch; pass [batch]")
+    count("batch_size", batch_size)
     sums: TextSums | None = None
     known: AttentionLayers | None = None
-    texts = longest = number = 0
+    measured = longest = number = 0
     rank, size = rank_and_size()
     with failing_together() as must_agree, checked_eager_attention(model, base):
+        batches = token_batches(texts, base, tokenizer, batch_size)
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
             inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
             if included.numel() == 0:
@@ -81,11 +85,11 @@ def text_sums(
             if number % size == rank:  # others are measured by other processes
                 add = partial(_add, sums, any(known.sinks), included, measure and partial(measure, number))
                 observe_by_layer(base, known, sums.layers, add, **inputs)
-                texts += int(included.any(1).sum())
+                measured += int(included.any(1).sum())
             number += 1
         if sums is None:
-            raise ValueError("batches is empty; pass some text (a generator can be read only once)")
-    sums.add_processes(texts)
+            raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+    sums.add_processes(measured)
     return sums
 
 
@@ -214,12 +218,13 @@ def _read_batch(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return a batch's inputs and which tokens to include, (batch, n) each, padding on the right."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        raise TypeError(
-            f"batches must hold mappings with input_ids, got {type(batch).__name__}; run the tokenizer first"
-        )
+        wanted = "strings, or mappings with input_ids, as a tokenizer returns"
+        raise TypeError(f"texts must hold {wanted}, got {type(batch).__name__}")
     if len(batch["input_ids"]) == 0:
         return {}, torch.ones(0, 0, dtype=torch.bool)
-    others = ("attention_mask", "token_type_ids", "special_tokens_mask")
+    others = ["attention_mask", "special_tokens_mask"]
+    if "token_type_ids" in argument_names(base):  # a tokenizer may return them for a model that reads none
+        others.append("token_type_ids")
     given, real = token_batch(base, batch["input_ids"], **{name: batch.get(name) for name in others})
     ids = given["input_ids"]
     if not bool(real.any()):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._calls import argument_names
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
 from pelocality.models._run import check_length, requested_layers, run
@@ -173,12 +172,6 @@ def _read(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the inputs on the model's device and which tokens are not padding, (batch, n) each."""
     inputs, real = token_batch(base, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-    if "token_type_ids" in inputs:
-        if "token_type_ids" not in argument_names(base):
-            raise ValueError(f"{type(base).__name__} reads no token_type_ids; leave them out")
-        types, given = getattr(base.config, "type_vocab_size", None), inputs["token_type_ids"]
-        if types is not None and bool(((given < 0) | (given > max(types - 1, 0))).any()):
-            raise ValueError(f"token_type_ids must be in 0..{max(types - 1, 0)} for {type(base).__name__}")
     if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback, Trainer
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._restore import inference
 from pelocality.models._run import check_length, device_of, find_base
+from pelocality.models._tokenised import padded, padding_id
 from pelocality.models._weights import check_ids
 from pelocality.models._words import special_tokens_around
 
@@ -79,7 +79,7 @@ class DistillationTrainer(Trainer):
     """A Trainer on pieces of text whose target is the hidden states of another model."""
 
     def __init__(self, teacher: nn.Module, tokenizer: Any, **options: Any) -> None:
-        super().__init__(data_collator=partial(_collate, tokenizer), **options)
+        super().__init__(data_collator=partial(padded, tokenizer), **options)
         self.teacher, self.tokenizer = teacher, tokenizer
         self.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
 
@@ -114,24 +114,10 @@ def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: nn.Module
     if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
     found = [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
-    used = torch.tensor([_padding(tokenizer), *set(chain.from_iterable(found))])
+    used = torch.tensor([padding_id(tokenizer), *set(chain.from_iterable(found))])
     for model in models:
         check_ids(model, used, "the tokenizer's ids")
     return found
-
-
-def _padding(tokenizer: Any) -> int:
-    """Return the id that pads; GPT-2 has none, and does not see it."""
-    return tokenizer.pad_token_id or 0
-
-
-def _collate(tokenizer: Any, rows: list[list[int]]) -> dict[str, Tensor]:
-    """Return pieces padded at the end to one length, with their mask."""
-    ids = [torch.tensor(row) for row in rows]
-    return {
-        "input_ids": pad_sequence(ids, batch_first=True, padding_value=_padding(tokenizer)),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
-    }
 
 
 def _mean_losses(
@@ -140,7 +126,7 @@ def _mean_losses(
     """Return both losses, averaged over pieces."""
     with inference(student):
         batches = batches_of_equal_length([len(row) for row in rows], batch_size)
-        inputs = (_collate(tokenizer, [rows[i] for i in batch]) for batch in batches)
+        inputs = (padded(tokenizer, [rows[i] for i in batch]) for batch in batches)
         losses = torch.cat([_losses(student, teacher, batch) for batch in inputs])
     return DistillationLoss(*losses.mean(0).tolist())
 

@@ -21,7 +21,8 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     Args:
         function: Takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
-            arrays; rows sum to 1. An attention mask is not passed on: texts of a batch must have one length.
+            arrays; rows sum to 1. An attention mask is not passed on: texts of a batch must have one length;
+            of strings that differ in length take ``batch_size=1``.
         vocabulary_size: Ids are 0 to this number - 1.
         name: What results call it.
 
@@ -57,7 +58,8 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
         """Return the attention to a batch of ids."""
         if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError("the function reads ids alone, not padding; give batches of texts of one length")
+            advice = "give batches of texts of one length, or strings with batch_size=1"
+            raise ValueError(f"the function reads ids alone, not padding; {advice}")
         maps, (batch, n) = list(self.function(input_ids)), input_ids.shape
         for layer, shape in enumerate(map(np.shape, maps)):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):

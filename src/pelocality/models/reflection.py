@@ -17,6 +17,7 @@ def reflection_gap(
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     *,
     attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
 ) -> Tensor:
     r"""Measure how far a model is from reversing its output when its input is reversed.
 
@@ -37,6 +38,7 @@ def reflection_gap(
             others.
         attention_mask: As input_ids, 1 for tokens and 0 for padding, on either side; only the tokens are reversed.
             None: no padding, and no id is the model's padding id.
+        token_type_ids: Segments, as input_ids, where the model reads them; each is reversed with its token.
 
     Returns:
         (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
@@ -46,7 +48,8 @@ def reflection_gap(
     Raises:
         TypeError: Not a transformers model, or ids that are not integers.
         ValueError: Ids or a mask of another shape, a mask with other values or with holes, ids outside the vocabulary,
-            more ids than the model has positions for, a padding id without a mask, or a sequence of padding only.
+            more ids than the model has positions for, a padding id without a mask, a sequence of padding only, or
+            token types that the model does not have.
 
     Note:
         Hidden states share a large common part, so a gap well below 1 is large. Compare models, and with
@@ -67,20 +70,22 @@ def reflection_gap(
         False
     """
     base = find_base(model)
-    inputs, tokens = token_batch(base, input_ids, attention_mask=attention_mask)
-    ids, mask = inputs["input_ids"], tokens.long()
+    inputs, tokens = token_batch(base, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    ids = inputs["input_ids"]
     if not bool(tokens.any(1).all()):
         raise ValueError("attention_mask must be 1 for a token in every sequence, and one is padding only")
     check_length(base, ids.shape[1])
     if not len(ids):  # most models cannot run an empty batch
         return torch.zeros(0, dtype=torch.float64, device=ids.device)
     first = tokens_first(tokens)
-    ids, tokens, mask = (each.gather(1, first) for each in (ids, tokens, mask))
+    inputs, tokens = {name: each.gather(1, first) for name, each in inputs.items()}, tokens.gather(1, first)
+    if bool(tokens.all()):
+        inputs.pop("attention_mask", None)
     position = torch.arange(ids.shape[1], device=ids.device)
     order = torch.where(tokens, tokens.sum(1, keepdim=True) - 1 - position, position)
     with inference(model):  # as the model runs: no weights are read, and eager attention to padding alone may be NaN
-        forward = _hidden_states(base, ids, mask)
-        backward = _hidden_states(base, ids.gather(1, order), mask)
+        forward = _hidden_states(base, inputs)
+        backward = _hidden_states(base, {name: each.gather(1, order) for name, each in inputs.items()})
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
         torch.linalg.vector_norm(torch.where(tokens[..., None], states, 0).double(), dim=(1, 2))
@@ -90,10 +95,9 @@ def reflection_gap(
     return torch.where(total == 0, 0, difference / total)  # two outputs of zeros are equal
 
 
-def _hidden_states(base: Any, ids: Tensor, mask: Tensor) -> Tensor:
+def _hidden_states(base: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
-    padded = {} if bool(mask.all()) else {"attention_mask": mask}
-    states = getattr(run(base, output_attentions=False, input_ids=ids, **padded), "last_hidden_state", None)
+    states = getattr(run(base, output_attentions=False, **inputs), "last_hidden_state", None)
     if not isinstance(states, Tensor):
         raise ValueError(f"{described(base)} returns no last_hidden_state, whose reflection could be compared")
     return states

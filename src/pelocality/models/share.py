@@ -68,13 +68,14 @@ class PositionShare(DisplayMixin):
 
 def position_share(
     model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
+    texts: Iterable[str] | Iterable[Mapping[str, Any]],
     *,
     tokenizer: Any = None,
     length: int = 128,
     special_tokens: bool = False,
     without_first: int = 0,
     layers: Sequence[int] | None = None,
+    batch_size: int = 16,
     progress: bool = True,
 ) -> PositionShare:
     r"""Return the share of each head's attention on real text that position alone explains.
@@ -95,32 +96,35 @@ def position_share(
     Texts of different lengths have different numbers of keys at the same pair of positions, so even a purely
     positional head has a share slightly below 1 on them. Texts of one length avoid that.
 
-    Where ``torch.distributed`` is initialised, every process is given the same batches, measures a part of them, and
+    Where ``torch.distributed`` is initialised, every process is given the same texts, measures a part of them, and
     returns the result.
 
     Args:
         model: A transformers model that ``positional_attention`` can probe, with or without a head.
-        batches: Tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
+        texts: Strings; or tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
             ``attention_mask`` where there is padding, ``token_type_ids`` where the model reads them, and
             ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
-            used, but ``position_ids`` are checked.
-        tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
+            used, but ``position_ids`` are checked. They are read once, one batch at a time, and may be a generator.
+        tokenizer: Reads strings, special tokens included, and identifies special tokens; not needed for batches with a
+            ``special_tokens_mask``.
         length: Only the first positions up to this number are measured, with rows renormalised over them; the model
             still reads the whole text.
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
             sink, which would count as position.
         layers: Layers to return, by their index in the model; by default all that have attention.
+        batch_size: Strings per forward pass, padded to the longest of them; batches are run as they are.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
         A `PositionShare` with ``share`` (layer, head), at most 1, float64, on the CPU.
 
     Raises:
-        TypeError: Something that is not a transformers model, or batches that are not mappings of token ids.
-        ValueError: A model that cannot be probed, text longer than its positions, special tokens that nothing
-            identifies, padding without a mask, ``position_ids`` that start again within a row (packed texts), unknown
-            layers, or fewer than two texts.
+        TypeError: Something that is not a transformers model, one text instead of several, strings beside batches, or
+            batches that are not mappings of token ids.
+        ValueError: A model that cannot be probed, text longer than its positions, a string without tokens, strings
+            without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
+            start again within a row (packed texts), unknown layers, or fewer than two texts.
         RuntimeError: Another process failed.
 
     Examples:
@@ -134,12 +138,13 @@ def position_share(
     """
     sums = text_sums(
         model,
-        batches,
+        texts,
         layers,
         tokenizer=tokenizer,
         length=length,
         special_tokens=special_tokens,
         without_first=without_first,
+        batch_size=batch_size,
         progress=progress,
     )
     if not bool((sums.counts >= 2).any()):

