@@ -428,6 +428,7 @@ def test_a_custom_encoding_needs_only_its_formula():
             "1 or 2 heads",
         ),
         (lambda: ALiBi(heads=2)(3, dtype=torch.int64), TypeError, "dtype must be a floating-point"),
+        (lambda: Encoding.from_configuration(None), TypeError, "configuration must be a dictionary, got NoneType"),
         (lambda: ALiBi(2, slopes=torch.tensor([1 + 1j, 2])), TypeError, "slopes must be a number, or one per head"),
         (lambda: ALiBi(2, slopes=np.array([1 + 1j, 2])), TypeError, "slopes must be a number, or one per head"),
         (lambda: ALiBi(2, slopes=[np.complex64(1j), 2]), TypeError, "slopes must be a number, or one per head"),

@@ -489,6 +489,12 @@ def test_rtol_may_be_a_tensor_of_one_number(function, backend):
     assert function(attention, rtol=torch.tensor(0.1)) == function(attention, rtol=0.1)
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_attention_on_the_meta_device_is_refused(name):
+    with pytest.raises(TypeError, match="attention must hold numbers, got a tensor on the meta device"):
+        getattr(metrics, name)(torch.eye(4, device="meta"))
+
+
 def test_complex_attention_is_refused_with_what_makes_it_real():
     for attention in (torch.eye(3, dtype=torch.complex64), torch.eye(3, dtype=torch.complex64).numpy()):
         with pytest.raises(TypeError, match=r"got .*complex64; use abs\(attention\) or attention\.real"):

@@ -1,13 +1,15 @@
 """Padding and cropping: only the counting tokens enter the values."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from pelocality import metrics
 from pelocality.encodings import ALiBi, PositionalSelfAttention
-from pelocality.metrics import _inputs, crop, distance_profile, locality, measure
+from pelocality.metrics import _inputs, crop, distance_profile, entropy, locality, measure
 from tests.names import METRICS
 from tests.test_metrics import random_attention
 
@@ -195,6 +197,13 @@ def test_crop_accepts_the_inputs_of_the_metrics():
         crop((None, None), 1)
 
 
+@pytest.mark.parametrize(("name", "given"), [("start", 1.5), ("start", True), ("stop", "a"), ("stop", 2.0)])
+def test_the_ends_of_a_crop_are_integers(name, given):
+    with pytest.raises(TypeError, match=f"{name} must be an integer, got {given!r}"):
+        crop(random_attention(4, 4), **{name: given})
+    assert crop(random_attention(4, 4), np.int64(-3), np.int64(-1)).shape == (2, 2)
+
+
 def test_an_empty_crop_raises_an_error():
     with pytest.raises(ValueError, match="keeps no token"):
         crop(random_attention(4, 4), 3, 2)
@@ -259,3 +268,17 @@ def test_masks_do_not_depend_on_the_default_device(flags):
     with torch.device("meta"):  # as torch.set_default_device("cuda") for matrices on the CPU
         found = locality(attention, mask=flags)
     assert torch.equal(found, expected)
+
+
+def test_visible_keys_do_not_depend_on_the_default_device():
+    attention, seen = random_attention(4, 4), np.ones((4, 4), bool)
+    expected = entropy(attention, visible=seen), entropy(SimpleNamespace(attention=attention, visible=seen))
+    with torch.device("meta"):
+        found = entropy(attention, visible=seen), entropy(SimpleNamespace(attention=attention, visible=seen))
+    assert found == expected
+
+
+@pytest.mark.parametrize("given", ["abc", [[True], [True, False]], {}])
+def test_visible_that_is_no_tensor_is_refused(given):
+    with pytest.raises(TypeError, match=f"visible must be a tensor or an array, got {type(given).__name__}: "):
+        entropy(random_attention(4, 4), visible=given)

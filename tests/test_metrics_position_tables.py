@@ -55,6 +55,9 @@ def test_autocast_does_not_lower_the_precision():
     ("arguments", "error", "words"),
     [
         ({"table": torch.ones(3)}, ValueError, "one embedding per position"),
+        ({"table": torch.ones(3, 0)}, ValueError, r"one embedding per position, got shape \(3, 0\)"),
+        ({"table": torch.ones(3, 4), "query": torch.ones(4, 0), "key": torch.ones(4, 0)}, ValueError, r"\(4, 0\)"),
+        ({"table": torch.ones(3, 4, device="meta")}, TypeError, "table must hold numbers, got a tensor on the meta"),
         ({"table": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "floating"),
         ({"table": "wpe"}, TypeError, "str"),
         ({"table": torch.nn.Embedding(3, 4)}, TypeError, r"got Embedding; give its \.weight$"),

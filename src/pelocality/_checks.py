@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 HIDDEN = -1e3
 
 
-def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+def count(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
     """Return an integer argument after checking its type and size.
 
     Args:
         name: Name of the argument.
         value: Its value; numpy's integers and the symbolic ones of torch.export are integers too.
-        least: The smallest that is allowed.
+        least: The smallest that is allowed; None for any.
         most: The largest that is allowed.
 
     Returns:
@@ -31,7 +31,7 @@ def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     # __sym_max__: the symbolic integers of torch.export, recognised without importing torch
     if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or hasattr(value, "__sym_max__")):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
+    if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     if most is not None and value > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")

@@ -1,6 +1,7 @@
 """An encoding as JSON values, its type and the arguments of its constructor, and the encoding built from them again."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -48,8 +49,11 @@ class Configurable:
             The encoding.
 
         Raises:
+            TypeError: The configuration is not a dictionary.
             ValueError: The type is not a known encoding, or is the name of two.
         """
+        if not isinstance(configuration, Mapping):
+            raise TypeError(f"configuration must be a dictionary, got {type(configuration).__name__}")
         arguments = dict(configuration)
         name = arguments.pop("type", None)
         known = [each for each in _subclasses(Configurable) if issubclass(each, cls) and not inspect.isabstract(each)]

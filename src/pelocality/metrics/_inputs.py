@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_unmasked, flag
-from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
+from pelocality.metrics._masks import Mask, Visible, as_tensor, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
@@ -148,9 +148,9 @@ def resolve_visible(attention: Attention, visible: Visible | None, causal: bool 
     check_unmasked("visible", visible)
     carried = getattr(attention, "visible", None)
     if visible is not None or causal is not None or carried is None:
-        return None if visible is None else torch.as_tensor(visible)
+        return None if visible is None else as_tensor("visible", visible)
     axes: int = unwrap(attention).ndim - carried.ndim
-    return torch.as_tensor(carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
+    return as_tensor("visible", carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
 
 
 def validated_weights(flat: Tensor) -> Tensor:
@@ -171,6 +171,8 @@ def float_tensor(name: str, given: Any) -> Tensor:
     if isinstance(given, Tensor) and (given.is_nested or given.layout != torch.strided):
         advice = "torch.nested.to_padded_tensor and mask=" if given.is_nested else f"{name}.to_dense()"
         raise TypeError(f"{name} must be a dense tensor, got a nested or sparse one; use {advice}")
+    if isinstance(given, Tensor) and given.device.type == "meta":
+        raise TypeError(f"{name} must hold numbers, got a tensor on the meta device, which has none")
     if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
         return given
     if hasattr(given, "decoder_attentions"):

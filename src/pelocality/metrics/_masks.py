@@ -79,6 +79,16 @@ def token_flags(mask: Mask) -> Tensor:
     raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {odd[0].item():g}{beside}")
 
 
+def as_tensor(name: str, given: Any) -> Tensor:
+    """Return a tensor as it is, and anything else as one on the CPU, whatever the default device."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.as_tensor(given, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or an array, got {type(given).__name__}: {error}") from error
+
+
 def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
     """Return visible for each layer of a sequence: its first axis, or all of it where the layers share it."""
     if visible is None or visible.ndim != getattr(layers[0], "ndim", 0) + 1:

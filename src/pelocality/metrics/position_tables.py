@@ -76,7 +76,7 @@ def project(
 ) -> tuple[Tensor, Tensor]:
     """Return scaled queries and keys, ([heads,] n, d_head), whose products are the logits of `position_weights`."""
     positions = _finite("table", table)
-    if positions.ndim != 2 or positions.shape[0] == 0:
+    if positions.ndim != 2 or 0 in positions.shape:
         raise ValueError(f"table must be (n, d), one embedding per position, got shape {tuple(positions.shape)}")
     if (query is None) != (key is None):
         raise ValueError("query and key come together: give both W_q and W_k, or neither")
@@ -108,7 +108,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
     matrix = _finite(name, given).to(positions)
-    if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1]:
+    if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1] or matrix.shape[-1] == 0:
         wanted = f"([heads,] d, d_head) with d = {positions.shape[-1]}"
         raise ValueError(f"{name} must be {wanted}, got shape {tuple(matrix.shape)}; a Linear's weight needs .T")
     return matrix

@@ -231,7 +231,7 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
         tolerance of float32: with its own ``mask=`` or ``without_first=`` it keeps that of the input.)
 
     Raises:
-        TypeError: As for `locality`.
+        TypeError: As for `locality`, or an end that is not an integer.
         ValueError: As for `locality`, or no token is kept, or a kept row has all of its weight on other tokens.
 
     Examples:
@@ -241,6 +241,9 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
+    for name, end in {"start": start, "stop": stop}.items():
+        if end is not None:
+            count(name, end, least=None)
 
     def kernel(matrices: Matrices) -> Tensor:
         n = matrices.weights.shape[-1]
