@@ -185,6 +185,8 @@ def test_one_syntactic_head_among_random_ones_is_found_with_few_false_discoverie
 
     found = result(sentences, one_of_sixty)
     frame = found.to_frame()
+    numbers = set(frame) - {"relation", "direction", "layer", "head"}
+    assert all(f"``{name}``" in found.to_frame.__doc__ for name in numbers)
     discoveries = frame[(frame["q"] < 0.05) & (frame["head"] != 17)]
     true = frame[(frame["head"] == 17) & (frame["direction"] == TO_HEAD)].set_index("relation")
     assert (true.loc[["x", "all"], "q"] < 1e-6).all()

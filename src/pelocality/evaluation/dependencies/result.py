@@ -199,9 +199,9 @@ class DependencyAccuracy(DisplayMixin):
 
         Returns:
             One row for each relation (and ``"all"``), direction, layer and head: ``n`` items over all
-            sentences, ``accuracy`` with Wilson's interval over sentences, ``low`` and ``high``, and ``q``, the p-value
-            of the head against the best fixed offset on the scored half (one-sided, exchanging whole sentences:
-            `sign_flip`), adjusted over all rows (Benjamini and Hochberg, 1995).
+            sentences, ``accuracy`` with Wilson's interval over sentences, ``low`` and ``high``, ``p``, the p-value of
+            the head against the best fixed offset on the scored half (one-sided, exchanging whole sentences:
+            `sign_flip`), and ``q``, the same adjusted over all rows (Benjamini and Hochberg, 1995).
 
         Raises:
             ValueError: No relation has enough items.
