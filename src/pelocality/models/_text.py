@@ -144,9 +144,9 @@ class TextSums:
 
     def _change(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace each of the sums."""
-        for name, sums in vars(self).items():
-            if isinstance(sums, Tensor):
-                setattr(self, name, function(sums))
+        self.total, self.squares = function(self.total), function(self.squares)
+        self.rounding, self.uniform = function(self.rounding), function(self.uniform)
+        self.counts = function(self.counts)
 
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
