@@ -168,7 +168,7 @@ def test_one_text_has_no_share_and_too_short_texts_are_refused():
     assert one.source.texts == 2
     with pytest.raises(ValueError, match=r"with length=.* and without_first=.* no text has 3 tokens"):
         text_average(model, [{"input_ids": tokens(4, 2)}], special_tokens=True)
-    with pytest.raises(ValueError, match="batches is empty"):
+    with pytest.raises(ValueError, match="texts is empty"):
         text_average(model, [], special_tokens=True)
 
 
