@@ -113,7 +113,8 @@ def position_share(
         without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
             sink, which would count as position.
         layers: Layers to return, by their index in the model; by default all that have attention.
-        batch_size: Strings per forward pass, padded to the longest of them; batches are run as they are.
+        batch_size: Strings per forward pass, padded to the longest of them; 1 for models that mix neighbours and so see
+            the padding (ConvBERT). Batches are run as they are.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
