@@ -187,6 +187,10 @@ def test_the_curve_holds_the_losses_of_the_held_out_texts():
     attach(start, NoEncoding(2))
     first = distillation_loss(start, model, tokenizer, texts[-OPTIONS["held_out"] :], length=12)
     assert found.curve[["token_loss", "mean_loss"]].iloc[0].tolist() == pytest.approx(first, abs=1e-5)
+    headline, columns, *rows = repr(found).splitlines()  # not the modules of the model
+    assert headline == "Relocation of BertForMaskedLM, loss on held-out texts"
+    assert columns.split() == ["tokens", "token_loss", "mean_loss"]
+    assert len(rows) == len(found.curve)
 
 
 def test_numbers_of_numpy_are_kept_in_a_folder(tmp_path):

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 
 from pelocality._checks import count, flag, number
+from pelocality._display import DisplayMixin
 from pelocality.encodings import Encoding
 from pelocality.models._checkpoints import claim, digest
 from pelocality.models._run import check_length, device_of, find_base
@@ -25,8 +26,8 @@ from pelocality.models.distillation import DistillationLoss, DistillationTrainer
 from pelocality.models.families import record_of
 
 
-@dataclass(frozen=True)
-class Relocation:
+@dataclass(frozen=True, repr=False)
+class Relocation(DisplayMixin):
     """A model whose positions were moved into an encoding.
 
     Attributes:
@@ -37,6 +38,12 @@ class Relocation:
 
     model: nn.Module
     curve: pd.DataFrame
+
+    def _headline(self) -> str:
+        return f"{type(self.model).__name__}, loss on held-out texts"
+
+    def _table(self) -> pd.DataFrame:
+        return self.curve
 
 
 @torch.inference_mode(False)  # with gradients, whatever surrounds the call
