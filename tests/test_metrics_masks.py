@@ -125,6 +125,18 @@ def test_a_float_mask_that_hides_keys_in_attention_leaves_them_out_of_a_metric(l
     torch.testing.assert_close(locality(attention, mask=mask), locality(attention[..., :4, :4]))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "words"), [([4, 6], "not at padding"), ([4, 5], "of a mask that is True at padding")]
+)
+def test_a_mask_that_marks_padding_is_refused_with_the_way_out(tokens, words):
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    padding = torch.arange(6) >= torch.tensor(tokens)[:, None]
+    _, weights = attention(*[torch.randn(2, 6, 8)] * 3, key_padding_mask=padding, average_attn_weights=False)
+    with pytest.raises(ValueError, match=words):
+        locality(weights, mask=padding)
+    assert locality(weights, mask=~padding).shape == (2, 2)
+
+
 def test_a_mask_of_stacked_layers_needs_a_layer_axis():
     layers = torch.stack([padded([5, 8, 6], 8)[0] for _ in range(3)])  # three layers of three sequences
     mask = padded([5, 8, 6], 8)[1]

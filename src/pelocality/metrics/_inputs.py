@@ -59,7 +59,8 @@ class Matrices(NamedTuple):
         mass = kept.sum(-1, keepdim=True)
         if bool((mass <= 0).any()):
             raise ValueError(
-                "a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens"
+                "a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens, and of a"
+                " mask that is True at padding give ~mask"
             )
         visible = None if self.visible is None else self.visible[:, start:stop, start:stop]
         return self._replace(weights=kept / mass, visible=visible)

@@ -50,7 +50,10 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)
     if bool((flags.sum(-1) != stop - start).any()) or not bool(flags.any(-1).all()):
-        raise ValueError("mask must mark one unbroken run of at least one token per sequence; crop() cuts pieces out")
+        raise ValueError(
+            "mask must mark one unbroken run of at least one token per sequence, with 1 or True at tokens, not at"
+            " padding; crop() cuts pieces out"
+        )
     shortest = min((stop - start).flatten().tolist(), default=n)
     count("without_first", without_first, least=0, most=shortest - 1)
     spans = torch.stack([start + without_first, stop], -1)  # (*leading, 2)
