@@ -433,7 +433,11 @@ INVALID = {
     "none of these": (object(), TypeError, "got object$"),
     "sdpa returns nothing": ((), ValueError, "eager"),
     "sdpa returns None": ((None, None), ValueError, "output_attentions"),
-    "dropout": (torch.nn.functional.dropout(torch.eye(4), 0.5), ValueError, r"model\.eval\(\)"),
+    "dropout": (
+        torch.nn.functional.dropout(torch.eye(4), 0.5),
+        ValueError,
+        r"model\.eval\(\) or train without attention dropout",
+    ),
     "a step of generation": (torch.full((1, 2, 1, 6), 1 / 6), ValueError, "steps of generate are not"),
     "encoder-decoder": (Seq2SeqLMOutput(), TypeError, r"output\.encoder_attentions or output\.decoder_attentions"),
     "masked array": (np.ma.masked_array(np.eye(3), np.eye(3)), TypeError, r"attention\.data and mask="),

@@ -83,7 +83,7 @@ def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:
         raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off > ROW_SUM_TOLERANCE[weights.dtype]:
-        advice = "call model.eval(), as dropout changes sums; of logits take .softmax(-1)"
+        advice = "call model.eval() or train without attention dropout, which changes sums; of logits take .softmax(-1)"
         columns = weights.detach().sum(-2, dtype=totals.dtype)
         if bool(((columns - 1).abs() <= ROW_SUM_TOLERANCE[weights.dtype]).all()):
             advice = "its columns do: transpose it, rows are queries"
