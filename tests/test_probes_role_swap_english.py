@@ -340,6 +340,14 @@ NUN = "(DT The) (NN nun)"
         # control, ellipsis, and pronouns of the other clause
         ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (PRP we)) (VP (VBD did)))  (. .))",
          "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (PRP we)) (VP (VBP do) (RB too))))",
+         "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (, ,) (CC but) (S (NP (PRP we)) (VP (MD could) (RB n’t)))"
+         " (. .))", "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (NNP Ada)) (VP (VBD chose) (NP (PRP me)))) (, ,) (SQ (VBD did) (RB n’t) (NP (PRP she))) (. ?))",
+         "an auxiliary stands for the verb phrase"),
+        (V.format("(PRP I)", "(VBD chose) (NP (NNP Ada)) (, ,) (SBAR (IN as) (SINV (VBD did) (NP (NP (DT the) (NN nun))"
+                             " (SBAR (WP who) (S (VP (VBD left)))))))"), "an auxiliary stands for the verb phrase"),
         (V.format("(PRP I)", "(VBD asked) (NP (PRP him)) (S (VP (TO to) (VP (VB help) (NP (PRP me)))))"),
          "a pronoun besides the arguments may refer to one"),
         (V.format("(PRP I)", "(VBD had) (S (NP (NN someone)) (VP (VB help) (NP (PRP me))))"),
@@ -402,6 +410,10 @@ def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped
          "He asked me to help Ada."),
         ("(S (NP (NNP Ada)) (, ,) (ADVP (RB however)) (, ,) (VP (VBD saw) (NP (DT the) (NN judge))) (. .))",
          "The judge, however, saw Ada."),
+        (V.format("(PRP I)", "(VBD chose) (NP (NNP Ada)) (, ,) (SBAR (IN as) (S (VP (VBD was) (VP (VBN agreed)))))"),
+         "Ada chose me, as was agreed."),
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (NNS nuns)) (VP (MD could) (RB n't)"
+         " (VP (VB sleep)))) (. .))", "Ada chose me and nuns couldn't sleep."),
     ],
 )  # fmt: skip
 def test_arguments_that_are_whole_are_still_swapped(tree, made):

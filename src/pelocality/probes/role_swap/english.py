@@ -77,6 +77,8 @@ LIGHT_VERBS = MAKE | words(
 )
 DO = words("do does did doing done")  # stands for another predicate: "did a great job", "do the opposite"
 AUXILIARIES = INVARIABLE | words("am is are was were 's 're 'm has have does do")
+AFTER_AUXILIARY = words("n't not too either also")  # between an auxiliary without a verb and the end of its clause
+INVERTING = words("as so than nor neither")  # an auxiliary without a verb may follow, before its subject: "so did Ada"
 # verbs that lead down to the verb phrase of the main verb
 LEADING_VERBS = AUXILIARIES | PASSIVE_AUXILIARIES | words("having doing done to ought better used going dare need")
 # verbs after which a clause has a bare infinitive: "she made him go"

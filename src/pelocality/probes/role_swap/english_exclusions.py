@@ -15,11 +15,13 @@ from pelocality.probes.role_swap.mood import is_negative, mood_of
 from pelocality.probes.role_swap.noun_phrases import head_of
 from pelocality.probes.role_swap.remainder import CLAUSE_TAGS, check_remainder, is_certain
 
+_CLAUSE_ENDS = frozenset({",", ".", ":", "CC", "IN", "TO", "WDT", "WP", "WRB"})
+
 
 def english_exclusion(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
     """Check the verb, the words around it, the two noun phrases, and what the rest of the sentence says of them."""
     tags = english.tags_of(sentence)
-    lower = [word.lower() for word in sentence.words]
+    lower = [word.lower().replace("’", "'") for word in sentence.words]
     reason = _check_verb(sentence, candidate, lower, symmetric) or _check_verb_phrase(candidate, lower, tags)
     for argument in candidate.arguments:
         reason = reason or _check_argument(candidate, argument, lower, tags)
@@ -201,15 +203,18 @@ def _follows_noun(tags: Sequence[str]) -> bool:
 
 
 def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> bool:
-    """Return whether an auxiliary ends a later clause: "I chose Ada and I am glad I did", "..., isn't she?"."""
+    """Return whether a later clause has an auxiliary without a verb: "I chose Ada, we did", "is she?", "so did I"."""
     last = max(argument.end for argument in candidate.arguments)
     for k in range(last, len(lower)):
-        if lower[k] not in english.DO | english.AUXILIARIES:
+        if lower[k] not in english.DO | english.AUXILIARIES or tags[k] == "VB":
             continue
-        after = next((i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")), None)
-        if lower[k] in english.DO and tags[k] != "VB" and (after is None or is_punctuation(lower[after])):
+        after = next((i for i in range(k + 1, len(lower)) if lower[i] not in english.AFTER_AUXILIARY), None)
+        if after is None or is_punctuation(lower[after]):
             return True
-        if lower[k] in english.AUXILIARIES and after and tags[after] == "PRP" and lower[after + 1 :] == ["?"]:
+        if lower[k] in english.AUXILIARIES and tags[after] == "PRP" and lower[after + 1 :] == ["?"]:
+            return True
+        rest = itertools.takewhile(lambda tag: tag not in _CLAUSE_ENDS, tags[k + 1 :])
+        if lower[k - 1] in english.INVERTING and not any(tag.startswith("VB") for tag in rest):
             return True
     return False
 
