@@ -301,6 +301,17 @@ NUN = "(DT The) (NN nun)"
         # a word before an argument that belongs to it
         ("(S (ADVP (RB Almost)) (NP (DT every) (NN nun)) (VP (VBD saw) (NP (DT a) (NN hat))))",
          "an adverb before an argument may belong to it"),
+        ("(S (CC Either) (NP (DT the) (NN nun) (CC or) (NNP Ada)) (VP (VBD saw) (NP (DT a) (NN hat))))",
+         "an adverb before an argument may belong to it"),
+        ("(S (ADVP (RB Largely)) (NP (NNS nuns)) (VP (VBD saw) (NP (DT a) (NN hat))))",
+         "an adverb before an argument may belong to it"),
+        # a word after the noun of an argument that would read as an adverb elsewhere
+        (V.format("(DT The) (NN nun) (RB alone)", "(VBD saw) (NP (NNP Ada))"),
+         "an adverb after an argument may belong to it"),
+        (V.format("(DT The) (NNS nuns) (DT each)", "(VBD saw) (NP (NNP Ada))"),
+         "a floating quantifier belongs to an argument"),
+        (V.format("(DT The) (NNS nuns)", "(ADVP (RB jointly)) (VBD saw) (NP (NNP Ada))"),
+         "a floating quantifier belongs to an argument"),
         # a clause or a phrase of the verb in the object
         (V.format(NUN, "(VBD saw) (NP (NP (DT a) (NN cook)) (VP (VBG washing) (NP (NNS hats))))"),
          "an argument may be a clause"),
@@ -410,6 +421,7 @@ def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped
          "He asked me to help Ada."),
         ("(S (NP (NNP Ada)) (, ,) (ADVP (RB however)) (, ,) (VP (VBD saw) (NP (DT the) (NN judge))) (. .))",
          "The judge, however, saw Ada."),
+        (V.format("(NN Someone) (RB else)", "(VBD saw) (NP (NNP Ada))"), "Ada saw someone else."),
         (V.format("(PRP I)", "(VBD chose) (NP (NNP Ada)) (, ,) (SBAR (IN as) (S (VP (VBD was) (VP (VBN agreed)))))"),
          "Ada chose me, as was agreed."),
         ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (NNS nuns)) (VP (MD could) (RB n't)"

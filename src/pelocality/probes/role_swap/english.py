@@ -36,7 +36,10 @@ ANY = words("any anyone anybody anything")
 NEGATIVE_QUANTIFIERS = words("no nobody no-one noone nothing none neither few little only")  # license the words above
 OTHERS = words("another other others")
 INDEFINITE = words("a an one each some")
-FOCUS = words("almost nearly only even just not merely mostly especially particularly exactly")  # of the phrase after
+FOCUS = words(  # of the phrase after
+    "almost nearly only even just not merely mostly especially particularly exactly mainly largely partly chiefly "
+    "primarily solely either neither both"
+)
 FOCUS_AFTER = words("alone too either whatsoever else there here nearby ago apart")  # of the phrase before
 PERSONS = (words("i me"), words("we us"), words("you"))
 # Levin (1993) 50 and 51.1, verbs of posture and directed motion: a noun phrase after them tells a way or a state
@@ -139,7 +142,8 @@ NATIONS = words(
     "shiite sikh slav slovak slovene soviet spaniard sunni swede swiss tajik tamil taoist thai tory turk tutsi "
     "uighur uyghur uzbek welsh western yankee yorker zealander zionist zulu"
 )
-FLOATING = frozenset({"all", "both", "each"})
+FLOATING = words("all both each")
+PLURAL_ADVERBS = words("together jointly mutually respectively collectively")  # of a clause with a plural subject
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
 # likeness, place, company, arrival, passage and parts that hold in both directions, or so nearly that no label changes:
 # the road takes you to town, you take the road; the court clears the sale, the sale clears the court; the nuns comprise

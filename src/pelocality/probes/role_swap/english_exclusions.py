@@ -155,6 +155,10 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
         return "a pronoun inside a longer argument"
     if words[-1] in english.PLACES | {"there", "here"} and len(words) > 1:
         return "an argument is not a plain noun phrase"  # "football indoors"
+    if words[-1] in english.FLOATING and len(words) > 1:
+        return "a floating quantifier belongs to an argument"  # "the nuns all saw Ada"
+    if words[-1] in english.FOCUS_AFTER - {"else"} and len(words) > 1:
+        return "an adverb after an argument may belong to it"  # "the nun alone saw Ada"
     if any(word.endswith("-") and len(word) > 1 for word in words) or any(a == b for a, b in itertools.pairwise(words)):
         return "an argument has a false start"  # "th- the hat", "the the hat"
     if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
@@ -245,7 +249,7 @@ def _check_reference(
         return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
     clause = candidate.clause
     before_verb = range(clause.extent[0], min(clause.extent[1], clause.verb or 0))
-    if "together" in outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
+    if english.PLURAL_ADVERBS & outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
         return "a floating quantifier belongs to an argument"
     return None
 
