@@ -136,6 +136,8 @@ MISREAD = [
     ("(S (NP (DT A) (NN dog)) (VP (VBD ate) (NP (NP (DT a) (NN hat)) (SBAR (WDT that) (S (VP (VBD lay)"
      " (PP (IN on) (NP (DT the) (NN grass)))))))) (. .))",
      "the parser may be wrong"),
+    ("(S (NP (DT A) (NN nun)) (VP (VBD robbed) (NP (NP (DT a) (NN cook)) (PP (IN of) (NP (NNS hats))))) (. .))",
+     "the parser may be wrong"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG running) (NP (DT a) (NN marathon) (NNS talks))) (. .))",
      "a determiner does not agree with its noun"),
     ("(NP (NP (NP (DT A) (NN view)) (PP (IN of) (NP (DT a) (NN nun)))) (VP (VBG buying) (NP (DT a) (NN drink))) (. .))",

@@ -89,6 +89,11 @@ HELPING_VERBS = words(
     "help helps helped helping let lets letting see sees saw seen seeing watch watches watched watching "
     "hear hears heard hearing"
 )
+# Levin (1993) 10.5, 10.6 and 37.2: "of" after their object is the verb's, "accused the nun of theft"
+OF_VERBS = words(
+    "accuse suspect acquit convict absolve cure heal rob strip cheat deprive relieve drain empty free rid purge remind "
+    "inform notify assure warn advise convince persuade"
+)
 HAVE = words("have has had having")
 BARE_INFINITIVE_VERBS = HELPING_VERBS | MAKE | HAVE
 # verbs whose "object" is an amount or a time: "it costs a fortune", "the talk lasts an hour"
