@@ -337,6 +337,7 @@ NUN = "(DT The) (NN nun)"
          "an argument may go on after its end"),
         (V.format(NUN, "(MD wo) (RB nt) (VP (VB eat) (NP (NN anything)))"), "an argument is a negative polarity item"),
         (V.format(NUN, "(VBZ represents) (NP (DT the) (NN judge))"), "the verb is a copula"),
+        (V.format("(NN Thou) (NN hast)", "(VBD told) (NP (PRP me))"), "which case a pronoun must take is unknown"),
         (V.format(NUN, "(VBD fell) (NP (NN victim))"), "the verb takes a measure"),
         (V.format(NUN, "(VBD walked) (NP (CD three) (NNS kilometres))"), "an argument is a measure"),
         (V.format(NUN, "(VBD set) (NP (DT a) (NN record) ($ $) (CD 70))"), "an argument is a measure"),

@@ -17,6 +17,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+ARCHAIC_PRONOUNS = words("thou thee thy thine ye")  # taggers of today's English do not know them
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
 QUANTIFIED = words("no-one") | {a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing")}

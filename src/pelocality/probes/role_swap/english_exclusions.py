@@ -150,6 +150,8 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     """Check that an English argument is a plain noun phrase."""
     if set(words[:2]) & english.WH_WORDS or (tags and tags[0] in ("WDT", "WP", "WP$", "WRB")):
         return "an argument is interrogative or relative"
+    if not english.ARCHAIC_PRONOUNS.isdisjoint(words):
+        return "which case a pronoun must take is unknown"
     coordinated = any(a in ("and", "or") and b in english.PERSONAL for a, b in itertools.pairwise(words))
     if coordinated or (len(words) > 1 and words[0] in english.PERSONAL - {"her"}):
         return "a pronoun inside a longer argument"
