@@ -136,6 +136,8 @@ MISREAD = [
     ("(S (NP (DT A) (NN dog)) (VP (VBD ate) (NP (NP (DT a) (NN hat)) (SBAR (WDT that) (S (VP (VBD lay)"
      " (PP (IN on) (NP (DT the) (NN grass)))))))) (. .))",
      "the parser may be wrong"),
+    ("(S (NP (DT A) (NN nun)) (VP (VBD robbed) (NP (NP (DT a) (NN cook)) (PP (IN of) (NP (NNS hats))))) (. .))",
+     "the parser may be wrong"),
     ("(NP (NP (DT A) (NN nun)) (VP (VBG running) (NP (DT a) (NN marathon) (NNS talks))) (. .))",
      "a determiner does not agree with its noun"),
     ("(NP (NP (NP (DT A) (NN view)) (PP (IN of) (NP (DT a) (NN nun)))) (VP (VBG buying) (NP (DT a) (NN drink))) (. .))",
@@ -301,6 +303,17 @@ NUN = "(DT The) (NN nun)"
         # a word before an argument that belongs to it
         ("(S (ADVP (RB Almost)) (NP (DT every) (NN nun)) (VP (VBD saw) (NP (DT a) (NN hat))))",
          "an adverb before an argument may belong to it"),
+        ("(S (CC Either) (NP (DT the) (NN nun) (CC or) (NNP Ada)) (VP (VBD saw) (NP (DT a) (NN hat))))",
+         "an adverb before an argument may belong to it"),
+        ("(S (ADVP (RB Largely)) (NP (NNS nuns)) (VP (VBD saw) (NP (DT a) (NN hat))))",
+         "an adverb before an argument may belong to it"),
+        # a word after the noun of an argument that would read as an adverb elsewhere
+        (V.format("(DT The) (NN nun) (RB alone)", "(VBD saw) (NP (NNP Ada))"),
+         "an adverb after an argument may belong to it"),
+        (V.format("(DT The) (NNS nuns) (DT each)", "(VBD saw) (NP (NNP Ada))"),
+         "a floating quantifier belongs to an argument"),
+        (V.format("(DT The) (NNS nuns)", "(ADVP (RB jointly)) (VBD saw) (NP (NNP Ada))"),
+         "a floating quantifier belongs to an argument"),
         # a clause or a phrase of the verb in the object
         (V.format(NUN, "(VBD saw) (NP (NP (DT a) (NN cook)) (VP (VBG washing) (NP (NNS hats))))"),
          "an argument may be a clause"),
@@ -324,6 +337,7 @@ NUN = "(DT The) (NN nun)"
          "an argument may go on after its end"),
         (V.format(NUN, "(MD wo) (RB nt) (VP (VB eat) (NP (NN anything)))"), "an argument is a negative polarity item"),
         (V.format(NUN, "(VBZ represents) (NP (DT the) (NN judge))"), "the verb is a copula"),
+        (V.format("(NN Thou) (NN hast)", "(VBD told) (NP (PRP me))"), "which case a pronoun must take is unknown"),
         (V.format(NUN, "(VBD fell) (NP (NN victim))"), "the verb takes a measure"),
         (V.format(NUN, "(VBD walked) (NP (CD three) (NNS kilometres))"), "an argument is a measure"),
         (V.format(NUN, "(VBD set) (NP (DT a) (NN record) ($ $) (CD 70))"), "an argument is a measure"),
@@ -340,6 +354,14 @@ NUN = "(DT The) (NN nun)"
         # control, ellipsis, and pronouns of the other clause
         ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (PRP we)) (VP (VBD did)))  (. .))",
          "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (PRP we)) (VP (VBP do) (RB too))))",
+         "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (, ,) (CC but) (S (NP (PRP we)) (VP (MD could) (RB n’t)))"
+         " (. .))", "an auxiliary stands for the verb phrase"),
+        ("(S (S (NP (NNP Ada)) (VP (VBD chose) (NP (PRP me)))) (, ,) (SQ (VBD did) (RB n’t) (NP (PRP she))) (. ?))",
+         "an auxiliary stands for the verb phrase"),
+        (V.format("(PRP I)", "(VBD chose) (NP (NNP Ada)) (, ,) (SBAR (IN as) (SINV (VBD did) (NP (NP (DT the) (NN nun))"
+                             " (SBAR (WP who) (S (VP (VBD left)))))))"), "an auxiliary stands for the verb phrase"),
         (V.format("(PRP I)", "(VBD asked) (NP (PRP him)) (S (VP (TO to) (VP (VB help) (NP (PRP me)))))"),
          "a pronoun besides the arguments may refer to one"),
         (V.format("(PRP I)", "(VBD had) (S (NP (NN someone)) (VP (VB help) (NP (PRP me))))"),
@@ -402,6 +424,11 @@ def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped
          "He asked me to help Ada."),
         ("(S (NP (NNP Ada)) (, ,) (ADVP (RB however)) (, ,) (VP (VBD saw) (NP (DT the) (NN judge))) (. .))",
          "The judge, however, saw Ada."),
+        (V.format("(NN Someone) (RB else)", "(VBD saw) (NP (NNP Ada))"), "Ada saw someone else."),
+        (V.format("(PRP I)", "(VBD chose) (NP (NNP Ada)) (, ,) (SBAR (IN as) (S (VP (VBD was) (VP (VBN agreed)))))"),
+         "Ada chose me, as was agreed."),
+        ("(S (S (NP (PRP I)) (VP (VBD chose) (NP (NNP Ada)))) (CC and) (S (NP (NNS nuns)) (VP (MD could) (RB n't)"
+         " (VP (VB sleep)))) (. .))", "Ada chose me and nuns couldn't sleep."),
     ],
 )  # fmt: skip
 def test_arguments_that_are_whole_are_still_swapped(tree, made):

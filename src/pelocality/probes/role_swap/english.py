@@ -17,6 +17,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+ARCHAIC_PRONOUNS = words("thou thee thy thine ye")  # taggers of today's English do not know them
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
 QUANTIFIED = words("no-one") | {a + b for a in ("some", "any", "every", "no") for b in ("one", "body", "thing")}
@@ -36,7 +37,10 @@ ANY = words("any anyone anybody anything")
 NEGATIVE_QUANTIFIERS = words("no nobody no-one noone nothing none neither few little only")  # license the words above
 OTHERS = words("another other others")
 INDEFINITE = words("a an one each some")
-FOCUS = words("almost nearly only even just not merely mostly especially particularly exactly")  # of the phrase after
+FOCUS = words(  # of the phrase after
+    "almost nearly only even just not merely mostly especially particularly exactly mainly largely partly chiefly "
+    "primarily solely either neither both"
+)
 FOCUS_AFTER = words("alone too either whatsoever else there here nearby ago apart")  # of the phrase before
 PERSONS = (words("i me"), words("we us"), words("you"))
 # Levin (1993) 50 and 51.1, verbs of posture and directed motion: a noun phrase after them tells a way or a state
@@ -77,12 +81,19 @@ LIGHT_VERBS = MAKE | words(
 )
 DO = words("do does did doing done")  # stands for another predicate: "did a great job", "do the opposite"
 AUXILIARIES = INVARIABLE | words("am is are was were 's 're 'm has have does do")
+AFTER_AUXILIARY = words("n't not too either also")  # between an auxiliary without a verb and the end of its clause
+INVERTING = words("as so than nor neither")  # an auxiliary without a verb may follow, before its subject: "so did Ada"
 # verbs that lead down to the verb phrase of the main verb
 LEADING_VERBS = AUXILIARIES | PASSIVE_AUXILIARIES | words("having doing done to ought better used going dare need")
 # verbs after which a clause has a bare infinitive: "she made him go"
 HELPING_VERBS = words(
     "help helps helped helping let lets letting see sees saw seen seeing watch watches watched watching "
     "hear hears heard hearing"
+)
+# Levin (1993) 10.5, 10.6 and 37.2: "of" after their object is the verb's, "accused the nun of theft"
+OF_VERBS = words(
+    "accuse suspect acquit convict absolve cure heal rob strip cheat deprive relieve drain empty free rid purge remind "
+    "inform notify assure warn advise convince persuade"
 )
 HAVE = words("have has had having")
 BARE_INFINITIVE_VERBS = HELPING_VERBS | MAKE | HAVE
@@ -137,7 +148,8 @@ NATIONS = words(
     "shiite sikh slav slovak slovene soviet spaniard sunni swede swiss tajik tamil taoist thai tory turk tutsi "
     "uighur uyghur uzbek welsh western yankee yorker zealander zionist zulu"
 )
-FLOATING = frozenset({"all", "both", "each"})
+FLOATING = words("all both each")
+PLURAL_ADVERBS = words("together jointly mutually respectively collectively")  # of a clause with a plural subject
 # Levin (1993), English Verb Classes and Alternations, 36.2 (marry verbs) and 36.3 (meet verbs), with the verbs of
 # likeness, place, company, arrival, passage and parts that hold in both directions, or so nearly that no label changes:
 # the road takes you to town, you take the road; the court clears the sale, the sale clears the court; the nuns comprise

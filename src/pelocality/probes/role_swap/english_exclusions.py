@@ -15,11 +15,13 @@ from pelocality.probes.role_swap.mood import is_negative, mood_of
 from pelocality.probes.role_swap.noun_phrases import head_of
 from pelocality.probes.role_swap.remainder import CLAUSE_TAGS, check_remainder, is_certain
 
+_CLAUSE_ENDS = frozenset({",", ".", ":", "CC", "IN", "TO", "WDT", "WP", "WRB"})
+
 
 def english_exclusion(sentence: Sentence, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
     """Check the verb, the words around it, the two noun phrases, and what the rest of the sentence says of them."""
     tags = english.tags_of(sentence)
-    lower = [word.lower() for word in sentence.words]
+    lower = [word.lower().replace("’", "'") for word in sentence.words]
     reason = _check_verb(sentence, candidate, lower, symmetric) or _check_verb_phrase(candidate, lower, tags)
     for argument in candidate.arguments:
         reason = reason or _check_argument(candidate, argument, lower, tags)
@@ -148,11 +150,17 @@ def _check_noun_phrase(words: Sequence[str], tags: Sequence[str] | None, is_ligh
     """Check that an English argument is a plain noun phrase."""
     if set(words[:2]) & english.WH_WORDS or (tags and tags[0] in ("WDT", "WP", "WP$", "WRB")):
         return "an argument is interrogative or relative"
+    if not english.ARCHAIC_PRONOUNS.isdisjoint(words):
+        return "which case a pronoun must take is unknown"
     coordinated = any(a in ("and", "or") and b in english.PERSONAL for a, b in itertools.pairwise(words))
     if coordinated or (len(words) > 1 and words[0] in english.PERSONAL - {"her"}):
         return "a pronoun inside a longer argument"
     if words[-1] in english.PLACES | {"there", "here"} and len(words) > 1:
         return "an argument is not a plain noun phrase"  # "football indoors"
+    if words[-1] in english.FLOATING and len(words) > 1:
+        return "a floating quantifier belongs to an argument"  # "the nuns all saw Ada"
+    if words[-1] in english.FOCUS_AFTER - {"else"} and len(words) > 1:
+        return "an adverb after an argument may belong to it"  # "the nun alone saw Ada"
     if any(word.endswith("-") and len(word) > 1 for word in words) or any(a == b for a, b in itertools.pairwise(words)):
         return "an argument has a false start"  # "th- the hat", "the the hat"
     if len(words) == 1 and words[0] in english.LOWER_CASE and words[0] not in english.PRONOUN_NUMBER:
@@ -201,15 +209,18 @@ def _follows_noun(tags: Sequence[str]) -> bool:
 
 
 def _has_ellipsis(candidate: Candidate, lower: Sequence[str], tags: Sequence[str]) -> bool:
-    """Return whether an auxiliary ends a later clause: "I chose Ada and I am glad I did", "..., isn't she?"."""
+    """Return whether a later clause has an auxiliary without a verb: "I chose Ada, we did", "is she?", "so did I"."""
     last = max(argument.end for argument in candidate.arguments)
     for k in range(last, len(lower)):
-        if lower[k] not in english.DO | english.AUXILIARIES:
+        if lower[k] not in english.DO | english.AUXILIARIES or tags[k] == "VB":
             continue
-        after = next((i for i in range(k + 1, len(lower)) if lower[i] not in ("n't", "not")), None)
-        if lower[k] in english.DO and tags[k] != "VB" and (after is None or is_punctuation(lower[after])):
+        after = next((i for i in range(k + 1, len(lower)) if lower[i] not in english.AFTER_AUXILIARY), None)
+        if after is None or is_punctuation(lower[after]):
             return True
-        if lower[k] in english.AUXILIARIES and after and tags[after] == "PRP" and lower[after + 1 :] == ["?"]:
+        if lower[k] in english.AUXILIARIES and tags[after] == "PRP" and lower[after + 1 :] == ["?"]:
+            return True
+        rest = itertools.takewhile(lambda tag: tag not in _CLAUSE_ENDS, tags[k + 1 :])
+        if lower[k - 1] in english.INVERTING and not any(tag.startswith("VB") for tag in rest):
             return True
     return False
 
@@ -240,7 +251,7 @@ def _check_reference(
         return "a negative polarity item depends on an argument"  # "no nun ever saw a hat"
     clause = candidate.clause
     before_verb = range(clause.extent[0], min(clause.extent[1], clause.verb or 0))
-    if "together" in outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
+    if english.PLURAL_ADVERBS & outside or any(lower[i] in english.FLOATING and i not in inside for i in before_verb):
         return "a floating quantifier belongs to an argument"
     return None
 

@@ -62,6 +62,10 @@ def reason_to_distrust(sentence: Sentence, candidate: Candidate, second: Sentenc
             return "the parser may be wrong"
     if tags is not None and not is_certain(sentence.words[last.start : last.end], tags[last.start : last.end]):
         return "the parser may be wrong"
+    # "accused the nun of theft": of the noun, or of the verb?
+    takes_of = sentence.words[verb].lower() in english.verb_forms(english.OF_VERBS)
+    if tags and takes_of and "of" in sentence.words[last.start : last.end]:
+        return "the parser may be wrong"
     # "helping a child dig": two nouns, or a noun and a verb?
     if sentence.words[verb].lower() in english.HELPING_VERBS and kinds[last.end - 2 : last.end] == ["noun", "noun"]:
         return "the parser may be wrong"
