@@ -455,6 +455,16 @@ def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(tmp_pa
     assert_same_outputs(again(ids).logits, model(ids).logits)
 
 
+def test_the_handle_removes_the_trained_copy_that_peft_leaves_in_place_of_the_encoding():
+    base, ids = tiny("bert"), tokens(2, N)
+    before = hidden(base, ids)
+    with attach(base, AttenuatedEncoding(learnable=True)) as handle:
+        merged = adapted(base, modules_to_save=["pelocality"]).merge_and_unload()
+        assert attached(merged).encodings[0] is not handle.encodings[0]
+    assert attached(merged) is None
+    assert_same_outputs(hidden(merged, ids), before)
+
+
 @pytest.mark.parametrize(("family", "table"), [("bert", "position_embeddings"), ("gpt2", "wpe")])
 def test_positions_are_restored_where_an_adapter_was_put_around_their_table(family, table):
     peft = pytest.importorskip("peft")
