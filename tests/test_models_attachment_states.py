@@ -417,6 +417,17 @@ def test_a_save_pretrained_of_the_users_own_is_called_and_put_back(tmp_path):
     assert attached(load(tmp_path / "copy")) is not None
 
 
+def test_weights_that_are_saved_without_the_encoding_are_those_of_a_plain_model(tmp_path):
+    model = tiny("bert")
+    attach(model, NoEncoding())
+    plain = {name: weight for name, weight in model.state_dict().items() if ".pelocality." not in name}
+    model.save_pretrained(tmp_path, state_dict=dict(plain))  # which transformers empties
+    assert same_weights(hf.BertModel.from_pretrained(tmp_path).state_dict(), plain)
+    model.save_pretrained(tmp_path, state_dict=model.state_dict())
+    with pytest.raises(ValueError, match=r"pelocality\.load"):
+        hf.BertModel.from_pretrained(tmp_path)
+
+
 # ---- adapters
 
 
