@@ -426,6 +426,10 @@ REFUSED = {
         lambda: hf.MptModel(hf.MptConfig(vocab_size=99, d_model=16, n_heads=2, n_layers=2)),
         "could not be run on 7 tokens: RuntimeError: masked_fill_",
     ),
+    "xlm": (
+        lambda: hf.XLMModel(hf.XLMConfig(vocab_size=99, emb_dim=16, n_layers=2, n_heads=2)),
+        "attention_mask of four axes must be boolean",
+    ),
 }  # fmt: skip
 
 

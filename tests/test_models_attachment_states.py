@@ -417,6 +417,17 @@ def test_a_save_pretrained_of_the_users_own_is_called_and_put_back(tmp_path):
     assert attached(load(tmp_path / "copy")) is not None
 
 
+def test_weights_that_are_saved_without_the_encoding_are_those_of_a_plain_model(tmp_path):
+    model = tiny("bert")
+    attach(model, NoEncoding())
+    plain = {name: weight for name, weight in model.state_dict().items() if ".pelocality." not in name}
+    model.save_pretrained(tmp_path, state_dict=dict(plain))  # which transformers empties
+    assert same_weights(hf.BertModel.from_pretrained(tmp_path).state_dict(), plain)
+    model.save_pretrained(tmp_path, state_dict=model.state_dict())
+    with pytest.raises(ValueError, match=r"pelocality\.load"):
+        hf.BertModel.from_pretrained(tmp_path)
+
+
 # ---- adapters
 
 
@@ -453,6 +464,16 @@ def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(tmp_pa
     assert attached(model) is None
     attached(again).remove()
     assert_same_outputs(again(ids).logits, model(ids).logits)
+
+
+def test_the_handle_removes_the_trained_copy_that_peft_leaves_in_place_of_the_encoding():
+    base, ids = tiny("bert"), tokens(2, N)
+    before = hidden(base, ids)
+    with attach(base, AttenuatedEncoding(learnable=True)) as handle:
+        merged = adapted(base, modules_to_save=["pelocality"]).merge_and_unload()
+        assert attached(merged).encodings[0] is not handle.encodings[0]
+    assert attached(merged) is None
+    assert_same_outputs(hidden(merged, ids), before)
 
 
 @pytest.mark.parametrize(("family", "table"), [("bert", "position_embeddings"), ("gpt2", "wpe")])

@@ -6,7 +6,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality.encodings import ALiBi
-from pelocality.models import attach, attached, positional_attention
+from pelocality.models import attach, attached, positional_attention, reflection_gap
 from pelocality.models._run import find_base
 from pelocality.models.families import known_logits, longest_input, positions_disabled
 from tests.families import UNKNOWN, small, tiny
@@ -145,6 +145,18 @@ def test_beside_images_the_model_of_the_text_is_measured_and_given_encodings(nam
         assert len(attached(part).encodings) == len(result.layers) == 2
         assert longest_input(model) is longest_input(part) is None
         assert positions_disabled(model)
+
+
+def test_limits_of_another_name_in_the_configuration_are_known():
+    halves = {f"{half}_{name}": 2 for half in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    whisper = hf.WhisperConfig(vocab_size=99, d_model=16, max_target_positions=70, pad_token_id=0, **halves)
+    decoder = hf.WhisperModel(whisper).eval().get_decoder()
+    mpt = hf.MptModel(hf.MptConfig(vocab_size=99, d_model=16, n_heads=2, n_layers=2, max_seq_len=70)).eval()
+    for model in (decoder, mpt):
+        assert longest_input(model) == 70
+        assert positional_attention(model, length=70, words=WORDS[:1]).length == 70
+        with pytest.raises(ValueError, match="length=71 is beyond the 70 positions"):
+            reflection_gap(model, [7] * 71)
 
 
 def test_bigbird_with_full_attention_is_probed():

@@ -1,6 +1,7 @@
 """An encoding as a submodule of an attention module, and the hook that adds its bias."""
 
 import json
+import uuid
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class PositionalBias(nn.Module):
         self.positions_disabled = positions_disabled
         self.implementation = implementation
         self.frozen: list[str] = []
+        self.key = uuid.uuid4().hex  # of this one and its copies: peft puts a copy in its place
         self.get_extra_state()  # refuses an encoding that could not be saved
 
     @property

@@ -53,8 +53,10 @@ def unmark_saved_folders(model: Any) -> None:
 
 
 def _save_pretrained(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> None:
+    state_dict = kwargs.get("state_dict", args[2] if len(args) > 2 else None)
+    plain = state_dict is not None and not any(f".{ATTACHED}." in key for key in state_dict)
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
-        if attached_biases(model):  # not removed through a part of the model
+        if attached_biases(model) and not plain:  # not removed through a part of the model
             setattr(model.config, BLOCKING_KEY, _REASON)
             kwargs.setdefault("save_original_format", False)  # `load` looks for the names of the model's modules
         called(model, "save_pretrained", previous)(*args, **kwargs)

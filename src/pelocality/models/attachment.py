@@ -48,7 +48,11 @@ class Attachment:
     model: nn.Module = field(repr=False)
     encodings: tuple[Encoding, ...]
     position_embeddings: Positions
+    _keys: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
     _block: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_keys", self._attached_keys())
 
     def remove(self) -> None:
         """Remove the encodings and enable the model's position embeddings again.
@@ -61,9 +65,11 @@ class Attachment:
                 pass
 
     def _is_attached(self) -> bool:
-        """Return whether one of the encodings is in the model."""
-        biases = attached_biases(record_of(self.model).base(self.model))
-        return any(part in self.encodings for bias in biases for part in bias.modules())
+        """Return whether one of the encodings, or a copy that peft trains, is in the model."""
+        return not self._keys.isdisjoint(self._attached_keys())
+
+    def _attached_keys(self) -> frozenset[str]:
+        return frozenset(bias.key for bias in attached_biases(record_of(self.model).base(self.model)))
 
     def __enter__(self) -> Self:
         if not self._is_attached():

@@ -21,6 +21,9 @@ _RECORDS: dict[str, Architecture] = {
 
 _ANY = Architecture()
 
+# The longest input in configurations: usual, of Whisper's decoder, of MPT.
+_LIMITS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+
 
 def known_families() -> tuple[str, ...]:
     """Return the model types whose logits the library computes from the weights.
@@ -93,7 +96,8 @@ def longest_input(model: nn.Module) -> int | None:
     Returns:
         The number of tokens; None without a limit, which positions have that are computed for any distance, or a table
         of torch's own class that an attached encoding has disabled. For a family whose logits are not known
-        ``config.max_position_embeddings``, less the rows up to the padding id of a table that is counted from there.
+        ``config.max_position_embeddings``, or ``max_target_positions`` or ``max_seq_len`` where it is absent, less the
+        rows up to the padding id of a table that is counted from there.
 
     Raises:
         TypeError: ``model`` is not and does not hold a transformers model.
@@ -112,7 +116,7 @@ def longest_input(model: nn.Module) -> int | None:
         return None
     if isinstance(record, KnownLogits):
         return record.max_length(base)
-    most = getattr(base.config, "max_position_embeddings", None) or None
+    most = next((limit for name in _LIMITS if (limit := getattr(base.config, name, None))), None)
     counted = [table for table in record.position_tables(base) if getattr(table, "padding_idx", None) is not None]
     return most and min([most, *(rows for table in counted if (rows := rows_for_tokens(table)) > 0)])
 

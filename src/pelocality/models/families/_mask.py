@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import HIDDEN
-from pelocality.models._calls import changes_call, hidden_argument
+from pelocality.models._calls import argument_names, changes_call, hidden_argument
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
@@ -45,7 +45,7 @@ def _cache(call: dict[str, Any]) -> Any:
 
 def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of keys up to the last query, and the number of slots for keys in the cache."""
-    if call.get("cache") is not None:
+    if call.get("cache") is not None and "cache" not in argument_names(attention):  # XLM's own cache has that name
         no_continuous_batching()
     cache = _cache(call)
     slots = None if mask is None else mask.shape[-1]
