@@ -29,6 +29,7 @@ TABLE = pd.DataFrame(
     ]
 )
 SCALES = ("linear", "log")
+LONG = "A title so long that it has to be wrapped, because the figure is not wide enough for all of it"
 DRAW = {
     "heatmap": lambda **kw: plots.heatmap(random_attention(16, 16), **kw),
     "heatmap in log scale": lambda **kw: plots.heatmap(torch.eye(16), scale="log", **kw),
@@ -227,6 +228,9 @@ def test_long_names_are_wrapped_and_leave_room_for_the_axes(draw):
         lambda: plots.head_grid(torch.rand(1, 1), label="locality"),
         lambda: plots.head_grid(torch.rand(1, 32), label="locality"),
         lambda: plots.head_grid(torch.rand(48, 1), label="locality"),
+        lambda: plots.head_grid(torch.rand(1, 12), label="relative asymmetry of mean"),
+        lambda: plots.head_grid(torch.rand(2, 12), title=LONG),
+        lambda: plots.heatmap(random_attention(8, 8), title=LONG),
         lambda: plots.comparison({"a": torch.rand(48, 2)}, label="locality"),
         lambda: plots.comparison({"a": torch.rand(1, 2), "b": torch.rand(1)}, label="locality"),
     ],
@@ -238,10 +242,33 @@ def test_nothing_is_cut_off(draw):
 
 
 def assert_within(fig, ax):
-    """Every label, number and name is inside the figure, within one pixel."""
-    box = ax.get_tightbbox()
-    assert (box.x0 > -1, box.y0 > -1) == (True, True)
-    assert (box.x1 < fig.bbox.width + 1, box.y1 < fig.bbox.height + 1) == (True, True)
+    """Every label, number and name is inside the figure, also of a colour bar, within one pixel."""
+    for box in (each.get_tightbbox() for each in {ax, *fig.axes}):
+        assert (box.x0 > -1, box.y0 > -1) == (True, True)
+        assert (box.x1 < fig.bbox.width + 1, box.y1 < fig.bbox.height + 1) == (True, True)
+
+
+@pytest.mark.parametrize("title", ["a model", LONG])
+def test_the_title_of_head_types_is_above_its_legend(title):
+    row = {"relation": "det", "direction": "dependent to head", "distance": 1.5, "q": 0.01, "baseline": 0.5}
+    row |= {f"{name}{end}": 0.5 for name in ("positional", "contextual") for end in ("", "_low", "_high")}
+    fig, ax = plots.head_types(SimpleNamespace(table=pd.DataFrame([row])), title=title)
+    fig.canvas.draw()
+    assert ax.title.get_window_extent().y0 >= ax.get_legend().get_window_extent().y1
+    assert_within(fig, ax)
+
+
+def test_a_title_is_no_wider_than_its_axes_and_keeps_its_lines():
+    fig, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    _, ax = plots.heatmap(random_attention(8, 8), ax=axes[1], title=f"first line\n{LONG}")
+    fig.canvas.draw()
+    assert ax.get_title().startswith("first line\n")
+    assert ax.title.get_window_extent().width < fig.bbox.width / 3
+
+
+def test_a_single_distance_is_marked_by_a_whole_number():
+    _, ax = plots.profiles(torch.ones(1, 1))
+    assert all(tick == round(tick) for tick in ax.get_xticks())
 
 
 @pytest.mark.parametrize("draw", [plots.head_grid, lambda grid, ax: plots.comparison({"a": grid}, label="x", ax=ax)])

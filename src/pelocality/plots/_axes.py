@@ -28,7 +28,8 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
         except ImportError as error:
             raise ImportError("plots need matplotlib: pip install matplotlib") from error
         _, ax = plt.subplots(figsize=size, layout="constrained")
-    ax.set_title(title, wrap=True)
+    # not wrap=True, which goes by the figure instead of these axes, and may break at every word before a layout
+    ax.set_title("\n".join(_wrapped(line, size_in_inches(ax)[0], 0.09) for line in title.split("\n")))
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure, ax
@@ -52,6 +53,7 @@ def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None
     if np.isnan(values).any():
         ax.patch.set(hatch="////", edgecolor="0.6")
     image = ax.imshow(values, cmap="Greys", **options)
+    label = _wrapped(label, size_in_inches(ax)[1], 0.075)
     image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
 
 
@@ -65,7 +67,7 @@ def draw_by_distance(
         if y is not None:
             ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.locator_params(axis="x", integer=True)
+    ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     ax.set_ylim(bottom=0)
     return with_legend(fig, ax, new)
 
@@ -97,6 +99,11 @@ def with_legend(fig: Figure, ax: Axes, resizable: bool) -> tuple[Figure, Axes]:
     if resizable:
         fig.set_figwidth(fig.get_figwidth() + legend.get_window_extent().width / fig.dpi)
     return fig, ax
+
+
+def _wrapped(text: str, inches: float, character: float) -> str:
+    """Return a text in lines of about this length, given the width of a character."""
+    return textwrap.fill(text, max(10, int(inches / character)))
 
 
 def size_in_inches(ax: Axes) -> tuple[float, float]:

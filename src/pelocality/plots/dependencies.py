@@ -52,7 +52,8 @@ def head_types(
     table = result.table[result.table["direction"] == direction]
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
     labels = [f"{relation}{'*' if q < 0.05 else ''} ({distance:.1f})" for relation, q, distance in cells]
-    fig, ax = figure_and_axes(ax, (5.2 + 0.08 * max(map(len, labels)), 1.4 + 0.24 * len(table)), title)
+    height = 1.4 + 0.24 * len(table) + (0.5 if title else 0)
+    fig, ax = figure_and_axes(ax, (5.2 + 0.08 * max(map(len, labels)), height), title)
     place = np.arange(len(table))
     for name, shift, mark, colour, face in (
         ("positional", -0.14, "o", "black", "black"),
@@ -69,6 +70,7 @@ def head_types(
     ax.grid(axis="y", color="0.92")
     ax.set_axisbelow(True)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small", columnspacing=1, frameon=False)
+    ax.set_title(ax.get_title(), pad=26)  # above the legend, for which matplotlib leaves no room
     return fig, ax
 
 
