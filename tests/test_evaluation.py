@@ -596,6 +596,8 @@ def test_invalid_arguments_are_refused():
         evaluate(lambda p, h: np.zeros((len(p), 4)), None, shuffled(), label_names=[*THREE, THREE[0].upper()])
     with pytest.raises(ValueError, match="must name at least 2 classes, got"):
         evaluate(lambda p, h: np.zeros((len(p), 1)), None, shuffled(), label_names=["entailment"])
+    with pytest.raises(TypeError, match="one label name for each text, or scores, got"):
+        evaluate(lambda p, h: np.full((len(p), 3), 1j), None, shuffled(), label_names=THREE)
     for number in (np.nan, np.inf, -np.inf):
         with pytest.raises(ValueError, match="scores that are NaN or infinite"):
             evaluate(lambda p, h, number=number: np.full((len(p), 3), number), None, shuffled(), label_names=THREE)

@@ -158,7 +158,7 @@ class CallableClassifier:
                 )
             return [(name, float("nan")) for name in names]
         scores = array_of(found)
-        if scores.ndim != 2 or not np.issubdtype(scores.dtype, np.number):
+        if scores.ndim != 2 or scores.dtype.kind not in "iuf":
             raise TypeError(
                 f"model must return one label name for each text, or scores, got {brief(found)}; "
                 "of a pipeline's results, return [result['label'] for result in results]"
