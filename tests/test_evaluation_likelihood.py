@@ -248,6 +248,8 @@ def test_invalid_arguments_of_the_scores_are_refused():
         log_likelihood(model, tokenizer, ["a"], beginning="no")
     with pytest.raises(ValueError, match="T5ForConditionalGeneration has an encoder and a decoder"):
         pseudo_log_likelihood(hf.T5ForConditionalGeneration(tiny("t5").config), tokenizer, ["a"])
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration has an encoder and a decoder"):
+        evaluate_minimal_pairs(hf.T5ForConditionalGeneration(tiny("t5").config), tokenizer, pairs_of(["a"], ["b"]))
     with pytest.raises(TypeError, match="sentences must be texts, got int"):
         pseudo_log_likelihood(model, tokenizer, [1])
     with pytest.raises(ValueError, match="no mask token; score a causal model with log_likelihood"):

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import accelerate
 import pytest
 import torch
 import transformers as hf
@@ -451,6 +452,22 @@ def test_errors_of_a_model_name_it():
 
     with pytest.raises(ValueError, match=r"Broken \(model type 'bert'\) cannot be probed: on 1 x 11 .*KeyError: 'mem"):
         positional_attention(Broken(tiny("bert").config), length=N, words=[7])
+
+
+def test_the_way_out_of_a_forward_in_mixed_precision_is_named():
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier Trainer
+    try:
+        model = tiny("bert").float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5)  # so that rounding to bfloat16 shows
+        model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+        with pytest.raises(ValueError, match=r"mixed precision, which `del model\.forward` undoes$"):
+            positional_attention(model, length=N)
+        del model.forward
+        assert positional_attention(model, length=N).attention.dtype == torch.float32
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_a_model_whose_eager_attention_computes_something_else_is_refused():

@@ -236,12 +236,16 @@ def has_head(model: Any, auto_class: Mapping[str, Any]) -> bool:
     return any(base.__name__ in auto_class.values() for base in type(pretrained(model)).__mro__)
 
 
+def refuse_two_texts(model: Any) -> None:
+    """Refuse a model that reads a text and writes another, such as T5, unless it has a masked model's head."""
+    inner = pretrained(model)
+    if "decoder_input_ids" in argument_names(inner) and not has_head(model, MASKED):
+        raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
+
+
 def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
     """Return the sentences as a list, after refusing invalid arguments of both scores."""
-    inner = pretrained(model)
-    two_texts = "decoder_input_ids" in argument_names(inner)
-    if two_texts and not has_head(model, MASKED):
-        raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
+    refuse_two_texts(model)
     check_tokenizer(tokenizer)
     check_choice("reduction", reduction, ("sum", "mean"))
     count("batch_size", batch_size)

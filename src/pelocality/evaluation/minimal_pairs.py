@@ -18,7 +18,13 @@ from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, scalar_columns
-from pelocality.evaluation.likelihood import LOADERS, has_head, log_likelihood, pseudo_log_likelihood
+from pelocality.evaluation.likelihood import (
+    LOADERS,
+    has_head,
+    log_likelihood,
+    pseudo_log_likelihood,
+    refuse_two_texts,
+)
 from pelocality.models._wrapper import pretrained
 from pelocality.statistics import Estimate, proportion_over_groups
 
@@ -184,6 +190,7 @@ def _scores(
 
 def _score_of_head(model: nn.Module) -> Score:
     """Return the score that fits the language-modelling head of a model."""
+    refuse_two_texts(model)
     masked = has_head(model, MASKED)
     if masked == has_head(model, CAUSAL):
         advice = f"load it with {LOADERS}, or pass score=pseudo_log_likelihood or log_likelihood"

@@ -15,7 +15,7 @@ from pelocality.models._names import described
 from pelocality.models._restore import inference
 from pelocality.models._run import device_of, largest_difference, requested_layers, run
 from pelocality.models._softmaxes import MASKED, Block, Softmaxes
-from pelocality.models._weights import check_ids, some_ids
+from pelocality.models._weights import check_ids, hooks_of, some_ids
 from pelocality.models.eager import configurations, eager_attention
 from pelocality.models.families import longest_input, record_of
 from pelocality.models.function import AttentionFunction
@@ -277,6 +277,8 @@ def _check_rows(base: Any, layer: int, weights: Tensor, sink: bool, mask: Tensor
 
 def _unprobed(base: Any, reason: str) -> ValueError:
     """Return the error for a model whose attention cannot be measured."""
+    if "forward" in vars(base) and not hooks_of(base):
+        reason = f"{reason}; accelerate replaced its forward for mixed precision, which `del model.forward` undoes"
     return ValueError(f"{described(base)} cannot be probed: {reason}")
 
 
