@@ -65,8 +65,8 @@ def positional_attention(
             between the words is more local.
         prefix: True to feed the beginning-of-text token of the tokenizer or the configuration before the words, or
             another word or id, and cut it out of the matrices, rows renormalised; ``cut_share`` is what it received.
-            Where positions are only relative, as in most decoders, identical words say nothing above the first layers
-            unless the first token differs.
+            Where positions are only relative, as in most decoders, it makes the hidden states differ: without it each
+            layer shows only the positions that it adds itself.
         layers: Layers to return, by their index in the model; by default all that have attention. Long inputs to
             large models take much memory: ask for a few layers at a time.
         batch_size: Words at a time; by default at most 64, as many as fit into 16 MiB of attention weights of a

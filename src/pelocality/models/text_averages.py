@@ -75,9 +75,9 @@ def text_average(
     differ in length, far rows are means over few of them, see ``counts``, and attention in both directions leans to the
     left in the mean, which the ``notes`` say: of texts of 8 and 16 tokens, uniform attention gives keys 8 to 15 less.
 
-    Identical words show position alone, and nothing above the first layers of a model whose positions are relative.
-    The mean over texts shows every layer as it works, but content that is common at a position counts too;
-    ``position_share`` says how much of the attention the position predicts.
+    Identical words show position alone; of relative positions each layer shows only those that it adds itself, which
+    may be hardly any above the first layers. The mean over texts shows every layer as it works, but content that is
+    common at a position counts too; ``position_share`` says how much of the attention the position predicts.
 
     The sums need one pass, so memory does not depend on the number of texts, but for one number per text, metric,
     layer and head.
