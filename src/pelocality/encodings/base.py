@@ -285,7 +285,7 @@ def check_encoding(encoding: Any, heads: int) -> None:
 def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias in another precision, with nearly the same softmax and no new -inf.
 
-    If the largest number of a row is so far from 0 that neighbouring numbers of the new dtype differ by more than 1/16
+    If the largest number of a row is so far from 0 that neighbouring numbers of the new dtype differ by 1/16 or more
     there, the row is shifted so that its largest number is 0: the softmax stays the same.
 
     Args:
