@@ -132,10 +132,9 @@ class DistanceTable(RelativeEncoding):
 
         Returns:
             One table per layer, in the model's order of layers, as `attach` takes them, on the device of the attention
-            and in float32 (the means of results are in float64 whatever the model ran in), signed, of length n - 2 cut;
-            causal and unsigned if no query attends to a later key. Larger distances have the number of the largest one
-            measured. Where attention is 0, as outside of a sliding window, the number is the logarithm of the smallest
-            float.
+            and in float32 whatever its dtype, signed, of length n - 2 cut; causal and unsigned if no query attends to a
+            later key. Larger distances have the number of the largest one measured. Where attention is 0, as outside of
+            a sliding window, the number is the logarithm of the smallest float.
 
         Raises:
             TypeError: As for `locality`.
