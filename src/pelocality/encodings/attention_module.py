@@ -23,7 +23,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         sequence:  self-attention without bias over X' = P X W_p,                 W_o
 
     with the encoding's ``bias`` and weights ``P`` of each head, Q = X W_q and so on: the three modes of the code of
-    Chen et al. (2023). It has the arguments of ``nn.MultiheadAttention(batch_first=True)`` and its parameter names (its
+    Chen et al. (2023). It is called as ``nn.MultiheadAttention(batch_first=True)`` is, has its parameter names (its
     ``state_dict`` loads in add mode with ``strict=False``), and can replace it in
     ``nn.TransformerEncoderLayer(batch_first=True)``.
 
