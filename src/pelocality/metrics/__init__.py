@@ -1,8 +1,9 @@
 """Numbers from a positional weight matrix: the published pair, and complementary metrics for what the pair cannot say.
 
 Every function takes attention (..., query, key) whose rows sum to 1 (a tensor, an array, the tuple of attentions a
-Hugging Face model returns, or a result of this library) and returns one number per matrix, (...). ``mask=`` leaves
-padding out. ``measure_relative`` and ``measure_absolute`` give the same numbers without an n x n matrix, and
+Hugging Face model returns, or a result of this library) and returns one number per matrix, (...), but for
+``distance_profile``, ``profile_asymmetry``, ``monotonicity`` and ``crop``. ``mask=`` leaves padding out.
+``measure_relative`` and ``measure_absolute`` give the same numbers without an n x n matrix, and
 ``pelocality.metrics.accumulate`` sums them over batches and processes.
 """
 
