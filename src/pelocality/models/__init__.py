@@ -4,7 +4,7 @@ Measured:
 
 - ``positional_attention``: the attention of one repeated word, averaged over words.
 - ``text_average``: the mean attention over texts, for any model.
-- ``AttentionFunction``: the attention of anyone's model, for both of these and for ``position_share``.
+- ``AttentionFunction``: any function to attention, for both of these, ``position_share`` and ``dependency_accuracy``.
 - ``positional_logits``: the position-only logits, in closed form where the family has one.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``position_share``: how much of each head's attention on real text position explains.

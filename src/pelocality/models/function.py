@@ -15,9 +15,9 @@ from pelocality._checks import count
 class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     """A function from token ids to attention, as a model that can be measured.
 
-    ``positional_attention``, ``text_average`` and ``position_share`` take it where they take a transformers model. A
-    function that is an ``nn.Module`` is run in evaluation mode, without gradients; call ``.eval()`` on modules that a
-    function uses: a function that is random is refused.
+    ``positional_attention``, ``text_average``, ``position_share`` and ``dependency_accuracy`` take it where they take a
+    transformers model. A function that is an ``nn.Module`` is run in evaluation mode, without gradients; call
+    ``.eval()`` on modules that a function uses: a function that is random is refused.
 
     Args:
         function: Takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
