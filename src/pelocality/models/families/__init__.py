@@ -1,8 +1,8 @@
 """Where each model family keeps attention and positions: one record per family.
 
 ``record_of(model)`` returns the record. Records are in one file per kind of position: ``absolute`` (BERT, RoBERTa,
-ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT) and
-``disentangled`` (DeBERTa, DeBERTa-v2).
+ELECTRA, DistilBERT, ALBERT, GPT-2, LUKE), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT,
+RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
 from torch import nn
