@@ -18,7 +18,7 @@ swapped one.
 Held back, never in training: a quarter of EWT's documents and of MultiNLI's premises, and every premise of the parsed
 SNLI pairs, a source without any swap in training. Only swaps with exactly the tokens of the original are judged, so a
 model without order cannot tell the two apart. *Both right* is the share of swaps judged not entailment whose original
-is judged entailment: always answering one way gives 0. The dose is `reflection_gap` on held-back sentences.
+is judged entailment: always answering one way gives 0. *Gap* is `reflection_gap` on held-back sentences.
 
 Predictions, written before the first full run:
 
