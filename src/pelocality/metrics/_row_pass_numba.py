@@ -31,7 +31,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, base: float, per_nat: fl
     batch, height, n = rows.shape
     weights = rows.contiguous().numpy().reshape(batch * height, n)
     bits = weights.view(np.int64 if weights.dtype == np.float64 else np.int32)
-    reach = 64 if weights.dtype == np.float64 else 32  # as in `_row_pass`
+    reach = 64 if weights.dtype == np.float64 else 32  # as in `_row_blocks`
     decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
     statistics = np.zeros((6 if pairs else 3, batch * height), weights.dtype)
     arguments = (weights, bits, decay, first, height, pairs, base, per_nat, floor, statistics)
