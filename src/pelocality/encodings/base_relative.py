@@ -19,6 +19,10 @@ class RelativeEncoding(Encoding):
     A subclass implements that function, `at`. Two methods need no n x n matrix: `relative`, for `measure_relative`, and
     `score_modification`, for FlexAttention.
 
+    Args:
+        heads: As for `Encoding`.
+        causal: As for `Encoding`.
+
     Examples:
         >>> import torch
         >>> class Linear(RelativeEncoding):
