@@ -583,7 +583,7 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]}))
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
-    for labels in ("entailment", 3, iter(THREE)):
+    for labels in ("entailment", 3, iter(THREE), set(THREE), {name: 2 - i for i, name in enumerate(THREE)}):
         with pytest.raises(TypeError, match="label_names must be a list of class names"):
             evaluate(model, tokenizer, shuffled(), label_names=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
@@ -134,11 +134,13 @@ def read_pairs(
     features = getattr(source, "features", None)
     if label_names is None and label and features and hasattr(features.get(label), "names"):
         label_names = features[label].names
-    if isinstance(label_names, str | Mapping) or not all(isinstance(name, str) for name in label_names or ()):
+    unordered = isinstance(label_names, str | Mapping | Set) or not isinstance(label_names, Collection)
+    if label_names is not None and (unordered or not all(isinstance(name, str) for name in label_names)):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    read = _PairReader(premise, hypothesis, label, uid, parser, label_names, language_code(language))
+    names = None if label_names is None else list(label_names)  # a pandas series would look names up by its index
+    read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
         if suffix in (".jsonl", ".json"):
