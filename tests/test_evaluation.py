@@ -484,6 +484,8 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels(dtype):
     (lambda p, h: ["neutral"], ValueError, "must return one prediction for each of 6 texts, got"),
     (lambda p, h: None, ValueError, "got None"),
     (lambda p, h: [0] * len(p), TypeError, "one label name for each text"),
+    (lambda p, h: pd.DataFrame(np.eye(3)[[0] * len(p)], columns=list(THREE)), TypeError, "got a DataFrame; .*to_numpy"),
+    (lambda p, h: dict.fromkeys(THREE, [1] * len(p)), TypeError, "one label name for each text, .* got a dict"),
     (3, TypeError, "model must be a transformers model or a callable, got int"),
     (torch.nn.Linear(1, 1), TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip
