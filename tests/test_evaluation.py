@@ -399,6 +399,14 @@ def test_numbers_by_size_and_label_are_those_of_the_subsets():
         found.by("colour")
 
 
+def test_a_column_with_the_name_of_a_number_is_refused_in_tables():
+    probe = made(["a", "b"], ["a", "b"], label=["a", "b"], n=[3, 4])  # such as the number of words
+    with pytest.raises(ValueError, match="by cannot name 'n', which is also a number of its table; rename the column"):
+        evaluate(echo, None, probe).by("n")
+    found = evaluate(echo, None, probe.rename_column("n", "words")).by("words")
+    assert found[["words", "n"]].to_numpy().tolist() == [[3, 1], [4, 1]]
+
+
 def test_without_labels_only_the_agreement_is_computed():
     probe = made(["a", "b", "c"], ["a", "b", "x"])
     found = evaluate(echo, None, probe)

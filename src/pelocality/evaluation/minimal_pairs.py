@@ -72,7 +72,7 @@ class MinimalPairEvaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, or a confidence outside (0, 1).
+            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
         """
         return by_columns(self.examples, columns, lambda rows: _numbers(rows, confidence))
 
