@@ -433,6 +433,12 @@ def test_labels_may_be_numbers_where_the_dataset_has_their_names():
     assert evaluate(echo, None, named).examples["correct"].tolist() == [True, False]
 
 
+def test_several_labels_in_a_row_are_refused():
+    several = made(["a", "b"], ["a", "b"], label=[[0, 1], [2]])
+    with pytest.raises(ValueError, match=r"must be one name for each row, got \[0, 1\] in 'label'"):
+        evaluate(echo, None, several)
+
+
 def test_single_sentences_work_like_pairs():
     probe = datasets.Dataset.from_dict({"original_sentence": ["good", "bad"], "sentence": ["good", "good"]})
     assert evaluate(lambda texts: texts, None, probe).agreement.value == 0.5
