@@ -254,6 +254,12 @@ def test_a_parser_may_be_a_generator_function():
     assert (pair.premise.words, pair.hypothesis.words) == (("a", "b"), ("c",))
 
 
+def test_dashes_and_ellipses_of_plain_text_separate_surface_tokens():
+    sentence = plain_sentence("He left--then came...and went -- home.")
+    moved = [sentence.surface(*token) for token in sentence.surface_tokens]
+    assert moved == ["He", "left", "then", "came", "and", "went", "home"]
+
+
 def test_plain_text_comes_back_exactly():
     for text in ("Well-known dogs don't bark; 3.5% do!", "  spaced   out ", "C'est l'été…", "他来了。"):
         assert plain_sentence(text).text == text.strip()

@@ -19,7 +19,8 @@ NO_GOLD_LABEL = Dropped("no gold label")
 MISSING_LABELS = ("", "-")  # as in SNLI
 NOT_ENTAILMENT = "not entailment"
 _MARK = "\u0301"  # stands for every mark: re has no class for them
-_WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
+# a word, a dash or an ellipsis of several characters, or another sign
+_WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|(?:--+|\.\.+|[^\w\s]){_MARK}*")
 
 
 def read_snli(path: str | Path) -> Corpus[Pair]:
