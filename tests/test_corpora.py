@@ -218,6 +218,11 @@ def test_a_data_frame_is_read_by_its_rows():
         assert corpus.dropped == {"no gold label": 1}
 
 
+def test_a_data_frame_may_have_a_column_named_features():
+    frame = pandas.DataFrame({"premise": ["a b"], "hypothesis": ["c"], "label": ["n"], "features": [1]})
+    assert [pair.premise.text for pair in read_pairs(frame)] == ["a b"]
+
+
 def test_corpora_can_be_sent_to_other_processes(tmp_path):
     write(tmp_path / "a.jsonl", {"premise": "a", "hypothesis": "b", "label": "n"})
     for source in (tmp_path / "a.jsonl", [{"premise": "a", "hypothesis": "b", "label": "n"}]):

@@ -132,9 +132,9 @@ def read_pairs(
         >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
-    features = getattr(source, "features", None)
-    if label_names is None and label and features and hasattr(features.get(label), "names"):
-        label_names = features[label].names
+    features = getattr(source, "features", None)  # of a Dataset; a data frame may have a column of this name
+    if label_names is None:
+        label_names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     unordered = isinstance(label_names, str | Mapping | Set) or not isinstance(label_names, Collection)
     if label_names is not None and (unordered or not all(isinstance(name, str) for name in label_names)):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
