@@ -210,6 +210,21 @@ def test_labels_of_a_dataset_get_their_names_and_missing_ones_are_dropped():
     assert corpus.dropped == {"no gold label": 1}
 
 
+def test_label_names_in_another_order_than_those_of_the_dataset_are_used_with_a_warning(caplog):
+    import datasets
+
+    features = datasets.Features(dict.fromkeys(("premise", "hypothesis"), datasets.Value("string")))
+    features["label"] = datasets.ClassLabel(names=["entailment", "neutral"])
+    rows = datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [0]}, features=features)
+    read_pairs(rows, label_names=["entailment", "neutral"])
+    assert not caplog.messages
+    [pair] = read_pairs(rows, label_names=["neutral", "entailment"])  # such as the order of a model
+    assert pair.label == "neutral"
+    assert "label_names= orders the labels ['neutral', 'entailment'], the dataset ['entailment', 'neutral']" in (
+        caplog.text
+    )
+
+
 def test_a_data_frame_is_read_by_its_rows():
     frame = pandas.DataFrame({"premise": ["a b", "c"], "hypothesis": ["d", "e"], "label": [1, None], "id": [7, 8]})
     corpus = read_pairs(frame, label_names=["entailment", "neutral"], uid="id")

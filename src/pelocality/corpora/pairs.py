@@ -1,6 +1,7 @@
 """Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
+logger = logging.getLogger(__name__)
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
 MISSING_LABELS = ("", "-")  # as in SNLI
@@ -133,14 +135,17 @@ def read_pairs(
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
     features = getattr(source, "features", None)  # of a Dataset; a data frame may have a column of this name
+    declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     if label_names is None:
-        label_names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
+        label_names = declared
     unordered = isinstance(label_names, str | Mapping | Set) or not isinstance(label_names, Collection)
     if label_names is not None and (unordered or not all(isinstance(name, str) for name in label_names)):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
     names = None if label_names is None else list(label_names)  # a pandas series would look names up by its index
+    if names and declared and names != declared and sorted(names) == sorted(declared):
+        logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
     read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
