@@ -250,6 +250,20 @@ def test_a_generator_of_rows_is_refused_because_it_can_be_read_only_once():
         read_pairs(row for row in [])
 
 
+def test_the_advice_for_splits_columns_and_formatted_datasets_works():
+    import datasets
+
+    columns = {"premise": ["a b"], "hypothesis": ["c"], "label": ["n"]}
+    rows = datasets.Dataset.from_dict(columns)
+    for source in (datasets.DatasetDict(test=rows), columns):
+        with pytest.raises(TypeError, match=r"take one, as in source\['test'\]; of columns make datasets.Dataset"):
+            read_pairs(source)
+    for form in ("pandas", "arrow"):
+        with pytest.raises(ValueError, match=r"must be a mapping of fields, got .*; read dataset.with_format\(None\)"):
+            list(read_pairs(rows.with_format(form)))
+    assert len(list(read_pairs(rows.with_format("pandas").with_format(None)))) == 1
+
+
 def test_a_parser_gives_the_sides_their_structure():
     def parser(texts):
         return [Sentence(tuple(text.split()), language="xx") for text in texts]

@@ -155,7 +155,10 @@ def read_pairs(
             return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), read)
         raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
-    if isinstance(source, Iterator | Mapping) or not isinstance(source, Iterable):
+    if isinstance(source, Mapping):
+        advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
+        raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
+    if isinstance(source, Iterator) or not isinstance(source, Iterable):
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
@@ -178,7 +181,8 @@ class _PairReader:
     def __call__(self, row: Any, where: str) -> Pair | Dropped:
         row = json_object(row) if isinstance(row, str) else row
         if not isinstance(row, Mapping):
-            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}")
+            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # a table of one row
+            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
         label = _label(field(row, self.label, object, "a label"), self.label_names) if self.label else None
         if self.label and label is None:
             return NO_GOLD_LABEL
