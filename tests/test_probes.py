@@ -401,6 +401,18 @@ def test_a_changed_file_is_read_again_and_the_cache_of_datasets_stays_empty(tmp_
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_source_that_can_be_read_once_loses_no_item():
+    class Once:  # such as one that reads an open file
+        def __init__(self, items):
+            self.items = iter(items)
+
+        def __iter__(self):
+            yield from self.items
+
+    sentences = [plain_sentence(text) for text in ("one two", "three four", "five six")]
+    assert probe_info(random_shuffling(Once(sentences))).items == 3
+
+
 @pytest.mark.parametrize("num_proc", [None, 2])
 def test_a_generator_is_read_once(num_proc):
     assert random_shuffling((p for p in PAIRS), num_proc=num_proc)[:] == random_shuffling(PAIRS)[:]
