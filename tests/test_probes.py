@@ -280,6 +280,10 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
             minimal_pairs(random_shuffling(PAIRS).remove_columns(name))
     with pytest.raises(ValueError, match="no spans"):
         minimal_pairs(random_shuffling(PAIRS, side="both").remove_columns("spans"))
+    random_shuffling(PAIRS, side="both").to_csv(tmp_path / "both.csv")
+    written = datasets.Dataset.from_csv(str(tmp_path / "both.csv"), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="spans of the probe must be lists, got text, as in a CSV file; Parquet"):
+        minimal_pairs(written)
     unlabelled = random_shuffling(PAIRS).remove_columns(["label", "original_label"])
     assert len(minimal_pairs(unlabelled)) == len(unlabelled)
 
