@@ -249,6 +249,15 @@ def test_a_generator_of_rows_is_refused_because_it_can_be_read_only_once():
     with pytest.raises(TypeError, match="make it a list"):
         read_pairs(row for row in [])
 
+    class Once:
+        rows = iter([{"premise": "a b", "hypothesis": "c", "label": "n"}] * 3)
+
+        def __iter__(self):
+            return self.rows
+
+    with pytest.raises(TypeError, match="make it a list"):  # a builder would lose its first row
+        read_pairs(Once())
+
 
 def test_the_advice_for_splits_columns_and_formatted_datasets_works():
     import datasets

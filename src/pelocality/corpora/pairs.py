@@ -3,7 +3,7 @@
 import functools
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
@@ -158,7 +158,7 @@ def read_pairs(
     if isinstance(source, Mapping):
         advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
         raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
-    if isinstance(source, Iterator) or not isinstance(source, Iterable):
+    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator, or an object that holds one
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
