@@ -102,6 +102,8 @@ def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path, damage):
 def test_a_missing_field_is_an_error_with_the_argument_that_names_it():
     with pytest.raises(ValueError, match=r"no field 'hypothesis'; there are 'premise', 'b'; name one with hypothesis="):
         list(read_pairs([{"premise": "x", "b": "y"}], label=None))
+    with pytest.raises(ValueError, match=r"no field 'label'; .*; name one with label=, None for pairs without labels"):
+        list(read_pairs([{"premise": "x", "hypothesis": "y"}]))
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,8 @@ class _PairReader:
         if not isinstance(row, Mapping):
             advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # a table of one row
             raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
-        label = _label(field(row, self.label, object, "a label"), self.label_names) if self.label else None
+        advice = "; name one with label=, None for pairs without labels"
+        label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
         if self.label and label is None:
             return NO_GOLD_LABEL
         names = {"premise": self.premise, "hypothesis": self.hypothesis}
