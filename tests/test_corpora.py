@@ -210,12 +210,32 @@ def test_labels_of_a_dataset_get_their_names_and_missing_ones_are_dropped():
     assert corpus.dropped == {"no gold label": 1}
 
 
+def test_label_names_in_another_order_than_those_of_the_dataset_are_used_with_a_warning(caplog):
+    import datasets
+
+    features = datasets.Features(dict.fromkeys(("premise", "hypothesis"), datasets.Value("string")))
+    features["label"] = datasets.ClassLabel(names=["entailment", "neutral"])
+    rows = datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [0]}, features=features)
+    read_pairs(rows, label_names=["entailment", "neutral"])
+    assert not caplog.messages
+    [pair] = read_pairs(rows, label_names=["neutral", "entailment"])  # such as the order of a model
+    assert pair.label == "neutral"
+    assert "label_names= orders the labels ['neutral', 'entailment'], the dataset ['entailment', 'neutral']" in (
+        caplog.text
+    )
+
+
 def test_a_data_frame_is_read_by_its_rows():
     frame = pandas.DataFrame({"premise": ["a b", "c"], "hypothesis": ["d", "e"], "label": [1, None], "id": [7, 8]})
     corpus = read_pairs(frame, label_names=["entailment", "neutral"], uid="id")
     for _ in range(2):
         assert [(pair.premise.text, pair.label, pair.uid) for pair in corpus] == [("a b", "neutral", "7")]
         assert corpus.dropped == {"no gold label": 1}
+
+
+def test_a_data_frame_may_have_a_column_named_features():
+    frame = pandas.DataFrame({"premise": ["a b"], "hypothesis": ["c"], "label": ["n"], "features": [1]})
+    assert [pair.premise.text for pair in read_pairs(frame)] == ["a b"]
 
 
 def test_corpora_can_be_sent_to_other_processes(tmp_path):
@@ -228,6 +248,29 @@ def test_corpora_can_be_sent_to_other_processes(tmp_path):
 def test_a_generator_of_rows_is_refused_because_it_can_be_read_only_once():
     with pytest.raises(TypeError, match="make it a list"):
         read_pairs(row for row in [])
+
+    class Once:
+        rows = iter([{"premise": "a b", "hypothesis": "c", "label": "n"}] * 3)
+
+        def __iter__(self):
+            return self.rows
+
+    with pytest.raises(TypeError, match="make it a list"):  # a builder would lose its first row
+        read_pairs(Once())
+
+
+def test_the_advice_for_splits_columns_and_formatted_datasets_works():
+    import datasets
+
+    columns = {"premise": ["a b"], "hypothesis": ["c"], "label": ["n"]}
+    rows = datasets.Dataset.from_dict(columns)
+    for source in (datasets.DatasetDict(test=rows), columns):
+        with pytest.raises(TypeError, match=r"take one, as in source\['test'\]; of columns make datasets.Dataset"):
+            read_pairs(source)
+    for form in ("pandas", "arrow"):
+        with pytest.raises(ValueError, match=r"must be a mapping of fields, got .*; read dataset.with_format\(None\)"):
+            list(read_pairs(rows.with_format(form)))
+    assert len(list(read_pairs(rows.with_format("pandas").with_format(None)))) == 1
 
 
 def test_a_parser_gives_the_sides_their_structure():
@@ -252,6 +295,12 @@ def test_a_parser_may_be_a_generator_function():
     rows = [{"premise": "a b", "hypothesis": "c", "label": "neutral"}]
     [pair] = read_pairs(rows, parser=lambda texts: (Sentence(tuple(text.split())) for text in texts))
     assert (pair.premise.words, pair.hypothesis.words) == (("a", "b"), ("c",))
+
+
+def test_dashes_and_ellipses_of_plain_text_separate_surface_tokens():
+    sentence = plain_sentence("He left--then came...and went -- home.")
+    moved = [sentence.surface(*token) for token in sentence.surface_tokens]
+    assert moved == ["He", "left", "then", "came", "and", "went", "home"]
 
 
 def test_plain_text_comes_back_exactly():

@@ -102,6 +102,8 @@ def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path, damage):
 def test_a_missing_field_is_an_error_with_the_argument_that_names_it():
     with pytest.raises(ValueError, match=r"no field 'hypothesis'; there are 'premise', 'b'; name one with hypothesis="):
         list(read_pairs([{"premise": "x", "b": "y"}], label=None))
+    with pytest.raises(ValueError, match=r"no field 'label'; .*; name one with label=, None for pairs without labels"):
+        list(read_pairs([{"premise": "x", "hypothesis": "y"}]))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,12 @@ def test_labels_of_a_table_are_numbers_too(tmp_path):
     assert corpus.dropped == {"no gold label": 1}
 
 
-@pytest.mark.parametrize("names", ["entailment", {0: "entailment"}, [0, 1]])
+@pytest.mark.parametrize("kind", [tuple, np.array, lambda names: pandas.Series(names, index=[2, 1, 0])])
+def test_label_names_may_be_of_any_kind_with_an_order(kind):
+    assert labels([0, 2], label_names=kind(NAMES)) == (["entailment", "contradiction"], 0)
+
+
+@pytest.mark.parametrize("names", ["entailment", {0: "entailment"}, [0, 1], set(NAMES), {"entailment": 0}, iter(NAMES)])
 def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
     with pytest.raises(TypeError, match="label_names must be a list of names"):
         read_pairs([], label_names=names)

@@ -355,6 +355,24 @@ def test_layers_that_do_not_fit_the_words_are_refused(layers):
 
 
 @pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        ({"constituents": "(S (DT a) (NN cat))"}, "constituents must be Constituents or None, got '"),
+        ({"constituents": parse_bracketed("(S (DT a) (NN cat))", "x")}, "constituents must be Constituents or None"),
+        ({"constituents": Constituents(((0, 1, ("NP",)),), "x")}, "spans of constituents must be Constituent, got"),
+        ({"constituents": Constituents((Constituent(0, 1, "NP"),), "x")}, r"a tuple, such as \('NP',\), got 'NP'"),
+        ({"dependencies": (0, 1)}, r"dependencies must be Dependencies or None, got \(0, 1\) in '7'"),
+        ({"frames": Frame("go.01", (0, 1), (), "x")}, r"frames must be a tuple, such as \(frame,\), got one Frame"),
+        ({"frames": (("go.01", (0, 1), (), "x"),)}, "frames must be Frame, got"),
+        ({"frames": (Frame("go.01", (0, 1), (("ARG0", 1, 2),), "x"),)}, "arguments of a frame must be Argument, got"),
+    ],
+)
+def test_layers_of_other_types_are_refused(layers, says):
+    with pytest.raises(TypeError, match=says):
+        Sentence(("a", "cat"), uid="7", **layers)
+
+
+@pytest.mark.parametrize(
     ("tag", "code"), [("en", "en"), ("EN", "en"), ("eng", "en"), ("en-US", "en"), ("en_GB", "en"), ("", ""), 
                       ("deu", "de"), ("tur", "tr"), ("zh-hans", "zh"), ("fil", "fil")],
 )  # fmt: skip

@@ -399,6 +399,14 @@ def test_numbers_by_size_and_label_are_those_of_the_subsets():
         found.by("colour")
 
 
+def test_a_column_with_the_name_of_a_number_is_refused_in_tables():
+    probe = made(["a", "b"], ["a", "b"], label=["a", "b"], n=[3, 4])  # such as the number of words
+    with pytest.raises(ValueError, match="by cannot name 'n', which is also a number of its table; rename the column"):
+        evaluate(echo, None, probe).by("n")
+    found = evaluate(echo, None, probe.rename_column("n", "words")).by("words")
+    assert found[["words", "n"]].to_numpy().tolist() == [[3, 1], [4, 1]]
+
+
 def test_without_labels_only_the_agreement_is_computed():
     probe = made(["a", "b", "c"], ["a", "b", "x"])
     found = evaluate(echo, None, probe)
@@ -423,6 +431,12 @@ def test_labels_may_be_numbers_where_the_dataset_has_their_names():
     names = datasets.ClassLabel(names=["entailment", "neutral"])
     named = values.cast_column("label", names).cast_column("original_label", names)
     assert evaluate(echo, None, named).examples["correct"].tolist() == [True, False]
+
+
+def test_several_labels_in_a_row_are_refused():
+    several = made(["a", "b"], ["a", "b"], label=[[0, 1], [2]])
+    with pytest.raises(ValueError, match=r"must be one name for each row, got \[0, 1\] in 'label'"):
+        evaluate(echo, None, several)
 
 
 def test_single_sentences_work_like_pairs():
@@ -484,6 +498,8 @@ def test_a_callable_may_return_scores_of_the_classes_in_labels(dtype):
     (lambda p, h: ["neutral"], ValueError, "must return one prediction for each of 6 texts, got"),
     (lambda p, h: None, ValueError, "got None"),
     (lambda p, h: [0] * len(p), TypeError, "one label name for each text"),
+    (lambda p, h: pd.DataFrame(np.eye(3)[[0] * len(p)], columns=list(THREE)), TypeError, "got a DataFrame; .*to_numpy"),
+    (lambda p, h: dict.fromkeys(THREE, [1] * len(p)), TypeError, "one label name for each text, .* got a dict"),
     (3, TypeError, "model must be a transformers model or a callable, got int"),
     (torch.nn.Linear(1, 1), TypeError, "model must be a transformers PreTrainedModel"),
 ])  # fmt: skip
@@ -583,7 +599,7 @@ def test_invalid_arguments_are_refused():
         evaluate(model, tokenizer, datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]}))
     with pytest.raises(ValueError, match="probe is empty"):
         evaluate(model, tokenizer, shuffled().select([]))
-    for labels in ("entailment", 3, iter(THREE)):
+    for labels in ("entailment", 3, iter(THREE), set(THREE), {name: 2 - i for i, name in enumerate(THREE)}):
         with pytest.raises(TypeError, match="label_names must be a list of class names"):
             evaluate(model, tokenizer, shuffled(), label_names=labels)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):

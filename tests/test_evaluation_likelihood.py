@@ -318,6 +318,8 @@ def test_invalid_arguments_of_minimal_pairs_are_refused():
         evaluate_minimal_pairs(len, None, shuffled())
     with pytest.raises(ValueError, match=r"sentence_good and sentence_bad, got \['text'\]"):
         evaluate_minimal_pairs(len, None, datasets.Dataset.from_dict({"text": ["a"]}))
+    with pytest.raises(TypeError, match="the sentences of pairs must be strings, got None; remove such rows"):
+        evaluate_minimal_pairs(lambda texts: [1] * len(texts), None, pairs_of(["a", "b"], ["b", None]))
     with pytest.raises(ValueError, match="pairs is empty"):
         evaluate_minimal_pairs(len, None, pairs.select([]))
     with pytest.raises(ValueError, match="the score must be a number, got NaN"):

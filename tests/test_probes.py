@@ -280,6 +280,10 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
             minimal_pairs(random_shuffling(PAIRS).remove_columns(name))
     with pytest.raises(ValueError, match="no spans"):
         minimal_pairs(random_shuffling(PAIRS, side="both").remove_columns("spans"))
+    random_shuffling(PAIRS, side="both").to_csv(tmp_path / "both.csv")
+    written = datasets.Dataset.from_csv(str(tmp_path / "both.csv"), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="spans of the probe must be lists, got text, as in a CSV file; Parquet"):
+        minimal_pairs(written)
     unlabelled = random_shuffling(PAIRS).remove_columns(["label", "original_label"])
     assert len(minimal_pairs(unlabelled)) == len(unlabelled)
 
@@ -399,6 +403,18 @@ def test_a_changed_file_is_read_again_and_the_cache_of_datasets_stays_empty(tmp_
     assert random_shuffling(corpus)[0]["original_premise"] == "four five six"
     assert before[0]["original_premise"] == "one two three"
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_source_that_can_be_read_once_loses_no_item():
+    class Once:  # such as one that reads an open file
+        def __init__(self, items):
+            self.items = iter(items)
+
+        def __iter__(self):
+            yield from self.items
+
+    sentences = [plain_sentence(text) for text in ("one two", "three four", "five six")]
+    assert probe_info(random_shuffling(Once(sentences))).items == 3
 
 
 @pytest.mark.parametrize("num_proc", [None, 2])

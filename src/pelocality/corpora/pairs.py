@@ -1,8 +1,9 @@
 """Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
 
 import functools
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
@@ -14,12 +15,14 @@ from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
+logger = logging.getLogger(__name__)
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
 MISSING_LABELS = ("", "-")  # as in SNLI
 NOT_ENTAILMENT = "not entailment"
 _MARK = "\u0301"  # stands for every mark: re has no class for them
-_WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|[^\w\s]{_MARK}*")
+# a word, a dash or an ellipsis of several characters, or another sign
+_WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|(?:--+|\.\.+|[^\w\s]){_MARK}*")
 
 
 def read_snli(path: str | Path) -> Corpus[Pair]:
@@ -131,14 +134,19 @@ def read_pairs(
         >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
-    features = getattr(source, "features", None)
-    if label_names is None and label and features and hasattr(features.get(label), "names"):
-        label_names = features[label].names
-    if isinstance(label_names, str | Mapping) or not all(isinstance(name, str) for name in label_names or ()):
+    features = getattr(source, "features", None)  # of a Dataset; a data frame may have a column of this name
+    declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
+    if label_names is None:
+        label_names = declared
+    unordered = isinstance(label_names, str | Mapping | Set) or not isinstance(label_names, Collection)
+    if label_names is not None and (unordered or not all(isinstance(name, str) for name in label_names)):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    read = _PairReader(premise, hypothesis, label, uid, parser, label_names, language_code(language))
+    names = None if label_names is None else list(label_names)  # a pandas series would look names up by its index
+    if names and declared and names != declared and sorted(names) == sorted(declared):
+        logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
+    read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
     if isinstance(source, str | Path):
         suffix = Path(str(source).lower().removesuffix(".gz")).suffix
         if suffix in (".jsonl", ".json"):
@@ -147,7 +155,10 @@ def read_pairs(
             return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), read)
         raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
-    if isinstance(source, Iterator | Mapping) or not isinstance(source, Iterable):
+    if isinstance(source, Mapping):
+        advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
+        raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
+    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator, or an object that holds one
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
@@ -170,8 +181,10 @@ class _PairReader:
     def __call__(self, row: Any, where: str) -> Pair | Dropped:
         row = json_object(row) if isinstance(row, str) else row
         if not isinstance(row, Mapping):
-            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}")
-        label = _label(field(row, self.label, object, "a label"), self.label_names) if self.label else None
+            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # a table of one row
+            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
+        advice = "; name one with label=, None for pairs without labels"
+        label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
         if self.label and label is None:
             return NO_GOLD_LABEL
         names = {"premise": self.premise, "hypothesis": self.hypothesis}

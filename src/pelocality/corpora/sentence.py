@@ -194,7 +194,7 @@ class Sentence:
         spacing: The source of the spaces, ``"corpus"`` or ``"rule"``.
 
     Raises:
-        TypeError: ``words`` is a string or does not hold strings, or ``uid`` is not one.
+        TypeError: ``words`` is a string or does not hold strings, ``uid`` is not one, or a layer has another type.
         ValueError: A layer does not fit the words, ``spaces`` holds more than white space, or ``language`` is not an
             ISO code.
 
@@ -231,7 +231,28 @@ class Sentence:
             object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
             object.__setattr__(self, "spacing", "rule")
 
+    def _check_kinds(self) -> None:
+        """Refuse layers of other types: a bracketed tree, a frame by itself, plain tuples."""
+        for name, kind in (("constituents", Constituents), ("dependencies", Dependencies)):
+            layer = getattr(self, name)
+            if not isinstance(layer, kind | None):
+                raise TypeError(f"{name} must be {kind.__name__} or None, got {brief(layer)} in {self.uid!r}")
+        frames: Any = self.frames or ()
+        if isinstance(frames, Frame):
+            raise TypeError(f"frames must be a tuple, such as (frame,), got one Frame in {self.uid!r}")
+        spans: Any = self.constituents.spans if self.constituents else ()
+        held: list[tuple[str, type, Any]] = [("frames", Frame, frames), ("spans of constituents", Constituent, spans)]
+        held += [("arguments of a frame", Argument, getattr(frame, "arguments", ())) for frame in frames]
+        for name, wanted, values in held:
+            for value in values:
+                if not isinstance(value, wanted):
+                    raise TypeError(f"{name} must be {wanted.__name__}, got {brief(value)} in {self.uid!r}")
+        for span in spans:
+            if isinstance(span.labels, str):
+                raise TypeError(f"labels of a constituent must be a tuple, such as ('NP',), got {span.labels!r}")
+
     def _check_layers(self) -> None:
+        self._check_kinds()
         n = len(self.words)
         layers = {"spaces": self.spaces or None, "constituents.tags": getattr(self.constituents, "tags", None)}
         for name in ("heads", "relations", "upos", "features"):

@@ -26,5 +26,11 @@ def by_columns(
     unknown = [name for name in columns if not isinstance(name, str) or name not in examples]
     if unknown or not columns:
         raise ValueError(f"by must name columns among {', '.join(map(str, examples))}, got {list(columns)}")
-    groups = examples.groupby(list(columns), dropna=False)
-    return pd.DataFrame([dict(zip(columns, values, strict=True)) | numbers(group) for values, group in groups])
+    rows = []
+    for values, group in examples.groupby(list(columns), dropna=False):
+        row = numbers(group)
+        taken = [name for name in columns if name in row]
+        if taken:
+            raise ValueError(f"by cannot name {taken[0]!r}, which is also a number of its table; rename the column")
+        rows.append(dict(zip(columns, values, strict=True)) | row)
+    return pd.DataFrame(rows)

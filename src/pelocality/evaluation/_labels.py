@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from pelocality._checks import are_names
@@ -35,7 +35,7 @@ def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
 
 def given_names(label_names: Sequence[str]) -> list[str]:
     """Return the normalised names of classes, after refusing all but a list of different names, two or more."""
-    if not are_names(label_names):
+    if not are_names(label_names) or isinstance(label_names, Set | Mapping):  # in an order of their own
         raise TypeError(f"label_names must be a list of class names in the order of the logits, got {label_names!r}")
     plain = [normalised_label(name) for name in label_names]
     if len(plain) < 2:

@@ -147,6 +147,11 @@ class CallableClassifier:
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
         """Return the class of each text, in order; the probability is unknown."""
         found = self.function(*(list(column) for column in zip(*texts, strict=True)))
+        if isinstance(found, Mapping) or hasattr(found, "iterrows"):  # iterating would yield names of columns
+            raise TypeError(
+                f"model must return one label name for each text, or scores, got a {type(found).__name__}; "
+                "of a data frame of scores return .to_numpy(), and name its columns with label_names="
+            )
         if not hasattr(found, "__len__") or len(found) != len(texts):
             raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {brief(found)}")
         if all(isinstance(name, str) for name in found):

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import datasets
@@ -162,10 +163,12 @@ def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
     feature, values = probe.features[column], list(probe.with_format(None)[column])
     if isinstance(feature, datasets.ClassLabel):
         values = [None if value is None or value < 0 else feature.int2str(value) for value in values]
-    numbers = {value for value in values if value is not None and not isinstance(value, str)}
-    if numbers:
+    others = [value for value in values if value is not None and not isinstance(value, str)]
+    if others and isinstance(others[0], list | dict):
+        raise ValueError(f"labels of the probe must be one name for each row, got {brief(others[0])} in {column!r}")
+    if others:
         advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
-        raise ValueError(f"labels of the probe must be names, got {sorted(numbers)[:3]}; cast the column: {advice}")
+        raise ValueError(f"labels of the probe must be names, got {sorted(set(others))[:3]}; cast the column: {advice}")
     return [None if value is None or value.strip() in MISSING_LABELS else normalised_label(value) for value in values]
 
 

@@ -72,7 +72,7 @@ class MinimalPairEvaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, or a confidence outside (0, 1).
+            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
         """
         return by_columns(self.examples, columns, lambda rows: _numbers(rows, confidence))
 
@@ -129,7 +129,7 @@ def evaluate_minimal_pairs(
         A `MinimalPairEvaluation`, with ``accuracy`` in [0, 1]; 0.5 is chance.
 
     Raises:
-        TypeError: Pairs that are not a ``datasets.Dataset``, or a model that is neither.
+        TypeError: Pairs that are not a ``datasets.Dataset`` or hold no texts, or a model that is neither.
         ValueError: A dataset without pairs, or with a column whose name the result uses; scores that are NaN or
             of another number than the texts; or a model whose head determines no score.
 
@@ -151,6 +151,9 @@ def evaluate_minimal_pairs(
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
+    for text in unique:
+        if not isinstance(text, str):  # such as an empty text of a CSV file
+            raise TypeError(f"the sentences of pairs must be strings, got {text!r}; remove such rows")
     label, values = _scores(model, tokenizer, unique, score, batch_size, progress)
     scores = dict(zip(unique, values, strict=True))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]

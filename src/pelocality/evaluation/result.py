@@ -120,7 +120,7 @@ class Evaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, or a confidence outside (0, 1).
+            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:

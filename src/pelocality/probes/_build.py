@@ -7,7 +7,7 @@ import logging
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -99,15 +99,16 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
         raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; put it in a list")
-    first = next(iter(source), None)
+    items = iter(source)
+    first = next(items, None)
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
             f"pairs must hold Pair or Sentence, got {type(first).__name__}; "
             "see read_pairs; of a text plain_sentence(text) or a parser of pelocality.corpora makes a Sentence, "
             "as semantic_role_swap(texts, parser='spacy') does"
         )
-    if isinstance(source, Iterator) and first is not None:
-        source = itertools.chain([first], source)
+    if not isinstance(source, Corpus | Collection) and first is not None:  # it may be readable only once
+        source = itertools.chain([first], items)
     return source, Pair if first is None else type(first)
 
 
