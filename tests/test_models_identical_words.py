@@ -470,6 +470,8 @@ def test_a_model_with_a_learned_prompt_is_refused():
         with refused:
             measured(prompted, length=N, words=WORDS)
     with refused:
+        positional_attention(nn.DataParallel(prompted), length=N, words=WORDS)
+    with refused:
         decompose(prompted, tokens(1, N))
     trained = {"model": prompted, "processing_class": None}
     with refused:
