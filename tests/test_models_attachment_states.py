@@ -291,6 +291,31 @@ def test_an_encoding_that_holds_others_is_attached_saved_and_loaded(tmp_path):
     assert_same_outputs(hidden(loaded, ids), hidden(model, ids))
 
 
+class Total(RelativeEncoding):
+    """A custom encoding that contains any number of encodings."""
+
+    def __init__(self, parts):
+        super().__init__(2)
+        self.parts = self.kept(parts)
+
+    kept = nn.ModuleList
+
+    def at(self, distance):
+        return sum(part.at(distance) for part in self.parts)
+
+
+def test_an_encoding_that_holds_a_list_of_others_is_saved_with_their_numbers_or_refused(tmp_path, monkeypatch):
+    model, parts = tiny("bert"), [random_table(2), ALiBi(2)]
+    attach(model, Total(parts))
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert same_weights(loaded.state_dict(), model.state_dict())
+    torch.testing.assert_close(attached(loaded).encodings[0](N), parts[0](N) + parts[1](N))
+    monkeypatch.setattr(Total, "kept", list)  # in which their numbers are no part of the state dict
+    with pytest.raises(TypeError, match=r"encodings in a list are not moved, .* in a torch\.nn\.ModuleList"):
+        attach(tiny("bert"), Total(parts))
+
+
 def test_an_encoding_that_cannot_be_saved_is_refused():
     class Called(RelativeEncoding):
         def __init__(self, function, heads=1):

@@ -93,6 +93,10 @@ def test_what_is_not_attention_or_cannot_be_run_is_refused():
         ValueError, match=r"^AttentionFunction cannot be .* a list of attention weights, \(1, heads, 9, 9"
     ):
         positional_attention(states, length=N, words=[3])
+    for itself, wanted in ((torch.eye(N, dtype=torch.int64), "float"), (np.eye(N, dtype=bool), "astype")):
+        hard = AttentionFunction(lambda ids, itself=itself: [itself[None, None]], 50)
+        with pytest.raises(ValueError, match=rf"attention must be floating-point .* use attention\.{wanted}"):
+            positional_attention(hard, length=N, words=[3])
     padded = {"input_ids": tokens(2, N), "attention_mask": torch.tensor([[1] * N, [1] * 4 + [0] * 5])}
     with pytest.raises(ValueError, match="texts of one length"):
         text_average(AttentionFunction(recorded, 97), [padded], special_tokens=True)

@@ -14,7 +14,14 @@ from torch import nn
 import pelocality.models.identical_words as identical
 from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
-from pelocality.models import AttentionFunction, attach, positional_attention
+from pelocality.models import (
+    AttentionFunction,
+    LocalityCallback,
+    attach,
+    decompose,
+    positional_attention,
+    positional_logits,
+)
 from pelocality.models.families import known_logits
 from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_words import byte_level
@@ -458,8 +465,17 @@ def test_a_model_with_a_learned_prompt_is_refused():
     peft = pytest.importorskip("peft")
     model = hf.GPT2LMHeadModel(tiny("gpt2").config)
     prompted = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    with pytest.raises(ValueError, match=r"has a learned prompt, which would be left out; pass model\.get_base_model"):
-        positional_attention(prompted, length=N, words=WORDS)
+    refused = pytest.raises(ValueError, match=r"has a learned prompt, .*; pass model\.get_base_model")
+    for measured in (positional_attention, positional_logits):
+        with refused:
+            measured(prompted, length=N, words=WORDS)
+    with refused:
+        positional_attention(nn.DataParallel(prompted), length=N, words=WORDS)
+    with refused:
+        decompose(prompted, tokens(1, N))
+    trained = {"model": prompted, "processing_class": None}
+    with refused:
+        LocalityCallback().on_train_begin(hf.TrainingArguments(report_to="none"), hf.TrainerState(), None, **trained)
     assert positional_attention(prompted.get_base_model(), length=N, words=WORDS).length == N
 
 

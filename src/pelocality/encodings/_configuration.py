@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Configurable:
@@ -25,7 +25,7 @@ class Configurable:
 
         Raises:
             TypeError: An argument of the constructor is not stored as an attribute of the same name, or is a tensor
-                of complex numbers.
+                of complex numbers, or encodings in a list that is not an ``nn.ModuleList``.
         """
         names = inspect.signature(type(self)).parameters
         missing = [name for name in names if not hasattr(self, name)]
@@ -76,7 +76,9 @@ def _to_json(value: Any) -> Any:
     """Return an argument of an encoding as a JSON value; a tensor becomes a number or nested lists of numbers."""
     if isinstance(value, Configurable):
         return value.configuration()
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and any(isinstance(each, Configurable) for each in value):
+        raise TypeError("encodings in a list are not moved, trained or saved; keep them in a torch.nn.ModuleList")
+    if isinstance(value, (list, tuple, nn.ModuleList)):
         return [_to_json(each) for each in value]
     if isinstance(value, Tensor):
         if value.is_complex():

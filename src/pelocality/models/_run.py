@@ -28,9 +28,10 @@ def find_base(model: nn.Module) -> Any:
         TypeError: There is no transformers model.
         ValueError: It reads no tokens, and the message names a part that does; or it has a learned prompt (peft).
     """
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        advice = "pass model.get_base_model() to measure the model without it"
-        raise ValueError(f"{type(model).__name__} has a learned prompt, which would be left out; {advice}")
+    for module in model.modules() if isinstance(model, nn.Module) else ():  # of peft, also in a wrapper
+        if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+            advice = "pass model.get_base_model() to measure the model without it"
+            raise ValueError(f"{type(module).__name__} has a learned prompt, which would be left out; {advice}")
     inner = pretrained(model)
     base = record_of(inner).base(inner)
     if reads_tokens(base):

@@ -15,7 +15,6 @@ from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.models._samples import CAUSAL, PUBLISHED
 from pelocality.models._words import check_words
-from pelocality.models._wrapper import pretrained
 from pelocality.models.identical_words import positional_attention
 from pelocality.models.logits import positional_logits
 
@@ -142,7 +141,7 @@ class LocalityCallback(TrainerCallback):
         if self._measured(state):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}
-        for layer, matrix, adjusted, causal in self._layers(pretrained(kwargs["model"]), kwargs["processing_class"]):
+        for layer, matrix, adjusted, causal in self._layers(kwargs["model"], kwargs["processing_class"]):
             known = {"adjusted_locality": adjusted} | ({} if causal else vars(metrics.measure(matrix)))
             for metric in CAUSAL if causal else BIDIRECTIONAL:
                 values = known[metric] if metric in known else getattr(metrics, metric)(matrix)

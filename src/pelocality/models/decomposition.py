@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inputs import runs_of_tokens, token_batch
 from pelocality.models._restore import hooked
-from pelocality.models._run import check_length, requested_layers, run
+from pelocality.models._run import check_length, find_base, requested_layers, run
 from pelocality.models._terms import (
     QueriesAndKeys,
     Terms,
@@ -105,8 +105,8 @@ def decompose(
     Raises:
         TypeError: Something that is not a transformers model, or ids that are not integers.
         ValueError: An unknown family, attention that is not a softmax of the logits (an encoding attached, heads
-            mixed), a text longer than its positions, ids outside its vocabulary, a padding id without a mask,
-            padding on the left, quantised queries and keys, or a layer that cannot be split.
+            mixed), a learned prompt (peft), a text longer than its positions, ids outside its vocabulary, a padding id
+            without a mask, padding on the left, quantised queries and keys, or a layer that cannot be split.
 
     Examples:
         >>> from transformers import DistilBertConfig, DistilBertModel
@@ -118,7 +118,7 @@ def decompose(
         True
     """
     record = known_logits(model)
-    base = record.base(model)
+    base = find_base(model)
     check_logits(record, base)
     inputs, real = _read(base, input_ids, attention_mask, token_type_ids)
     single = torch.as_tensor(input_ids).ndim == 1

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality._checks import count
+from pelocality.metrics._inputs import float_tensor
 
 
 class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -76,5 +77,5 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 
 def _tensor(weights: Any) -> Tensor:
-    """Return weights as a tensor."""
-    return weights if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights))
+    """Return weights as a tensor of floats."""
+    return float_tensor("attention", weights if isinstance(weights, Tensor) else np.array(weights))

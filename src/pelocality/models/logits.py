@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from pelocality._toeplitz import diagonals, toeplitz
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._run import check_length, device_of, requested_layers, run
+from pelocality.models._run import check_length, device_of, find_base, requested_layers, run
 from pelocality.models._terms import captured_inputs, check_logits, logit_terms, position_parts, queries_and_keys
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models._words import choose_words
@@ -111,8 +111,9 @@ def positional_logits(
     Raises:
         TypeError: Something that is not a transformers model.
         ValueError: An unknown family, attention that is not a softmax of the logits (an encoding attached, heads
-            mixed), a length beyond its positions, a layer without a closed form, content that is not constant over
-            positions for a repeated word (DeBERTa-v2 with a convolution), or quantised queries and keys.
+            mixed), a learned prompt (peft), a length beyond its positions, a layer without a closed form, content that
+            is not constant over positions for a repeated word (DeBERTa-v2 with a convolution), or quantised queries and
+            keys.
 
     Examples:
         >>> from transformers import T5Config, T5EncoderModel
@@ -124,7 +125,7 @@ def positional_logits(
         (torch.Size([2, 2, 16, 16]), torch.Size([2, 2, 31]))
     """
     record = known_logits(model)
-    base = record.base(model)
+    base = find_base(model)
     check_logits(record, base)
     check_length(base, length)
     modules: list[Any] = record.attention_layers(base)
