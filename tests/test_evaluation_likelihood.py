@@ -314,6 +314,8 @@ def test_invalid_arguments_of_minimal_pairs_are_refused():
         evaluate_minimal_pairs(len, None, [("a", "b")])
     with pytest.raises(TypeError, match=r"got DatasetDict; of several splits take one, as in pairs\['test'\]"):
         evaluate_minimal_pairs(len, None, datasets.DatasetDict({"test": pairs}))
+    with pytest.raises(TypeError, match=r"of a streamed one make datasets\.Dataset\.from_list\(list\(pairs\)\)"):
+        evaluate_minimal_pairs(len, None, pairs.to_iterable_dataset())
     with pytest.raises(ValueError, match=r"sentence_good and sentence_bad, got a probe; call minimal_pairs\(probe\)"):
         evaluate_minimal_pairs(len, None, shuffled())
     with pytest.raises(ValueError, match=r"sentence_good and sentence_bad, got \['text'\]"):

@@ -108,5 +108,8 @@ def check_dataset(name: str, value: Any) -> None:
     import datasets  # which metrics do without
 
     if not isinstance(value, datasets.Dataset):
-        given = f"{type(value).__name__}; of several splits take one, as in {name}['test']"
+        advice = f"of several splits take one, as in {name}['test']"
+        if isinstance(value, datasets.IterableDataset):
+            advice = f"of a streamed one make datasets.Dataset.from_list(list({name}))"
+        given = f"{type(value).__name__}; {advice}"
         raise TypeError(f"{name} must be a datasets.Dataset, such as pelocality.probes makes, got {given}")
