@@ -138,8 +138,7 @@ def read_pairs(
     declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     if label_names is None:
         label_names = declared
-    unordered = isinstance(label_names, str | Mapping | Set) or not isinstance(label_names, Collection)
-    if label_names is not None and (unordered or not all(isinstance(name, str) for name in label_names)):
+    if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     if parser is not None and not callable(parser):
         raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
@@ -224,6 +223,12 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]
+
+
+def are_names_in_order(value: Any) -> bool:
+    """Return whether a value is a collection of strings in an order, which a set, or a dict of numbers, has not."""
+    unordered = isinstance(value, str | Mapping | Set) or not isinstance(value, Collection)
+    return not unordered and all(isinstance(each, str) for each in value)
 
 
 @functools.cache

@@ -2,11 +2,10 @@
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from pelocality._checks import are_names
-from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
+from pelocality.corpora.pairs import NOT_ENTAILMENT, are_names_in_order, normalised_label
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
 
 def given_names(label_names: Sequence[str]) -> list[str]:
     """Return the normalised names of classes, after refusing all but a list of different names, two or more."""
-    if not are_names(label_names) or isinstance(label_names, Set | Mapping):  # in an order of their own
+    if not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of class names in the order of the logits, got {label_names!r}")
     plain = [normalised_label(name) for name in label_names]
     if len(plain) < 2:

@@ -16,7 +16,7 @@ from pelocality._checks import check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
-from pelocality.evaluation._columns import scalar_columns
+from pelocality.evaluation._columns import check_texts, scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
@@ -179,9 +179,7 @@ def _predictions(
     columns = probe.with_format(None)
     versions = [list(zip(*(columns[f"{prefix}{name}"] for name in texts), strict=True)) for prefix in _VERSIONS]
     unique = list(dict.fromkeys(itertools.chain(*versions)))
-    for text in itertools.chain(*unique):
-        if not isinstance(text, str):
-            raise TypeError(f"the texts of the probe must be strings, got {text!r}; remove such rows")
+    check_texts("texts of the probe", itertools.chain(*unique))
     if len(texts) == 2 and not any(hypothesis.strip() for _, hypothesis in unique):
         advice = "build the probe from sentences and add their labels as label and original_label"
         raise ValueError(f"every hypothesis of the probe is empty, and the model would read two texts; {advice}")

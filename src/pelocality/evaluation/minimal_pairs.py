@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
-from pelocality.evaluation._columns import by_columns, scalar_columns
+from pelocality.evaluation._columns import by_columns, check_texts, scalar_columns
 from pelocality.evaluation.likelihood import (
     LOADERS,
     has_head,
@@ -151,9 +151,7 @@ def evaluate_minimal_pairs(
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
-    for text in unique:
-        if not isinstance(text, str):  # such as an empty text of a CSV file
-            raise TypeError(f"the sentences of pairs must be strings, got {text!r}; remove such rows")
+    check_texts("sentences of pairs", unique)
     label, values = _scores(model, tokenizer, unique, score, batch_size, progress)
     scores = dict(zip(unique, values, strict=True))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
