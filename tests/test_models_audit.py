@@ -558,6 +558,17 @@ def test_layers_of_a_hybrid_have_the_models_numbers():
     assert result.mismatches == ()
 
 
+def test_a_block_that_runs_several_times_is_held_to_its_own_declaration():
+    model = build(hf.Gemma2Config(**SMALL, head_dim=8, sliding_window=5))  # sliding, full, sliding, full
+    looped = model.layers[0]  # runs again after block 2, so that the full attention of block 3 is the fifth
+    model.layers[2].register_forward_hook(
+        lambda block, args, kwargs, states: looped(states, **kwargs), with_kwargs=True
+    )
+    result = audit(model)
+    assert [row.window for row in result.layers] == [(size, size) for size in ("5", "none", "5", "5", "none")]
+    assert result.mismatches == ()
+
+
 def test_each_half_of_an_encoder_decoder_model_is_audited():
     config = hf.BartConfig(
         vocab_size=97, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16,

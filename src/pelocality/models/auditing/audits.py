@@ -123,7 +123,7 @@ def _row(
     config: Any, layer: Layer, lookups: list[Lookup], causal: bool | None, at_input: comparison.Finding
 ) -> LayerAudit:
     """Return what is declared and measured of one layer with attention."""
-    rotary, window = declared.rotary(config, layer.number), declared.window(config, layer.number)
+    rotary, window = declared.rotary(config, layer.block), declared.window(config, layer.block)
     reach, text = layer.constant.reach, layer.text
     found = [at_input, comparison.compare_rotations(rotary, layer)]
     if layer.queries != "change" and not isinstance(layer.queries, Rotation):

@@ -162,7 +162,8 @@ def of_layer(config: Any, layer: int) -> Any:
     """Return the configuration of a layer, where layers may differ in their sizes."""
     if not hasattr(config, "per_layer_config"):
         return config
-    return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]  # a block may run several times
+    # of an encoder-decoder model num_hidden_layers may be the encoder's, and its decoder deeper
+    return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]
 
 
 def layer_type(config: Any, layer: int) -> str | None:

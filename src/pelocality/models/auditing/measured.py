@@ -230,6 +230,7 @@ class Layer:
 
     Attributes:
         number: Its number in the model, counted from 0.
+        block: The number of its block, which declares it: another one where blocks run several times.
         constant: Its attention with constant content.
         text: Its attention with the model's own content.
         queries: How its queries are rotated: a `Rotation`, None for not at all, "scaled" or "change" for another change
@@ -239,6 +240,7 @@ class Layer:
     """
 
     number: int
+    block: int
     constant: Call
     text: Call
     queries: Rotation | str | None
@@ -295,11 +297,13 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
         distant = _run(base, n, True, input_ids=ids, **inputs).calls
     on_text = _run(base, text.shape[1], False, input_ids=text).calls
     numbers, _, others = layer_numbers(base, [call.block for call in constant.calls])
+    several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
         query, key = _without_rotation(call.query, other.query), _without_rotation(call.key, other.key)
         layer = Layer(
             number=numbers[place],
+            block=numbers[place] if call.block is None or several else call.block[1],
             constant=call,
             text=on_text[place] if place < len(on_text) else call,
             queries=rotation_of(call.query, query, near, length, dims),
