@@ -504,6 +504,20 @@ def test_a_symmetry_is_refused_where_the_model_was_seen_to_be_causal():
         attach(clip, AttenuatedEncoding(symmetry=0.5))
 
 
+@pytest.mark.parametrize(("name", "causal"), [("bert", False), ("modernbert", False), ("llama", True)])
+def test_a_model_whose_attention_ends_in_weights_of_zero_is_as_causal_as_its_family(name, causal):
+    model = tiny(name)
+    for each, weight in model.named_parameters():
+        if each.endswith(("attention.output.dense.weight", "attention.output.dense.bias", "Wo.weight", "o_proj.weight")):
+            nn.init.zeros_(weight)
+    if not causal:
+        attach(model, AttenuatedEncoding(symmetry=4)).remove()
+    else:
+        with pytest.raises(ValueError, match="symmetry of AttenuatedEncoding acts on future keys only"):
+            attach(model, AttenuatedEncoding(symmetry=4))
+        attach(model, AttenuatedEncoding()).remove()
+
+
 def test_the_proof_runs_the_model_five_times_in_evaluation_mode_and_can_be_turned_off():
     model, runs = tiny_any("qwen3").train(), []
     model.register_forward_hook(lambda module, args, output: runs.append(module.training))

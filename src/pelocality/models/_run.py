@@ -63,9 +63,10 @@ def run(base: Any, *, output_attentions: Any = True, **inputs: Any) -> Any:
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two outputs, relative to the largest number in the second."""
+    """Return the largest difference of two outputs, relative to the largest number in the second; 0 if both are 0."""
     one, other = one.cpu().double(), other.cpu().double()  # not every device has float64
-    return float((one - other).abs().max() / other.abs().max())
+    difference = (one - other).abs().max()
+    return float(difference / other.abs().max()) if difference else 0.0
 
 
 def device_of(base: Any) -> torch.device:
