@@ -508,7 +508,9 @@ def test_a_symmetry_is_refused_where_the_model_was_seen_to_be_causal():
 def test_a_model_whose_attention_ends_in_weights_of_zero_is_as_causal_as_its_family(name, causal):
     model = tiny(name)
     for each, weight in model.named_parameters():
-        if each.endswith(("attention.output.dense.weight", "attention.output.dense.bias", "Wo.weight", "o_proj.weight")):
+        if each.endswith(
+            ("attention.output.dense.weight", "attention.output.dense.bias", "Wo.weight", "o_proj.weight")
+        ):
             nn.init.zeros_(weight)
     if not causal:
         attach(model, AttenuatedEncoding(symmetry=4)).remove()

@@ -518,6 +518,8 @@ def test_a_model_with_adapters_is_refused():
         ValueError, match=r"PeftModel has adapters.*modules_to_save=\['pelocality'\].*get_base_model\(\)"
     ):
         attach(model, NoEncoding())
+    with pytest.raises(ValueError, match="PeftModel has adapters"):
+        attach(nn.DataParallel(model), NoEncoding())
     with attach(model.get_base_model(), NoEncoding()):
         assert attached(model) is not None
     peft = pytest.importorskip("peft")

@@ -246,12 +246,15 @@ def _check_model(model: Any, record: Architecture, base: Any, position_embedding
 
 def _check_adapters(model: Any) -> None:
     """Refuse a model with adapters of peft around it or in it: they would be saved without the encoding."""
-    bare = isinstance(model, PreTrainedModel)
-    inside = "base_model" if bare else "get_base_model()"
-    if model._hf_peft_config_loaded if bare else hasattr(model, "peft_config"):
+    if isinstance(model, PreTrainedModel):
+        adapted, inside = [model] if model._hf_peft_config_loaded else [], "base_model"
+    else:  # peft leaves its configuration on the transformers model in its own as well
+        around = [module for module in model.modules() if not isinstance(module, PreTrainedModel)]
+        adapted, inside = [module for module in around if hasattr(module, "peft_config")], "get_base_model()"
+    if adapted:
         raise ValueError(
-            f"{type(model).__name__} has adapters, which are saved without the encoding; attach before they are added, "
-            f"with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, to model.{inside}"
+            f"{type(adapted[0]).__name__} has adapters, which are saved without the encoding; attach before they are "
+            f"added, with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, to model.{inside}"
         )
 
 
