@@ -168,8 +168,8 @@ def test_encodings_without_a_matrix():
 MEASURED = {
     "identical words": lambda model, ids: positional_attention(model, length=N, words=3, progress=False),
     "after a word": lambda model, ids: positional_attention(model, length=N, words=3, prefix=9, progress=False),
-    "text": lambda model, ids: text_average(model, [{"input_ids": ids}], progress=False),
-    "share": lambda model, ids: position_share(model, [{"input_ids": ids}], progress=False),
+    "text": lambda model, ids: text_average(model, [{"input_ids": ids}], special_tokens=True),
+    "share": lambda model, ids: position_share(model, [{"input_ids": ids}], special_tokens=True),
     "logits": lambda model, ids: positional_logits(model, length=N),
     "parts": decompose,
     "reflection": reflection_gap,
