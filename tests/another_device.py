@@ -192,6 +192,17 @@ def test_models(name):
     assert str(audit(there)) == str(audit(model))
 
 
+@pytest.mark.parametrize("name", ["bloom", "llama", "t5", "xlnet"])
+def test_models_where_the_other_device_is_the_default(name):
+    model, ids = tiny(name), tokens(3, N)
+    there = moved(model)
+    expected = [*(measure(model, ids) for measure in MEASURED.values()), str(audit(model))]
+    with torch.device(DEVICE):
+        found = [*(measure(there, ids) for measure in MEASURED.values()), str(audit(there))]
+    assert_same(found[:-1], expected[:-1])
+    assert found[-1] == expected[-1]
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
 def test_attached(name, position_embeddings, tmp_path):

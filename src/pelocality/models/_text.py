@@ -136,11 +136,12 @@ class TextSums:
 
     def __init__(self, layers: tuple[int, ...], other_layers: Mapping[int, str], heads: int) -> None:
         self.layers, self.other_layers, self.texts = layers, other_layers, 0
-        self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64)
+        # on the CPU, as not every accelerator has float64
+        self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64, device="cpu")
         self.squares = torch.zeros_like(self.total)
-        self.rounding = torch.zeros(len(layers), 1, 0, 0, dtype=torch.float64)
+        self.rounding = torch.zeros(len(layers), 1, 0, 0, dtype=torch.float64, device="cpu")
         self.uniform = torch.zeros_like(self.rounding)
-        self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64)
+        self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64, device="cpu")
 
     def _change(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace each of the sums."""
@@ -168,7 +169,6 @@ class TextSums:
         """
         m = pairs.shape[-1]
         self._grow(m)
-        # on the CPU, as not every accelerator has float64
         included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
         mass = included.sum(-1, keepdim=True)
         keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)

@@ -52,7 +52,7 @@ class Rotary:
         if scaling == "dynamic":  # NTK-aware, by the length of the sequence (emozilla, 2023)
             over = max(length, self.trained) / self.trained
             base *= (options["factor"] * over - (options["factor"] - 1)) ** (dims / (dims - 2))
-        plain: Tensor = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+        plain: Tensor = base ** -(torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
         if scaling == "linear":  # Chen et al., 2023
             return plain / float(options["factor"])
         if scaling == "yarn":  # Peng et al., 2023
@@ -61,7 +61,7 @@ class Rotary:
             return _llama3(plain, self.trained, options)
         if scaling == "longrope":  # Ding et al., 2024
             name = "long_factor" if length > self.trained else "short_factor"
-            return plain / torch.tensor(options[name], dtype=torch.float64)
+            return plain / torch.tensor(options[name], dtype=torch.float64, device="cpu")
         if scaling == "proportional":  # Gemma 4: frequencies of the whole head, zero for the slowest
             rotated = int(options.get("partial_rotary_factor", 1.0) * dims // 2)
             plain[rotated:] = 0
@@ -102,7 +102,7 @@ def _yarn(plain: Tensor, base: float, trained: int, options: Mapping[str, Any]) 
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
     high = high + 0.001 if high == low else high
-    divided = ((torch.arange(len(plain), dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    divided = ((torch.arange(len(plain), dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
     mixed: Tensor = plain * (1 - divided) + plain / factor * divided
     return mixed
 
@@ -178,7 +178,7 @@ def buckets(config: Any, length: int) -> Tensor | None:
     if not number:
         return None
     farthest = getattr(config, "relative_attention_max_distance", 128)
-    position = torch.arange(length)
+    position = torch.arange(length, device="cpu")
     return bucket_of(position - position[:, None], number, farthest, bool(getattr(config, "is_decoder", False)))
 
 

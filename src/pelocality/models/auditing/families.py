@@ -68,7 +68,7 @@ def _mpt_slopes(config: Any) -> Tensor | None:
         return None
     heads, most = config.n_heads, config.attn_config.alibi_bias_max
     power = 2 ** math.ceil(math.log2(heads))
-    every = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64) / power)
+    every = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64, device="cpu") / power)
     return every if power == heads else torch.cat([every[1::2], every[::2]])[:heads]
 
 

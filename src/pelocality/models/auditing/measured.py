@@ -190,7 +190,7 @@ def _flat(states: Tensor) -> Tensor:
     return states.reshape(-1, *states.shape[-2:])
 
 
-def distances(n: int, device: torch.device | None = None) -> Tensor:
+def distances(n: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the distance i - j from each query back to each key: (n, n)."""
     position = torch.arange(n, device=device)
     return position[:, None] - position
@@ -289,7 +289,7 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
         unrotated = _run(base, length, True, input_ids=ids).calls
     ids = ids[:, :SHORT]
     n = ids.shape[1]
-    near = torch.arange(n)
+    near = torch.arange(n, device="cpu")
     distant = None
     if farthest and "position_ids" in argument_names(base):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()

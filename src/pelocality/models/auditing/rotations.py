@@ -44,7 +44,7 @@ class Rotation:
     def frequencies(self) -> Tensor:
         """Radians per position (pair,), from consecutive positions, of either direction."""
         steps = self.direction * wrapped(self.angles.diff(dim=0))
-        position = torch.arange(len(steps) + 1, dtype=steps.dtype)
+        position = torch.arange(len(steps) + 1, dtype=steps.dtype, device=steps.device)
         total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # unwrapped
         return (total * position[:, None]).sum(0) / (position**2).sum()
 

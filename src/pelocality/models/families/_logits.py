@@ -69,8 +69,8 @@ class KnownLogits(Architecture):
         return float(getattr(module, "scaling", None) or getattr(module, self.head_size) ** -0.5)
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
-        """Return the keys each query may attend to, padding aside: (n, n) of bool."""
-        everything = torch.ones(length, length, dtype=torch.bool)
+        """Return the keys each query may attend to, padding aside: (n, n) of bool, on the CPU."""
+        everything = torch.ones(length, length, dtype=torch.bool, device="cpu")
         return everything.tril() if self.causal(base) else everything
 
     def absolute(self, base: Any) -> AbsoluteInput | None:

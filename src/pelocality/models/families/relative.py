@@ -98,7 +98,7 @@ class XlNet(KnownLogits):
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         if self.causal(base) and base.same_length:  # XLNet's mask then hides all but the token itself
-            return torch.eye(length, dtype=torch.bool)
+            return torch.eye(length, dtype=torch.bool, device="cpu")
         return super().visible(base, module, length)
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
