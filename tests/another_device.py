@@ -226,6 +226,16 @@ def test_attached(name, position_embeddings, tmp_path):
         assert_same(*found)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA has float64")
+@pytest.mark.parametrize("name", ["bert", "bloom", "llama", "t5", "gpt_oss"])
+def test_attach_and_audit_without_float64(name, monkeypatch):
+    model = MODELS[name](name).float()
+    there, encoding = moved(model), AttenuatedEncoding(1, 0.3, form="logits")
+    monkeypatch.setattr("tests.pretended_device.refused", {torch.float64})
+    attach(there, encoding).remove()
+    assert str(audit(there, there)) == str(audit(model, model))
+
+
 def test_saved_and_loaded(tmp_path):
     model, ids = moved(tiny("bert")), moved(tokens(2, N))
     attach(model, AttenuatedEncoding(2, 0.3))

@@ -21,6 +21,9 @@ _INDEXING = {
 }
 
 
+refused: set[torch.dtype] = set()  # of which it has no tensors, as Apple's GPUs have none of float64
+
+
 class OnDevice(Tensor):
     """A tensor on the pretended device; `numbers` is the same tensor on the CPU."""
 
@@ -28,6 +31,8 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "OnDevice":
+        if numbers.dtype in refused:
+            raise TypeError(f"{NAME} has no {numbers.dtype}")
         tensor = Tensor._make_wrapper_subclass(
             cls,
             numbers.shape,

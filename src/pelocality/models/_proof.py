@@ -200,8 +200,8 @@ def _check_logits(biased: list[Tensor], without: list[Tensor], attached: Any, dt
         raise NotProvedError("its attention computes no softmax over all keys")
     bias = attached.encoding(_TOKENS)  # (head, query, key)
     for one, other in zip(biased, without, strict=True):
-        one, other = (logits.reshape(4, -1, *logits.shape[-2:]).double() for logits in (one, other))
-        expected = nn.functional.pad(bias.double(), (0, one.shape[-1] - _TOKENS))  # sinks get no bias
+        one, other = (logits.reshape(4, -1, *logits.shape[-2:]).cpu().double() for logits in (one, other))
+        expected = nn.functional.pad(bias.cpu().double(), (0, one.shape[-1] - _TOKENS))  # sinks get no bias
         if one.shape != other.shape or one.shape[1] % len(expected):
             raise NotProvedError(f"its logits have {one.shape[1]} heads, the encoding has {len(expected)}")
         if one.shape[-1] > _TOKENS + 1:

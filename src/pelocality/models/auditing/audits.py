@@ -135,8 +135,8 @@ def _row(
         positions=(_joined(words) or nothing, _joined(measured) or "none"),
         window=(comparison.window_text(window, causal), comparison.window_text(reach.window, reach.causal)),
         causal=(causal, reach.causal),
-        first_key=float(text.weights[:, 1:, 0].double().mean()),
-        sinks=None if text.sinks is None else float(text.sinks.double().mean()),
+        first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
+        sinks=None if text.sinks is None else float(text.sinks.cpu().double().mean()),
         mismatches=(*itertools.chain(*differences), *comparison.compare_reach(window, causal, reach)),
     )
 
@@ -201,7 +201,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _change(a: Tensor, b: Tensor) -> float:
     """Return the total variation between two attentions (head, n, n), mean over heads and queries."""
-    return float((a.double() - b.double().to(a.device)).abs().sum(-1).mean() / 2)
+    return float((a.cpu().double() - b.cpu().double()).abs().sum(-1).mean() / 2)
 
 
 def _first_difference(one: Call, two: Call) -> int | None:

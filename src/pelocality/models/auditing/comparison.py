@@ -189,7 +189,7 @@ def compare_biases(config: Any, call: Call, lookups: Sequence[Lookup]) -> Findin
 
 def bias_of(call: Call) -> Tensor:
     """Return how logits of constant content differ from that of the query's own key, NaN where hidden: (head, n, n)."""
-    logits = call.logits.double().cpu()
+    logits = call.logits.cpu().double()
     bias = logits - logits.diagonal(dim1=1, dim2=2)[..., None]
     return bias.masked_fill(bias <= HIDDEN, torch.nan)
 
@@ -197,7 +197,7 @@ def bias_of(call: Call) -> Tensor:
 def _rounding_of(call: Call, bias: Tensor) -> Tensor:
     """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits and of a table."""
     eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
-    logits = call.logits.double().cpu().masked_fill(bias.isnan(), 0).abs().amax((1, 2))
+    logits = call.logits.cpu().double().masked_fill(bias.isnan(), 0).abs().amax((1, 2))
     table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon's, in any model
     return eps * logits + table
 
@@ -239,7 +239,7 @@ def _bucket_lookup(bias: Tensor, lookups: Sequence[Lookup]) -> Lookup | None:
     for lookup in lookups:
         if lookup.rows.ndim == 2 and lookup.table.shape[1] == len(bias):
             n = bias.shape[-1]
-            values = lookup.table[lookup.rows[:n, :n]].permute(2, 0, 1).double().cpu()
+            values = lookup.table[lookup.rows[:n, :n]].permute(2, 0, 1).cpu().double()
             values = values - values.diagonal(dim1=1, dim2=2)[..., None]
             off = (bias - values).nan_to_num().abs().max()
             if float(off) < 1e-2 * float(values.abs().max()):
@@ -310,7 +310,7 @@ def position_lookup(reading: Reading) -> Lookup | None:
 
 def _is_sinusoidal(table: Tensor) -> bool:
     """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
-    some = table[2 : 2 + 32].double().cpu()  # the first rows may be padding
+    some = table[2 : 2 + 32].cpu().double()  # the first rows may be padding
     middle, around = some[1:-1], some[:-2] + some[2:]
     nonzero = middle.square().sum(0) > 1e-12
     cosine = (middle * around).sum(0) / (2 * middle.square().sum(0)).clamp(min=1e-12)

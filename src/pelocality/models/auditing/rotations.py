@@ -93,8 +93,8 @@ def rotation_of(
     compared = unrotated is not None
     eps = torch.finfo(states.dtype).eps
     tolerance = max(1e-3, 4 * eps)
-    states = states.double().cpu()
-    unrotated = states[:, :1].expand_as(states) if unrotated is None else unrotated.double().cpu()
+    states = states.cpu().double()
+    unrotated = states[:, :1].expand_as(states) if unrotated is None else unrotated.cpu().double()
     differing = ((states - unrotated).abs().amax((0, 1)) > 1e-5 * unrotated.abs().max()).nonzero().flatten()
     if not len(differing):
         return None
