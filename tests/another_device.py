@@ -23,6 +23,7 @@ from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics.accumulate import MeanAttention, MeanOver
 from pelocality.metrics.without_matrix import measure_relative
 from pelocality.models import (
+    AttentionFunction,
     _terms,
     attach,
     attached,
@@ -43,6 +44,7 @@ from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences
 from tests.test_evaluation_likelihood import SENTENCES, masked_model, masking
 from tests.test_metrics import random_attention
+from tests.test_models_function import Own
 from tests.test_models_relocation import OPTIONS, TEXTS, bert, make_tokenizer, own_table
 from tests.test_models_words import model_for, wordpiece
 
@@ -201,6 +203,12 @@ def test_models_where_the_other_device_is_the_default(name):
         found = [*(measure(there, ids) for measure in MEASURED.values()), str(audit(there))]
     assert_same(found[:-1], expected[:-1])
     assert found[-1] == expected[-1]
+
+
+def test_a_module_of_the_users():
+    module = Own()
+    found = [positional_attention(AttentionFunction(each, 50), length=N, words=[3]) for each in (moved(module), module)]
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -21,9 +21,9 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     ``.eval()`` on modules that a function uses: a function that is random is refused.
 
     Args:
-        function: Takes token ids (batch, n) and returns attention (batch, head, n, n) layer by layer, as tensors or
-            arrays; rows sum to 1. An attention mask is not passed on: texts of a batch must have one length;
-            of strings that differ in length take ``batch_size=1``.
+        function: Takes token ids (batch, n), on its own device if it is a module, and returns attention
+            (batch, head, n, n) layer by layer, as tensors or arrays; rows sum to 1. An attention mask is not passed on:
+            texts of a batch must have one length; of strings that differ in length take ``batch_size=1``.
         vocabulary_size: Ids are 0 to this number - 1.
         name: What results call it.
 
@@ -50,7 +50,9 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
         super().__init__(PretrainedConfig())
         self.config._name_or_path = name or getattr(function, "__name__", type(function).__name__)
         self.function = function
-        self.embeddings = nn.Embedding(vocabulary_size, 1)  # for its size alone
+        weights = function.parameters() if isinstance(function, nn.Module) else ()
+        device = next((weight.device for weight in weights), None)
+        self.embeddings = nn.Embedding(vocabulary_size, 1, device=device)  # for its size and the device of the ids
 
     def get_input_embeddings(self) -> nn.Module:
         """Return a table of the vocabulary's size."""
