@@ -419,6 +419,11 @@ def test_positional_heads_are_better_on_short_relations_and_contextual_heads_on_
     assert "2 positional and 2 contextual heads" in types._repr_html_()
 
 
+def test_a_share_may_be_any_tensor():
+    share = torch.tensor([[0.9, 0.8, 0.1, 0.2]], dtype=torch.bfloat16, requires_grad=True)
+    assert compared(share).positional.tolist() == [[True, True, False, False]]
+
+
 def test_the_layers_of_a_share_may_be_in_another_order():
     both = [sentence("abc", [2, 3, 0], ["near", "near", "root"])] * 100
     found = result(both, lambda s, word, half: [word + 1 if word < 2 else -1, -1])

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from pelocality._checks import check_unmasked, count
+from pelocality._checks import check_unmasked, count, real_numbers
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.dependencies.result import (
     DIRECTIONS,
@@ -86,7 +86,8 @@ def compare_head_types(
         A `HeadTypes`.
 
     Raises:
-        TypeError: An accuracy that is not from ``dependency_accuracy``, or a confidence that is not a number.
+        TypeError: An accuracy that is not from ``dependency_accuracy``, a share that is not of numbers, or a confidence
+            that is not one.
         ValueError: A share of other layers or another shape, or known for fewer than 2 heads; too many heads, too few
             sentences, or a confidence outside (0, 1).
 
@@ -108,7 +109,8 @@ def compare_head_types(
     if not isinstance(accuracy, DependencyAccuracy):
         raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
     check_unmasked("share", share)
-    score, layers = np.asarray(getattr(share, "share", share), dtype=float), getattr(share, "layers", accuracy.layers)
+    score = real_numbers("share", getattr(share, "share", share)).astype(float)
+    layers = getattr(share, "layers", accuracy.layers)
     wanted = (accuracy.attended.shape[1:], sorted(accuracy.layers))
     if (score.shape, sorted(layers)) != wanted:
         given = f"{wanted[0]} of layers {wanted[1]}, got {score.shape} of layers {sorted(layers)}"
