@@ -189,6 +189,7 @@ def test_the_curve_holds_the_losses_of_the_held_out_texts():
     assert found.curve[["token_loss", "mean_loss"]].iloc[0].tolist() == pytest.approx(first, abs=1e-5)
     headline, columns, *rows = repr(found).splitlines()  # not the modules of the model
     assert headline == "Relocation of BertForMaskedLM, loss on held-out texts"
+    assert found in {found}
     assert columns.split() == ["tokens", "token_loss", "mean_loss"]
     assert len(rows) == len(found.curve)
 

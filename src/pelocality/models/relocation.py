@@ -26,7 +26,7 @@ from pelocality.models.distillation import DistillationLoss, DistillationTrainer
 from pelocality.models.families import record_of
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relocation(DisplayMixin):
     """A model whose positions were moved into an encoding.
 
