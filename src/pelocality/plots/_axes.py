@@ -9,7 +9,6 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from pelocality._checks import check_unmasked, real_numbers
 
@@ -38,8 +37,6 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
 def as_array(name: str, values: Any) -> np.ndarray:
     """Return an argument, a tensor or lists of numbers or of tensors, as an array."""
     check_unmasked(name, values, "set masked entries to NaN, which is drawn as hatching")
-    if isinstance(values, torch.Tensor) and values.is_floating_point():
-        return values.detach().float().cpu().numpy()
     if isinstance(values, list | tuple):
         values = [as_array(name, each) for each in values]
     try:
