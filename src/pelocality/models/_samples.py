@@ -27,8 +27,7 @@ def sample_metrics(attention: Tensor, visible: Tensor, mask: Tensor | None = Non
         visible: The keys that each query sees, (batch, n, n).
         mask: The tokens that count, (batch, n); None: all.
     """
-    measured = metrics.measure(attention, mask=mask)
-    values = {name: getattr(measured, name) for name in PUBLISHED}
+    values: dict[str, Tensor] = dict(vars(metrics.measure(attention, mask=mask)))
     if hides_future(visible):
         for name in CAUSAL:
             more: dict[str, Any] = {"visible": visible[:, None]} if name == "adjusted_locality" else {}
