@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pelocality._checks import check_tokenizer
 from pelocality.models._words import special_ids
 from pelocality.models.families import longest_input
 
@@ -43,7 +42,6 @@ def _tokenised(texts: Iterable[str], base: Any, tokenizer: Any, batch_size: int)
     """Yield the inputs of as many texts at a time, (batch, n) each."""
     if tokenizer is None:
         raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
-    check_tokenizer(tokenizer)
     special, longest, numbered = special_ids(base, tokenizer), longest_input(base), enumerate(texts)
     while batch := list(islice(numbered, batch_size)):
         encoded = tokenizer([text for _, text in batch], padding=False, truncation=False, verbose=False)
