@@ -137,7 +137,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
         if one in probe.column_names and other not in probe.column_names:
             raise ValueError(f"no {other}; where both are the same: probe.add_column({other!r}, probe[{one!r}])")
     for name in ("label", "original_label"):
-        frame[name] = pd.Series(_labels(probe, name), index=frame.index, dtype=object)
+        frame[name] = pd.Series(_normalised_labels(probe, name), index=frame.index, dtype=object)
     missing = frame[["label", "original_label"]].isna()
     if missing.any(axis=None) and not missing.all(axis=None):
         rule = "probe.filter(lambda row: not {None, -1, '-', ''} & {row['label'], row['original_label']})"
@@ -156,7 +156,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     return frame
 
 
-def _labels(probe: datasets.Dataset, column: str) -> list[str | None]:
+def _normalised_labels(probe: datasets.Dataset, column: str) -> list[str | None]:
     """Return the normalised labels of a probe, None for rows without a label."""
     if column not in probe.column_names:
         return [None] * len(probe)

@@ -91,7 +91,7 @@ def _measure(  # type: ignore[no-untyped-def]
         spread = d[m] - low
         excess = difference - m * low
         constant = spread <= floor
-        # as in _row_pass.py: only where the spread is small did the subtraction lose digits or may the row be constant
+        # as in `_row_blocks`: only where the spread is small did the subtraction lose digits or may the row be constant
         if spread < max(d[m] / 16, 2 * (base + per_nat)):
             excess = zero
             for k in range(m):

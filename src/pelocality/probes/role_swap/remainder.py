@@ -35,11 +35,12 @@ def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[s
     if (is_apart or is_joined) and _is_nominal(lower[k + is_joined :], tags[k + is_joined :]):
         return "an argument may go on after its end"  # "found the real thing, big hats", "but enough to get by"
     linked = tags[k : k + 1] in (("IN",), ("TO",)) and lower[k] in english.VERB_LINKS
-    if _is_name(words, within):  # has few modifiers after it: "told Ada to leave", but "visited Bonn on the Rhine"
+    # has few modifiers after it: "told Ada to leave", but "visited Bonn on the Rhine"
+    if _is_name_or_pronoun(words, within):
         if tags[last.end : last.end + 1] == ("IN",) and {*within} != {"PRP"} and not linked and lower[k] != "for":
             return "an argument may go on after its end"
         other = candidate.other(last)
-        named = _is_name(lower[other.start : other.end], tags[other.start : other.end])
+        named = _is_name_or_pronoun(lower[other.start : other.end], tags[other.start : other.end])
         moved = inside and not named and tuple(tags[last.end : last.end + 2]) == ("TO", "VB")
         return "an infinitive would have another subject" if moved else None  # "the fire required him to call her"
     # outside the clause, but not read as a modifier: "left the house he had in disrepair", "fed nuns including Ada"
@@ -51,7 +52,7 @@ def check_remainder(candidate: Candidate, lower: Sequence[str], tags: Sequence[s
     return None if begins or linked or is_joined or is_punctuation(lower[k]) else "an argument may go on after its end"
 
 
-def _is_name(words: Sequence[str], tags: Sequence[str]) -> bool:
+def _is_name_or_pronoun(words: Sequence[str], tags: Sequence[str]) -> bool:
     """Return whether a phrase is a personal pronoun or a proper name."""
     return set(tags) <= {"PRP", "NNP", "NNPS"} and english.QUANTIFIED.isdisjoint(words)
 
