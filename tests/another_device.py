@@ -234,14 +234,65 @@ def test_attached(name, position_embeddings, tmp_path):
         assert_same(*found)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA has float64")
-@pytest.mark.parametrize("name", ["bert", "bloom", "llama", "t5", "gpt_oss"])
-def test_attach_and_audit_without_float64(name, monkeypatch):
-    model = MODELS[name](name).float()
-    there, encoding = moved(model), AttenuatedEncoding(1, 0.3, form="logits")
+@pytest.fixture
+def _without_float64(monkeypatch):
+    """The other device has no float64, as Apple's GPUs."""
+    if DEVICE == "cuda":
+        pytest.skip("CUDA has float64")
     monkeypatch.setattr("tests.pretended_device.refused", {torch.float64})
-    attach(there, encoding).remove()
+    monkeypatch.setattr("pelocality._checks.WITHOUT_FLOAT64", {DEVICE})
+
+
+@pytest.mark.usefixtures("_without_float64")
+@pytest.mark.parametrize("name", ["bert", "bloom", "llama", "t5", "gpt_oss"])
+def test_models_without_float64(name):
+    model, ids = MODELS[name](name).float(), tokens(3, N)
+    there = moved(model)
+    for kind, measure in MEASURED.items():
+        if kind not in ("logits", "parts") or name in FAMILIES:
+            assert_same(measure(there, ids), measure(model, ids), rtol=1e-4, atol=1e-5)
+    attach(there, AttenuatedEncoding(1, 0.3, form="logits")).remove()
     assert str(audit(there, there)) == str(audit(model, model))
+
+
+@pytest.mark.usefixtures("_without_float64")
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_without_float64(name):
+    function, attention, mask = (
+        getattr(metrics, name),
+        random_attention(2, 3, N, N, dtype=torch.float32),
+        torch.ones(2, N),
+    )
+    mask[0, 8:] = 0
+    for options in ({}, {"mask": moved(mask)}) if name not in ("crop", "window") else ({},):
+        found = function(moved(attention), **options)
+        assert_same(found, function(attention, **{name: each.cpu() for name, each in options.items()}))
+        results = [found] if isinstance(found, Tensor) else vars(found).values()
+        assert {each.device.type for each in results} == {DEVICE}
+
+
+@pytest.mark.usefixtures("_without_float64")
+def test_what_needs_float64_is_computed_where_there_is_some():
+    attention = random_attention(2, 3, N, N, dtype=torch.float32)
+    for make in (lambda: MeanOver(metrics.locality, shape=(3,)), lambda: MeanAttention(N, shape=(3,))):
+        found = []
+        for each in (moved(attention), attention):
+            mean = make()
+            mean.update(each)
+            found.append(mean.compute())
+        assert_same(*found)
+    table, bias = torch.randn(N, 8), torch.randn(2, 2 * N - 1)
+    assert_same(measure_relative(moved(bias)), measure_relative(bias))
+    assert_same(metrics.measure_absolute(moved(table)), metrics.measure_absolute(table))
+    for make in FIXED + LEARNED:
+        encoding = make(False).float()
+        assert_same(moved(encoding).weights(N), encoding.weights(N))
+    sinusoidal = SinusoidalEncoding(heads=2)
+    assert_same(moved(sinusoidal).table(N), sinusoidal.table(N))
+    there, here = (DistanceTable.from_attention(each)[0] for each in (moved(attention), attention))
+    assert there.device.type == DEVICE
+    assert_same(there.values, here.values)
+    assert_same(there.scaled(antisymmetric=0.5, decay=0.1).values, here.scaled(antisymmetric=0.5, decay=0.1).values)
 
 
 def test_saved_and_loaded(tmp_path):
@@ -252,11 +303,16 @@ def test_saved_and_loaded(tmp_path):
     assert_same(again(ids).last_hidden_state, model(ids).last_hidden_state.cpu())
 
 
+@pytest.mark.usefixtures("_without_float64")
+def test_evaluation_without_float64():
+    test_evaluation()
+
+
 def test_evaluation():
-    model, tokenizer, probe = classifier(), wordpiece(), shuffled()
+    model, tokenizer, probe, masked = classifier().float(), wordpiece(), shuffled(), masked_model().float()
     found = [evaluate(each, tokenizer, probe).examples["prediction"].tolist() for each in (moved(model), model)]
     assert found[0] == found[1]
-    scored = [pseudo_log_likelihood(each, masking(), SENTENCES) for each in (moved(masked_model()), masked_model())]
+    scored = [pseudo_log_likelihood(each, masking(), SENTENCES) for each in (moved(masked), masked)]
     assert_same(*scored)
     model, sentences = model_for(tokenizer).eval(), random_sentences(8)
     attended = [dependency_accuracy(each, tokenizer, sentences).attended for each in (moved(model), model)]

@@ -2,14 +2,20 @@
 
 import numbers
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
 # logits, and bfloat16 rounds the usual -1e4 to -9984.
 HIDDEN = -1e3
+
+# Types of devices without float64: Apple's GPUs.
+WITHOUT_FLOAT64 = {"mps"}
 
 
 def count(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
@@ -68,6 +74,11 @@ def real_numbers(name: str, value: Any) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be real numbers, got {given} of {array.dtype}")
     return array
+
+
+def on_float64_device(tensor: "Tensor") -> "Tensor":
+    """Return a tensor, as a copy on the CPU where its own device has no float64."""
+    return tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor
 
 
 def check_unmasked(name: str, value: Any, advice: str = "give its .filled() or its .compressed() values") -> None:

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import count, flag
+from pelocality._checks import count, flag, on_float64_device
 from pelocality._toeplitz import diagonal_sums
 from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.base_relative import RelativeEncoding
@@ -151,11 +151,12 @@ class DistanceTable(RelativeEncoding):
             >>> table.length, table.values.detach()
             (3, tensor([[-0.8000,  0.2000,  1.2000,  0.2000, -0.8000]]))
         """
-        inner = crop(attention, count("cut", cut, least=0), -cut or None).detach()
+        given = crop(attention, count("cut", cut, least=0), -cut or None).detach()
+        inner = on_float64_device(given)
         n = inner.shape[-1]
         if inner.ndim != 4 or n < 2:
-            given = f"{tuple(inner.shape)} after {cut} cut from each end"
-            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {given}")
+            got = f"{tuple(inner.shape)} after {cut} cut from each end"
+            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {got}")
         if (layers := getattr(attention, "layers", None)) is not None:  # of a result, in the order they were asked for
             inner = inner[torch.tensor(layers, device=inner.device).argsort()]
         by_distance = diagonal_sums(inner, torch.float64)
@@ -169,7 +170,7 @@ class DistanceTable(RelativeEncoding):
             values = values[..., :n].flip(-1)  # from distance 0 on
         values = values - values.mean(-1, keepdim=True)
         table = cls(values.shape[1], n, signed=not causal, learnable=learnable, causal=causal)
-        table.to(inner.device)
+        table.to(given.device)
         return [table._with_values(layer) for layer in values]
 
     def scaled(self, *, symmetric: PerHead = 1.0, antisymmetric: PerHead = 1.0, decay: PerHead = 0.0) -> Self:
@@ -204,10 +205,8 @@ class DistanceTable(RelativeEncoding):
         """
         rows, reach = len(self.values), self.length - 1
         given = {"symmetric": symmetric, "antisymmetric": antisymmetric, "decay": decay}
-        a, b, c = (
-            per_head(name, value, rows, positive=False)[:, None].to(self.values.device) for name, value in given.items()
-        )
-        v = self.values.detach().to(torch.float64)
+        v = on_float64_device(self.values.detach()).to(torch.float64)
+        a, b, c = (per_head(name, value, rows, positive=False)[:, None].to(v.device) for name, value in given.items())
         reverse = v.flip(-1) if self.signed else v
         k = torch.arange(-reach if self.signed else 0, self.length, device=v.device)
         # in this order the defaults give v exactly, and b = 0 gives equal numbers at k and -k

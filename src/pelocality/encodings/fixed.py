@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from pelocality._checks import count
+from pelocality._checks import count, on_float64_device
 from pelocality.encodings._checks import per_head
 from pelocality.encodings.base_relative import RelativeEncoding
 
@@ -115,18 +115,18 @@ class SinusoidalEncoding(RelativeEncoding):
             TypeError: A length that is not an integer.
             ValueError: A length below 1.
         """
-        i = torch.arange(count("length", length), device=self._like.device, dtype=torch.float64)
-        angle = i[:, None] * self._frequencies()
-        return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(self.working_dtype)
+        i = on_float64_device(torch.arange(count("length", length), device=self._like.device))
+        angle = i[:, None] * self._frequencies(i.device)
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(self._like.device, self.working_dtype)
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
-        exact = distance.to(torch.float64)[..., None]
+        exact = on_float64_device(distance).to(torch.float64)[..., None]
         waves = torch.zeros_like(exact[..., 0])
-        for part in torch.split(self._frequencies(), 16):  # all together take width / 2 times the memory
+        for part in torch.split(self._frequencies(exact.device), 16):  # all together take width / 2 times the memory
             waves = waves + (exact * part).cos().sum(-1)
-        return (waves / math.sqrt(self.width)).to(distance.dtype)[None]
+        return (waves / math.sqrt(self.width)).to(distance)[None]
 
-    def _frequencies(self) -> Tensor:
+    def _frequencies(self, device: torch.device) -> Tensor:
         """Return w_f, (width / 2,), in float64: angles in float32 have errors above 0.001 at n = 10^5."""
-        f = torch.arange(0, self.width, 2, device=self._like.device, dtype=torch.float64)
+        f = torch.arange(0, self.width, 2, device=device, dtype=torch.float64)
         return self.base ** (-f / self.width)

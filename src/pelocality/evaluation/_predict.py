@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_tokenizer, count
+from pelocality._checks import check_tokenizer, count, on_float64_device
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
 from pelocality.evaluation._callables import array_of
@@ -65,7 +65,7 @@ class Classifier:
         with inference(self.model):
             for chosen in batches_of_equal_length(lengths, self.batch_size):
                 batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
-                best = self._logits(batch).double().softmax(-1).max(-1)  # of (batch, classes)
+                best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # of (batch, classes)
                 for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
                     predictions[i] = self.classes[index], value
         return predictions

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_choice, check_tokenizer, count, flag
+from pelocality._checks import check_choice, check_tokenizer, count, flag, on_float64_device
 from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference
 from pelocality.models._run import ROUNDING, device_of, largest_difference
@@ -190,7 +190,8 @@ def _log_likelihood(
             for (number, _, targets), row in zip(batch, logits, strict=True):
                 wanted = torch.tensor(targets, dtype=torch.long, device=logits.device)  # (at most n,)
                 places = wanted != _NONE
-                loss = nn.functional.cross_entropy(row[: len(wanted)][places].double(), wanted[places], reduction="sum")
+                scores, wanted = on_float64_device(row[: len(wanted)][places]).double(), wanted[places]
+                loss = nn.functional.cross_entropy(scores, wanted.to(scores.device), reduction="sum")
                 total[number] -= loss.cpu()
                 tokens[number] += int(places.sum())
             bar.update(len(batch))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import check_unmasked, flag
+from pelocality._checks import check_unmasked, flag, on_float64_device
 from pelocality.metrics._masks import Mask, Visible, as_tensor, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
 
@@ -112,7 +112,8 @@ def map_matrices(
         each = partial(map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout)
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
         return torch.stack([each(layer, visible=seen) for layer, seen in by_layer])
-    weights = float_tensor("attention", attention)
+    given = float_tensor("attention", attention)
+    weights = on_float64_device(given)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or weights.shape[-1] == 0:
         raise ValueError(
             f"attention must be square with positions, (..., n, n), got shape {tuple(weights.shape)}: "
@@ -127,7 +128,7 @@ def map_matrices(
         values = _map_parts(matrices, kernel)
     else:
         values = _map_spans(matrices, spans, kernel, layout)
-    return values.reshape((*leading, *values.shape[1:]))
+    return values.reshape((*leading, *values.shape[1:])).to(given.device)
 
 
 def layout_of(rows: bool) -> Layout:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from pelocality._checks import count
+from pelocality._checks import count, on_float64_device
 from pelocality.metrics._inputs import Attention, map_matrices, unwrap
 from pelocality.metrics._masks import Mask, token_flags
 from pelocality.metrics.structure import crop
@@ -106,7 +106,7 @@ class MeanOver(_Mean):
                 f"metric must return one number per matrix, {tuple(wanted)}, got {tuple(values.shape)}; select one, or "
                 "average them, in a function of your own"
             )
-        values = _flatten_to(self.shape, _batch_first(attention, values).detach())
+        values = on_float64_device(_flatten_to(self.shape, _batch_first(attention, values).detach()))
         counted = ~values.isnan()
         self.total += torch.where(counted, values, 0).sum(0, dtype=torch.float64)
         self.count += counted.sum(0)
@@ -170,7 +170,8 @@ class MeanAttention(_Mean):
         """
         mask = _place_mask(mask, attention, self.shape)
         matrices = map_matrices(attention, lambda each: crop(each.weights), mask=mask, layout="matrix")
-        matrices = _flatten_to(self.shape, _batch_first(attention, matrices, trailing=2).detach(), trailing=2)
+        matrices = on_float64_device(_batch_first(attention, matrices, trailing=2).detach())
+        matrices = _flatten_to(self.shape, matrices, trailing=2)
         tokens = ~matrices.diagonal(dim1=-2, dim2=-1).isnan()
         tokens = tokens.reshape(len(tokens), math.prod(self.shape), tokens.shape[-1])
         if bool((tokens != tokens[:, :1]).any()):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality._checks import on_float64_device
 from pelocality.metrics._inputs import float_tensor
 from pelocality.metrics._row_blocks import row_blocks, rows_needed
 from pelocality.metrics._row_pass import block_statistics, pool_sums
@@ -58,12 +59,12 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(given.dtype, rtol)
-    heads = given.reshape(-1, given.shape[-1]).to(torch.float64)
+    heads = on_float64_device(given).reshape(-1, given.shape[-1]).to(torch.float64)
     # head by head, in the working memory of one
     measured = [_measure_one_bias(head, tolerance) for head in heads]
     values = torch.stack(measured) if measured else heads.new_empty(0, 3)
     dtype = torch.promote_types(given.dtype, torch.float32)
-    return Measurement(*values.to(dtype).reshape(*given.shape[:-1], 3).unbind(-1))
+    return Measurement(*values.to(given.device, dtype).reshape(*given.shape[:-1], 3).unbind(-1))
 
 
 def _measure_one_bias(bias: Tensor, tolerance: Tolerance) -> Tensor:
@@ -149,7 +150,8 @@ def measure_absolute(
         >>> measure_absolute(table).symmetry.shape
         torch.Size([])
     """
-    queries, keys = project(table, query, key, similarity, temperature)
+    projected = project(table, query, key, similarity, temperature)
+    queries, keys = map(on_float64_device, projected)
     tolerance = Tolerance.for_dtype(queries.dtype, rtol)
     n = queries.shape[-2]
     by_head = [each.reshape(-1, n, each.shape[-1]) for each in (queries, keys)]
@@ -161,4 +163,4 @@ def measure_absolute(
                 statistics = block_statistics(block[None], first, stop, tolerance)
                 total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
     values = pool_sums(n, *sums.unbind(-1))
-    return Measurement(*(value.to(queries.dtype).reshape(queries.shape[:-2]) for value in values))
+    return Measurement(*(value.to(projected[0]).reshape(queries.shape[:-2]) for value in values))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import on_float64_device
 from pelocality.models._inputs import token_batch, tokens_first
 from pelocality.models._names import described
 from pelocality.models._restore import inference
@@ -41,9 +42,9 @@ def reflection_gap(
         token_type_ids: Segments, as input_ids, where the model reads them; each is reversed with its token.
 
     Returns:
-        (batch,), float64, in [0, 1]: 0 where the model is reflection-equivariant, up to the rounding of its precision
-        (about 1e-7 in float32), or where all its hidden states are 0; NaN where they hold NaN or infinity. The model is
-        not changed.
+        (batch,), float64 (on the CPU where the model's device has none), in [0, 1]: 0 where the model is
+        reflection-equivariant, up to the rounding of its precision (about 1e-7 in float32), or where all its hidden
+        states are 0; NaN where they hold NaN or infinity. The model is not changed.
 
     Raises:
         TypeError: Not a transformers model, or ids that are not integers.
@@ -76,7 +77,7 @@ def reflection_gap(
         raise ValueError("attention_mask must be 1 for a token in every sequence, and one is padding only")
     check_length(base, ids.shape[1])
     if not len(ids):  # most models cannot run an empty batch
-        return torch.zeros(0, dtype=torch.float64, device=ids.device)
+        return on_float64_device(ids.new_zeros(0)).double()
     first = tokens_first(tokens)
     inputs, tokens = {name: each.gather(1, first) for name, each in inputs.items()}, tokens.gather(1, first)
     if bool(tokens.all()):
@@ -88,7 +89,7 @@ def reflection_gap(
         backward = _hidden_states(base, {name: each.gather(1, order) for name, each in inputs.items()})
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
-        torch.linalg.vector_norm(torch.where(tokens[..., None], states, 0).double(), dim=(1, 2))
+        torch.linalg.vector_norm(on_float64_device(torch.where(tokens[..., None], states, 0)).double(), dim=(1, 2))
         for states in (forward - backward, forward, backward)
     )
     total = one + other
