@@ -50,6 +50,10 @@ STUDIES = {
         "decoders_in_training.py --smoke",
     ),
     "relocated_positions": ("relocated_positions.py --text {data}/books.txt.gz", "relocated_positions.py --smoke"),
+    "relocated_decoder": (
+        "relocated_decoder.py --text {data}/books.txt.gz --batch 16",
+        "relocated_decoder.py --smoke",
+    ),
     "downstream_accuracy": (
         "downstream_accuracy.py --text {data}/books.txt.gz --senteval {data}/sentcls --glue {data}/glue "
         "--frames {data}/ewt_train.jsonl --nli {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "

@@ -502,6 +502,17 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
     assert capsys.readouterr().out.splitlines()[-1] == printed.splitlines()[-1]
 
 
+def test_a_decoder_whose_positions_are_relocated_reads_beyond_them(tmp_path, monkeypatch):
+    run("relocated_decoder", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    table = pd.read_csv(tmp_path / "relocated_decoder.csv").set_index("positions")
+    assert list(table.index) == [
+        "original",
+        *(f"{cell}, {state}" for cell in ("measured table", "ALiBi", "none") for state in ("untrained", "trained")),
+    ]
+    assert table.loc["original"].drop("seed").isna().tolist() == [False, True, True]  # it has 12 positions
+    assert table.drop("original").notna().all(axis=None)
+
+
 def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_resumes(tmp_path, monkeypatch, capsys):
     arguments = ["--smoke", "--cells", "original", "none", "antisymmetric x 0", "--output", tmp_path]
     run("role_swap_training", *arguments, monkeypatch=monkeypatch)
