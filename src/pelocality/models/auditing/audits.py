@@ -53,8 +53,9 @@ def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = 
             by default random ones.
 
     Returns:
-        An `Audit`, whose ``mismatches`` are empty if all that is declared was measured. With a second model, an
-        `AuditComparison`.
+        An `Audit`, whose ``mismatches`` are empty if all that is declared was measured. Where blocks run several times
+        it has a row for each time, counted as they run, and compares it to what is declared of the block. With a second
+        model, an `AuditComparison`.
 
     Raises:
         TypeError: Something that is not a transformers model, or ids that are not integers.
