@@ -1,6 +1,7 @@
 """Encodings attached to families without a record of their own, and the proof that comes before."""
 
 import functools
+import inspect
 import types
 
 import pytest
@@ -103,6 +104,39 @@ def test_a_prompt_in_two_parts_is_right_where_one_module_fills_several_layers_of
         cache = hf.StaticCache(config=model.config, max_cache_len=20)
         parts = [model(part, past_key_values=cache).logits for part in (ids[:, :6], ids[:, 6:])]
         torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-4)
+
+
+class RenamedAttention(Qwen3Attention):
+    """Qwen 3's attention with the name that caches have since transformers 5.24, and a layer that its caller says."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, cache_offset=0, **more):
+        own = "cache" if "cache" in inspect.signature(Qwen3Attention.forward).parameters else "past_key_values"
+        arguments = {"position_embeddings": position_embeddings, "attention_mask": attention_mask, own: cache}
+        self.layer_idx += cache_offset
+        try:
+            return super().forward(hidden_states, **arguments, **more)
+        finally:
+            self.layer_idx -= cache_offset
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_tokens_after_a_cache_of_another_name_get_the_bias_of_their_distances(offset, implementation):
+    model, ids = tiny_any("qwen3"), tokens(1, N)
+    set_implementation(model, implementation)
+
+    def renamed(attention, args, kwargs):
+        cache = kwargs.pop("past_key_values", None)
+        return args, {"cache": cache, "cache_offset": offset * attention.layer_idx} | kwargs
+
+    for layer in model.layers:
+        layer.self_attn.__class__ = RenamedAttention
+        layer.self_attn.register_forward_pre_hook(renamed, with_kwargs=True)
+    with attach(model, random_table(2)), torch.no_grad():
+        cache = hf.DynamicCache()
+        given = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+        parts = [model(part, **{given: cache})[0] for part in (ids[:, :5], ids[:, 5:-1], ids[:, -1:])]
+        torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-5)
 
 
 def test_left_padding_does_not_carry_later_tokens_into_recurrent_layers():

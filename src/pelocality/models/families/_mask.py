@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import HIDDEN
-from pelocality.models._calls import argument_names, changes_call, hidden_argument
+from pelocality.models._calls import changes_call, hidden_argument
 
 Bias = Callable[..., Tensor]
 """The method `pelocality.models._bias.PositionalBias.bias` of an attached encoding."""
+
+_CACHES = ("cache", "past_key_values", "layer_past")  # the first since transformers 5.24
 
 
 def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument: str) -> None:
@@ -40,14 +42,14 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
 
 def _cache(call: dict[str, Any]) -> Any:
     """Return the cache of keys in a call, or None."""
-    return next((call[name] for name in ("past_key_values", "layer_past") if call.get(name) is not None), None)
+    return next((call[name] for name in _CACHES if call.get(name) is not None), None)
 
 
 def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of keys up to the last query, and the number of slots for keys in the cache."""
-    if call.get("cache") is not None and "cache" not in argument_names(attention):  # XLM's own cache has that name
-        no_continuous_batching()
     cache = _cache(call)
+    if cache is not None and not hasattr(cache, "get_mask_sizes"):  # of continuous batching
+        no_continuous_batching()
     slots = None if mask is None else mask.shape[-1]
     shared = call["shared_kv_states"] if getattr(attention, "is_kv_shared_layer", False) else None
     if shared and getattr(attention, "layer_type", None) in shared:  # the keys of an earlier layer, which cached them
@@ -56,11 +58,12 @@ def _keys(attention: Any, call: dict[str, Any], queries: int, mask: Tensor | Non
     if cache is None:
         return queries, slots or queries
     # Zamba's modules serve several layers, and GPT-Neo's have another name for it
-    layer = call["layer_idx"] if "layer_idx" in call else getattr(attention, "layer_idx", None)
+    layer: Any = call["layer_idx"] if "layer_idx" in call else getattr(attention, "layer_idx", None)
     layer = getattr(attention, "layer_id", None) if layer is None else layer
-    if call.get("cycle_offset"):  # HRM-Text runs its layers in cycles, each with a layer of the cache
-        layer += call["cycle_offset"]
+    # HRM-Text and Dory run layers several times, each time with another layer of the cache
+    offset = call.get("cycle_offset") or call.get("cache_offset") or 0
     try:
+        layer = layer + offset if offset else layer
         past = int(cache.get_seq_length(layer))  # a tensor in a static cache
     except (TypeError, ValueError) as error:
         raise ValueError(
