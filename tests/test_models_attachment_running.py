@@ -91,7 +91,8 @@ def test_continuous_batching_of_an_attached_model_is_refused():
         with pytest.raises(ValueError, match=r"call model\.generate with padded prompts"):
             model.generate_batch(inputs=ids.tolist())
         with pytest.raises(ValueError, match=r"call model\.generate with padded prompts"):
-            model(ids, cache=object(), use_cache=False)
+            attention, hidden = model.model.layers[0].self_attn, model.get_input_embeddings()(ids)
+            attention(hidden, position_embeddings=None, attention_mask=None, cache=object())
     assert model.init_continuous_batching == own
 
 
