@@ -1,6 +1,7 @@
 """Audits find what is wrong in models that run without an error, and nothing in models that are right."""
 
 import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from pelocality import NoEncoding, attach, audit
 from pelocality.models import AttentionFunction, positional_attention
+from pelocality.models.auditing.families import declarations
 from tests.families import FAMILIES, VARIANTS, same, state, tiny, tiny_any, tokens
 
 SMALL = {
@@ -256,6 +258,30 @@ def test_a_rotation_as_in_llama_is_found_in_families_with_another(name, sentence
     for function in ("apply_rotary_pos_emb", "rotate_half"):
         monkeypatch.setattr(sys.modules[type(model).__module__], function, getattr(modeling_llama, function))
     assert audit(model).mismatches == (f"layers 0-3: {sentence}",)
+
+
+def test_hunyuan_4_rotates_neighbours():
+    class LikeHunyuan(hf.LlamaConfig):
+        model_type = "hy_v4_vl_text"  # since transformers 5.24
+
+    sentence = f"declared pairs of {NEIGHBOURS}, measured pairs of dimensions from {HALVES}"
+    assert audit(hf.LlamaModel(LikeHunyuan(**SMALL)).eval()).mismatches == (f"layers 0-3: {sentence}",)
+
+
+def test_lara_mini_rotates_in_windows_alone():
+    class LikeLara(hf.Exaone4Config):
+        model_type = "lara_mini"  # since transformers 5.24
+
+    kinds = ["sliding_attention", "full_attention"] * 2
+    result = audit(hf.Exaone4Model(LikeLara(**SMALL, layer_types=kinds, sliding_window=6)).eval())
+    assert result.mismatches == ()
+    assert [row.positions[0] for row in result.layers] == ["rotary, base 10000", "none"] * 2
+
+
+@pytest.mark.parametrize("name", ["inkling_text", "inkling2_text", "inkling2_loop_text"])
+def test_inkling_is_known_to_have_relative_terms(name):
+    config = types.SimpleNamespace(model_type=name)
+    assert declarations(config).relative_terms(config)
 
 
 def test_keys_that_are_zero_are_not_said_to_lack_a_rotation():

@@ -114,18 +114,18 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
     ("xlm flaubert", replace(_LEARNED, causal=lambda config: bool(config.causal))),
     ("deberta deberta-v2", _DEBERTA),
     ("xlnet", Declared(relative_terms=lambda config: True, causal=lambda config: bool(config.attn_type == "uni"))),
-    ("inkling_text inkling2_text", Declared(relative_terms=lambda config: True)),
+    ("inkling_text inkling2_text inkling2_loop_text", Declared(relative_terms=lambda config: True)),
     ("prophetnet", Declared(relative_terms=lambda config: None)),  # only its decoder
     ("gptj codegen", replace(_INTERLEAVED, rotary_dims=lambda config: config.rotary_dim or head_size(config))),
     ("roformer", replace(_INTERLEAVED, rotary_dims=head_size)),
     (
         "cohere deepseek_v2 deepseek_v4 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 glm4v_text glm_ocr_text "
-        "helium llama4_text moonshine moonshine_streaming openai_privacy_filter",
+        "helium hy_v4_vl_text llama4_text moonshine moonshine_streaming openai_privacy_filter",
         _INTERLEAVED,
     ),
     ("nanochat", Declared(direction=-1)),
     ("jamba kimi_linear nemotron_h zamba", Declared(no_rotary_by_default=True)),
-    ("afmoe exaone4 exaone_moe flint kolibri1", Declared(rotary_only_in_windows=True)),
+    ("afmoe exaone4 exaone_moe flint kolibri1 lara_mini", Declared(rotary_only_in_windows=True)),
     ("cohere2 cohere2_moe", replace(_INTERLEAVED, rotary_only_in_windows=True)),
     ("bloom", Declared(slopes=lambda config: published_slopes(config.n_head))),
     ("falcon", Declared(slopes=_falcon_slopes)),
