@@ -139,6 +139,23 @@ def test_tokens_after_a_cache_of_another_name_get_the_bias_of_their_distances(of
         torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-5)
 
 
+def test_a_model_that_always_fills_a_cache_takes_an_encoding():
+    model, ids = tiny_any("qwen3"), tokens(1, N)
+    given = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+
+    def filling(module, args, kwargs):  # as the encoder of DiffusionGemma
+        return args, kwargs | {given: hf.DynamicCache()}
+
+    plain = output(model, ids)
+    model.register_forward_pre_hook(filling, with_kwargs=True)
+    torch.testing.assert_close(output(model, ids), plain)
+    with attach(model, random_table(2)):
+        biased = output(model, ids)
+        model._forward_pre_hooks.popitem(last=False)
+        torch.testing.assert_close(biased, output(model, ids))
+    assert not torch.allclose(biased, plain, atol=1e-3)
+
+
 def test_left_padding_does_not_carry_later_tokens_into_recurrent_layers():
     config = small(hf.RecurrentGemmaConfig, num_hidden_layers=3, head_dim=8, lru_width=16, num_key_value_heads=1,
                    attention_window_size=16, block_types=("attention", "recurrent", "attention"))  # fmt: skip

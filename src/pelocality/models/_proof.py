@@ -21,6 +21,7 @@ from pelocality.models._restore import changed, hooked, inference
 from pelocality.models._run import ROUNDING, device_of, largest_difference, run
 from pelocality.models._softmaxes import Softmaxes, blocks_of
 from pelocality.models._weights import some_ids
+from pelocality.models.families._mask import without_cache
 from pelocality.models.families._record import ATTACHED, Architecture
 
 Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
@@ -171,7 +172,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
     calls: dict[nn.Module, dict[str, Any]] = {}
 
     def remember(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls[attention] = call_of(attention, args, kwargs)
+        calls[attention] = without_cache(call_of(attention, args, kwargs))  # DiffusionGemma always fills one
 
     def compare(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         attached = getattr(attention, ATTACHED)
@@ -179,7 +180,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
         zero = PositionalBias(NoEncoding(), record, positions_disabled=disabled, implementation=None)
         zero.to(_states(output)[0].device).add_to(attention, calls[attention])
         _, without = _logits(attention, calls[attention])
-        again, biased = _logits(attention, call_of(attention, args, kwargs))
+        again, biased = _logits(attention, without_cache(call_of(attention, args, kwargs)))
         for one, other in zip(_states(output), again, strict=True):
             _check_equal(one, other, "its attention implementation gives another output with a bias than 'eager'")
         weights = [each for name, each in attention.named_parameters() if ATTACHED not in name]
@@ -254,7 +255,7 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
         if not hybrid:
             return
         name, call = hidden_argument(attention), call_of(attention, args, kwargs)
-        again = attention.forward(**call | {name: call[name][:, _ORDER]})
+        again = attention.forward(**without_cache(call) | {name: call[name][:, _ORDER]})
         pairs = zip(_states(output), _states(again), strict=True)
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)

@@ -40,6 +40,11 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
     call[mask_argument] = biased
 
 
+def without_cache(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call without the cache of keys, which it has changed."""
+    return call | {name: None for name in _CACHES if call.get(name) is not None}
+
+
 def _cache(call: dict[str, Any]) -> Any:
     """Return the cache of keys in a call, or None."""
     return next((call[name] for name in _CACHES if call.get(name) is not None), None)
