@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
@@ -154,6 +155,22 @@ def test_a_model_that_always_fills_a_cache_takes_an_encoding():
         model._forward_pre_hooks.popitem(last=False)
         torch.testing.assert_close(biased, output(model, ids))
     assert not torch.allclose(biased, plain, atol=1e-3)
+
+
+class Mixed(nn.Module):
+    """Attends to something else than tokens, as Inkling 2 to the outputs of blocks."""
+
+    def forward(self, states):
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](self, states, states, states, None)[0]
+
+
+def test_a_module_that_attends_to_no_tokens_gets_no_encoding():
+    model = tiny_any("qwen3")
+    own = record_of(model).attention_layers(model)
+    model.layers[0].mixed = Mixed()
+    assert record_of(model).attention_layers(model) == own
+    with attach(model, random_table(2)) as attachment:
+        assert len(attachment.encodings) == len(own)
 
 
 def test_left_padding_does_not_carry_later_tokens_into_recurrent_layers():

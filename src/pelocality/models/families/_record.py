@@ -105,7 +105,9 @@ class Architecture:
         """Return the self-attention modules in the order they run; one that layers share is listed once per layer."""
         inside = list(base.named_modules())[1:]
         named = {name: module for name, module in inside if not _NOT_ATTENTION.search(name.lower())}
-        classes = tuple({type(module) for module in named.values() if _calls_the_interface(module)})
+        calling = [module for module in named.values() if _calls_the_interface(module)]
+        # others attend to something else than tokens: Inkling 2's to the outputs of blocks
+        classes = tuple({type(module) for module in calling if self._takes_a_mask(argument_names(module))})
         if classes:  # or a subclass with a method `forward` of its own
             return [module for module in named.values() if isinstance(module, classes)]
         masked = [name for name, module in named.items() if self._takes_a_mask(argument_names(module))]
