@@ -170,8 +170,10 @@ class Architecture:
     def heads(self, base: Any, module: Any) -> int:
         """Return the number of heads of an attention module."""
         names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-        found = [*(getattr(module, name, None) for name in names), getattr(base.config, "num_attention_heads", 1)]
-        return next(int(count) for count in found if isinstance(count, int))
+        found = (getattr(module, name, None) for name in names)
+        own = next((count for count in found if isinstance(count, int)), None)
+        # that of the configuration may be refused where layers differ
+        return int(getattr(base.config, "num_attention_heads", 1) if own is None else own)
 
     def prepare(self, attention: nn.Module) -> None:
         """Change an attention module for which `add_bias` is not enough: an indexer in it is not given the bias."""
