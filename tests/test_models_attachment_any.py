@@ -187,6 +187,13 @@ def test_layers_of_different_numbers_of_heads_take_an_encoding_each():
         attach(model, random_table(4))
 
 
+def test_a_mask_of_tokens_alone_is_the_reason_of_a_refusal():
+    sizes = {"hidden_size": 32, "num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8, "num_hidden_layers": 2}
+    model = hf.Mamba2Model(hf.Mamba2Config(**sizes, vocab_size=99)).eval()
+    with pytest.raises(ValueError, match="Mamba2Mixer takes a mask of its tokens"):
+        attach(model, NoEncoding())
+
+
 def test_left_padding_does_not_carry_later_tokens_into_recurrent_layers():
     config = small(hf.RecurrentGemmaConfig, num_hidden_layers=3, head_dim=8, lru_width=16, num_key_value_heads=1,
                    attention_window_size=16, block_types=("attention", "recurrent", "attention"))  # fmt: skip

@@ -20,6 +20,11 @@ def add_to_mask(attention: Any, bias: Bias, call: dict[str, Any], mask_argument:
     hidden: Tensor = call[hidden_argument(attention)]  # (batch, n, d)
     mask: Tensor | None = call.get(mask_argument)
     queries = hidden.shape[1]
+    if mask is not None and mask.shape == hidden.shape[:-1] and mask.ndim == 2:
+        raise ValueError(
+            f"{type(attention).__name__} takes a mask of its tokens, not of queries and keys, so that a bias cannot be "
+            "added to it"
+        )
     keys, slots = _keys(attention, call, queries, mask)
     if slots < keys or (slots > keys and _cache(call) is None):
         raise ValueError(
