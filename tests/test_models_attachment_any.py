@@ -10,7 +10,6 @@ import transformers as hf
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
-from transformers.models.step3p7 import modeling_step3p7
 
 from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
@@ -175,12 +174,13 @@ def test_a_module_that_attends_to_no_tokens_gets_no_encoding():
 
 
 def test_layers_of_different_numbers_of_heads_take_an_encoding_each():
+    modeling = pytest.importorskip("transformers.models.step3p7.modeling_step3p7")
     kinds = ["full_attention", "sliding_attention"]
     text = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "head_dim": 8,
             "num_key_value_heads": 2, "num_sliding_attention_heads": 8, "layer_types": kinds, "sliding_window": 6,
             "mlp_layer_types": ["dense"] * 2, "vocab_size": 99}  # fmt: skip
     config = hf.AutoConfig.for_model("step3p7", text_config=text).text_config
-    model = spread(modeling_step3p7.Step3p7TextModel(config).eval())
+    model = spread(modeling.Step3p7TextModel(config).eval())
     with attach(model, [random_table(4), random_table(8)]) as attachment:
         assert [encoding.heads for encoding in attachment.encodings] == [4, 8]
     with pytest.raises(ValueError, match="heads"):
