@@ -90,8 +90,8 @@ def test_continuous_batching_of_an_attached_model_is_refused():
     with attach(model, ALiBi(1)):
         with pytest.raises(ValueError, match=r"call model\.generate with padded prompts"):
             model.generate_batch(inputs=ids.tolist())
+        attention, hidden = model.model.layers[0].self_attn, model.get_input_embeddings()(ids)
         with pytest.raises(ValueError, match=r"call model\.generate with padded prompts"):
-            attention, hidden = model.model.layers[0].self_attn, model.get_input_embeddings()(ids)
             attention(hidden, position_embeddings=None, attention_mask=None, cache=object())
     assert model.init_continuous_batching == own
 
