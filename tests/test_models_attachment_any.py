@@ -517,7 +517,7 @@ REFUSED = {
     ),
     "xlm": (
         lambda: hf.XLMModel(hf.XLMConfig(vocab_size=99, emb_dim=16, n_layers=2, n_heads=2)),
-        "attention_mask of four axes must be boolean",
+        "MultiHeadAttention takes a mask of its tokens",
     ),
 }  # fmt: skip
 
