@@ -45,8 +45,9 @@ TIMES = (1, 2, 4)
 def next_word_loss(model: GPT2LMHeadModel, rows: datasets.Dataset) -> float:
     """Return the mean loss of the next word, in nats, over blocks of one length, but for the token that ends them."""
     ids = torch.tensor(rows["input_ids"])[:, :-1]
-    losses = [float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in ids.split(64)]
-    return sum(losses) / len(ids)
+    parts = ids.split(64)
+    sums = [float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in parts]
+    return sum(sums) / len(ids)
 
 
 def losses(model: GPT2LMHeadModel, held_out: dict[int, datasets.Dataset], longest: int) -> dict[str, float]:

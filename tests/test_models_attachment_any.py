@@ -107,12 +107,17 @@ def test_a_prompt_in_two_parts_is_right_where_one_module_fills_several_layers_of
         torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-4)
 
 
+def name_of_cache(forward):
+    """The name that transformers gives the cache of keys: "cache" since 5.24."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
 class RenamedAttention(Qwen3Attention):
     """Qwen 3's attention with the name that caches have since transformers 5.24, and a layer that its caller says."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, cache_offset=0, **more):
-        own = "cache" if "cache" in inspect.signature(Qwen3Attention.forward).parameters else "past_key_values"
-        arguments = {"position_embeddings": position_embeddings, "attention_mask": attention_mask, own: cache}
+        own = {name_of_cache(Qwen3Attention.forward): cache}
+        arguments = {"position_embeddings": position_embeddings, "attention_mask": attention_mask} | own
         self.layer_idx += cache_offset
         try:
             return super().forward(hidden_states, **arguments, **more)
@@ -135,17 +140,16 @@ def test_tokens_after_a_cache_of_another_name_get_the_bias_of_their_distances(of
         layer.self_attn.register_forward_pre_hook(renamed, with_kwargs=True)
     with attach(model, random_table(2)), torch.no_grad():
         cache = hf.DynamicCache()
-        given = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
-        parts = [model(part, **{given: cache})[0] for part in (ids[:, :5], ids[:, 5:-1], ids[:, -1:])]
+        given = {name_of_cache(model.forward): cache}
+        parts = [model(part, **given)[0] for part in (ids[:, :5], ids[:, 5:-1], ids[:, -1:])]
         torch.testing.assert_close(torch.cat(parts, 1), output(model, ids), rtol=0, atol=1e-5)
 
 
 def test_a_model_that_always_fills_a_cache_takes_an_encoding():
     model, ids = tiny_any("qwen3"), tokens(1, N)
-    given = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
     def filling(module, args, kwargs):  # as the encoder of DiffusionGemma
-        return args, kwargs | {given: hf.DynamicCache()}
+        return args, kwargs | {name_of_cache(module.forward): hf.DynamicCache()}
 
     plain = output(model, ids)
     model.register_forward_pre_hook(filling, with_kwargs=True)
