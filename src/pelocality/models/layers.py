@@ -134,13 +134,13 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
         texts, rest = divmod(attention.weights.numel(), math.prod(shape[1:]))
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
-        seen = attention.visible.broadcast_to(attention.weights.shape)
-        pair = (attention.weights, seen)
+        weights, visible = attention.weights, attention.visible
         if known.heads_first:
-            pair = (pair[0].transpose(0, 1), pair[1].transpose(0, 1))
-        weights, visible = pair[0].reshape(shape), pair[1].reshape(shape).any(1)
-        if batch is not None:
-            weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
+            weights, visible = weights.transpose(0, 1), visible.transpose(0, 1)
+        visible = _visible_to_any_head(visible, weights.shape, known.heads)
+        weights = weights.reshape(shape)
+        weights = weights if batch is None else weights.expand(batch, -1, -1, -1)
+        visible = visible.expand(len(weights), -1, -1)
         if mask is not None and known.added:
             raise model.unprobed("its own tokens before the input have no place in an attention_mask")
         _check_rows(model, layer, weights, visible, attention.sink, mask)
@@ -177,13 +177,26 @@ def _heads(model: SequenceModel, shape: torch.Size) -> int:
     return math.prod(shape[:-2])
 
 
+def _visible_to_any_head(visible: Tensor, shape: torch.Size, heads: int) -> Tensor:
+    """Return the keys that a query sees in any head, (batch or 1, n, n)."""
+    n = shape[-1]
+    if visible.ndim > 4:
+        visible = visible.broadcast_to(shape).reshape(-1, heads, n, n)
+    visible = visible.broadcast_to(*visible.shape[:-2], n, n)
+    if visible.ndim == 3 and len(visible) > 1:  # batch and heads in one axis
+        visible = visible.reshape(-1, heads, n, n)
+    visible = visible[(None,) * (4 - visible.ndim)]
+    return visible[:, 0] if visible.shape[1] == 1 else visible.any(1)
+
+
 def _check_rows(
     model: SequenceModel, layer: int, weights: Tensor, visible: Tensor, sink: bool, mask: Tensor | None
 ) -> None:
     """Refuse attention (batch, head, n, n) with rows that do not sum to 1, or with a sink to more than 1."""
-    totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+    totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))  # (batch, head, n)
     defined = visible.any(-1) if mask is None else visible.any(-1) & mask.bool().to(visible.device)  # (batch, n)
-    totals = totals.transpose(1, 2)[defined]
+    if not bool(defined.all()):
+        totals = totals.transpose(1, 2)[defined]
     if not totals.numel():
         return
     off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())

@@ -248,10 +248,10 @@ class _Sums:
         if not self.attention.numel():
             self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
             self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
-        total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
         whole = given.shape == weights.shape
         attention = weights
         if not whole or half or self.sinks:
+            total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
             keys = visible.sum(-1, keepdim=True)[:, None]
             if bool(((mass <= 0) & (keys == 0)).any()):
                 cut = (
