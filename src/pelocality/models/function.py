@@ -1,6 +1,6 @@
 """Any function from token ids to attention as a model: another framework, recorded attention, an own kernel."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class AttentionFunction(SequenceModel):
     def __init__(self, function: Callable[[Tensor], Any], vocabulary_size: int, name: str = "") -> None:
         if not callable(function):
             raise TypeError(f"function must take token ids and return attention, got {type(function).__name__}")
-        self.function = function
+        self.function, self._repeats = function, False
         module = function if isinstance(function, nn.Module) else nn.Module()
         name = name or getattr(function, "__name__", type(function).__name__)
         super().__init__(module, vocabulary_size=vocabulary_size, name=name)
@@ -59,7 +59,11 @@ class AttentionFunction(SequenceModel):
 
     def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
         """Pass the attention of each layer to a callback."""
-        for weights in self._attention(self._ids_without_padding(inputs)):
+        ids = self._ids_without_padding(inputs)
+        maps = self._attention(ids)
+        if not self._repeats:
+            self._check_repeats(ids, maps)
+        for weights in maps:
             use(Attention(None, weights, (weights > 0).any(1, keepdim=True), False))
 
     def run(self, inputs: Any, **options: Any) -> Any:
@@ -83,10 +87,10 @@ class AttentionFunction(SequenceModel):
                 raise self.unprobed(reason)
         return [float_tensor("attention", each if isinstance(each, Tensor) else np.array(each)) for each in maps]
 
-    def check_repeats(self, inputs: Any) -> None:
+    def _check_repeats(self, ids: Tensor, maps: list[Tensor]) -> None:
         """Refuse a function that gives other attention to the same ids the second time."""
-        ids = inputs["input_ids"] if isinstance(inputs, Mapping) else inputs
-        for one, other in zip(*(self._attention(ids) for _ in range(2)), strict=True):
+        for one, other in zip(maps, self._attention(ids), strict=True):
             if not torch.allclose(one, other, rtol=0, atol=1e-3, equal_nan=True):
                 advice = "as with dropout; call .eval() on its modules"
                 raise ValueError(f"the function returns other attention to the same ids, {advice}")
+        self._repeats = True

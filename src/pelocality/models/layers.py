@@ -91,7 +91,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
     layers, depth, others = layer_numbers(model.config, [block for block, *_ in seen])
     first = seen[0][1]
-    known = AttentionLayers(
+    return AttentionLayers(
         layers=layers,
         sinks=tuple(sink for _, _, sink, _ in seen),
         depth=depth,
@@ -101,8 +101,6 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         dtype=seen[0][3],
         heads_first=len(first) == 4 and first[1] == 1 < first[0] and model.content is None,
     )
-    model.check_repeats(inputs)
-    return known
 
 
 def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use) -> None:
@@ -121,8 +119,6 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     mask = inputs.get("attention_mask") if ids is not None else None
     batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + known.added)
-    if ids is not None:
-        model.check_ids(ids)
     numbers = itertools.count()
 
     def take(attention: Attention) -> None:

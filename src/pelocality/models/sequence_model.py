@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from pelocality._checks import count
 from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference, restoring
-from pelocality.models._weights import embedding_weight, execution_device, hooks_of, reads_tokens, token_embeddings
+from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
 from pelocality.models.observer import Attention, Observer
 
@@ -317,9 +317,6 @@ class SequenceModel:
 
     def unprobed(self, reason: str) -> ValueError:
         """Return the error for a model whose attention cannot be measured."""
-        if "forward" in vars(self.module) and not hooks_of(self.module):
-            advice = "accelerate replaced its forward for mixed precision, which `del model.forward` undoes"
-            reason = f"{reason}; {advice}"
         return ValueError(f"{self} cannot be probed: {reason}")
 
     def outputs(self, inputs: Any, **options: Any) -> Any:
@@ -344,9 +341,6 @@ class SequenceModel:
         if not isinstance(inputs, Tensor):
             return inputs
         return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
-
-    def check_repeats(self, inputs: Any) -> None:
-        """Refuse a model that is random: no model whose attention torch computes in evaluation mode."""
 
     @contextmanager
     def observable(self) -> Iterator[None]:

@@ -56,6 +56,7 @@ def most_attended(
         for batch in batches_of_equal_length([lengths[i] for i in fits], batch_size):
             chosen = [fits[place] for place in batch]
             inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=model.device) for name in names}
+            model.check_ids(inputs["input_ids"])
             words = [len(sentences[i]) for i in chosen]
             membership = _membership([encoded.word_ids(i) for i in chosen], lengths[chosen[0]], max(words))
             known = known or attention_layers(model, inputs)
