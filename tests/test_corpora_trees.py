@@ -244,6 +244,9 @@ def test_broken_brackets_are_an_error(broken):
         "( They ( are ( sleeping . ) ) )",
         "( ( Two women ) ( are sleeping ) )",
         "( ( ( A man ) ( in red ) ) ( ( is tall ) . ) )",
+        "( STOP ( IT . ) )",
+        "( NO . )",
+        "( TOP ( GEAR . ) )",
         "(S the cat)",
         "(S (NP (DT the) cat))",
     ],
@@ -260,6 +263,7 @@ def test_trees_without_labels_are_refused(binary):
         ("( (FRAG (UH Yes) (. .)) )", ("Yes", ".")),
         ("( S ( NP ( NN Rain ) ) )", ("Rain",)),
         ("((S (NN Rain)))", ("Rain",)),
+        ("( ( S ( NP-SBJ ( NN a ) ) ( VB b ) ) )", ("a", "b")),
         ("( (S (NP (DT a)) (VP (VB go))) (. .) )", ("a", "go", ".")),
     ],
 )
@@ -282,6 +286,23 @@ def test_a_word_of_a_tree_may_have_a_no_break_space():
     words, found = parse_bracketed("(S (NP (CD 1\u00a01/2) (NNS miles)))", "x")
     assert words == tuple(found.tree.leaves()) == ("1\u00a01/2", "miles")
     assert Sentence(words, constituents=found).text == "1\u00a01/2 miles"
+
+
+@pytest.mark.parametrize(
+    ("bracketed", "words"),
+    [
+        ("(INTJ (UH Okay) (. .) (-DFL- E_S))", ("Okay", ".")),
+        ("(S (EDITED (RM (-DFL- \\[)) (NP (PRP I)) (IP (-DFL- \\+))) (NP (PRP I)) (RS (-DFL- \\])) (VP (VBP go)))",
+         ("I", "I", "go")),
+        ("( (CODE (SYM SpeakerB22) (. .) ))", ()),
+        ("( (IP-MAT (CODE <P_1,5>) (NP-SBJ *con*) (VBD saw) (CP-THT (C 0) (IP-SUB (NP-SBJ (PRO he)) (VBD left)))"
+         " (ADVP *T*-1) (WNP-1 0)) (ID X,1.2))", ("saw", "he", "left")),
+        ("(S (NP (CD 0) (NNS points)) (SYM *) (ID me))", ("0", "points", "*", "me")),
+        ("(S (NP (NNP CODE) (NN red)) (VP (VBZ is)))", ("CODE", "red", "is")),
+    ],
+)  # fmt: skip
+def test_traces_and_codes_of_a_treebank_are_not_words(bracketed, words):
+    assert parse_bracketed(bracketed, "x")[0] == words
 
 
 def test_categories_are_labels_without_functions():

@@ -12,6 +12,15 @@ from pelocality.corpora.spacing import unescape
 # a word may have a no-break space
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*((?a:[^\s()]*))\s*(\)?)|(\)|(?a:[^\s()]+))")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
+_NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-"})  # traces, codes such as the speaker, marks of disfluency
+# traces of treebanks that do not tag them -NONE-: (NP-SBJ *con*), (ADVP *T*-1), and (C 0) or (WNP 0)
+_TRACE = re.compile(r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|W[A-Z]+P)(?:[-=]\S+)? 0")
+_PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
+_TAGS = (
+    "CC CD DT EX FW HYPH IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN"
+)
+_TAGS += " VBP VBZ WDT WP WP$ WRB WHADJP WHADVP WHNP WHPP . , : $ # `` '' -LRB- -RRB- -NONE-"
+_LABELS = frozenset(f"{_PHRASES} {_TAGS}".split())
 _BINARY = "a tree must label each node and word, got {!r}; of a binary parse take the labelled one, sentence1_parse"
 
 
@@ -39,8 +48,9 @@ def category(label: str) -> str:
 def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tuple[tuple[str, ...], Constituents]:
     """Read a bracketed tree, Penn Treebank style.
 
-    Traces (``-NONE-``) and phrases that hold nothing else are left out, function tags are removed, and escapes such
-    as ``-LRB-`` are replaced by the characters that they stand for.
+    Traces (``-NONE-``), codes that are not words (``CODE``, ``ID`` and ``-DFL-`` of Switchboard and the historical
+    corpora) and phrases that hold nothing else are left out, function tags are removed, and escapes such as ``-LRB-``
+    are replaced by the characters that they stand for.
 
     Args:
         bracketed: One tree, such as ``(S (NP (DT The) (NN dog)) (VP (VBD ran)))``.
@@ -61,6 +71,7 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     """
     if _looks_binary(bracketed):
         raise ValueError(_BINARY.format(bracketed.strip()[:60]))
+    has_codes = "CODE" in bracketed
     words: list[str] = []
     tags: list[str] = []
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
@@ -69,7 +80,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         if closes and word and label and (unclosed or not found):
             if not unclosed:  # a tree of one word
                 found.append([0, 0, ""])
-            if label != "-NONE-":
+            is_code = label in _NOT_WORDS or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
+            is_code = is_code or (label == "ID" and len(unclosed) == 1 and not unclosed[0][2])  # the name of the tree
+            if not is_code and not (word[0] in "*0" and _TRACE.fullmatch(f"{label} {word}")):
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
         elif other == ")" and unclosed:
@@ -100,12 +113,13 @@ def _looks_binary(bracketed: str) -> bool:
     """Return whether a binary parse has the form of a labelled tree: ``( They ( are ( sleeping . ) ) )``.
 
     A binary tree has one more word than brackets, a labelled one only if it has one or two words; SNLI's binary parses
-    have a space after each bracket, and words are seldom all capitals, as labels are.
+    have a space after each bracket, and a word stands there where a labelled tree has a label.
     """
     if re.search(r"\([^\s)]", bracketed):
         return False
-    tokens = bracketed.replace("(", " ").replace(")", " ").split()
-    return len(tokens) == bracketed.count("(") + 1 and not all(token.isupper() for token in tokens[:-1])
+    words = len(re.findall(r"[^\s()]+", bracketed))
+    labels = re.findall(r"\(\s*([^\s()]+)", bracketed)
+    return words == bracketed.count("(") + 1 and not all(category(label) in _LABELS for label in labels)
 
 
 def dependency_constituents(dependencies: Dependencies) -> Constituents:
