@@ -529,7 +529,7 @@ def test_distances_of_treebanks_agree_with_their_raw_columns(path):
         cells = line.split("\t")
         if len(cells) == 10 and cells[0].isdigit() and cells[6] != "0":
             raw[cells[7]].append(abs(int(cells[0]) - int(cells[6])))
-    frame = dependency_distances(read_conllu(path)).to_frame()
+    frame = dependency_distances(read_conllu(path, path.name[:2])).to_frame()
     assert (frame["language"] == path.name[:2]).all()
     for row in frame[frame["relation"] != "all"].itertuples():
         assert (row.n, row.mean) == (len(raw[row.relation]), pytest.approx(np.mean(raw[row.relation])))

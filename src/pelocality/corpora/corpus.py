@@ -3,6 +3,7 @@
 import functools
 import itertools
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -96,6 +97,10 @@ class Corpus(Generic[T]):
 
 def file_corpus(path: str | Path, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
     """Return the corpus of a file, which must exist."""
+    given_path: object = path
+    if not isinstance(given_path, str | os.PathLike):
+        given = f"got a {type(path).__name__}; read_pairs reads the rows of a Dataset, a data frame or a list"
+        raise TypeError(f"path must be the name of a file, {given}, and read_texts a list of texts")
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
     return Corpus(str(path), functools.partial(records, Path(path)), read)

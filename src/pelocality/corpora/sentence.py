@@ -84,6 +84,7 @@ class Dependencies:
         upos: The part of speech of each word, None where unknown.
         features: The morphological features of each word, None where unknown.
         automatic: Whether the source is a parser: rules then trust the tree less.
+        xpos: The language's own tag of each word (Penn Treebank tags in English), None where unknown.
 
     Raises:
         ValueError: The heads do not make a tree: every word must lead to a root.
@@ -95,6 +96,7 @@ class Dependencies:
     upos: tuple[str, ...] | None = None
     features: tuple[Mapping[str, str], ...] | None = None
     automatic: bool = False
+    xpos: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         heads: Sequence[Any] = self.heads  # also integers of numpy
@@ -255,7 +257,7 @@ class Sentence:
         self._check_kinds()
         n = len(self.words)
         layers = {"spaces": self.spaces or None, "constituents.tags": getattr(self.constituents, "tags", None)}
-        for name in ("heads", "relations", "upos", "features"):
+        for name in ("heads", "relations", "upos", "features", "xpos"):
             layers[f"dependencies.{name}"] = getattr(self.dependencies, name, None)
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:

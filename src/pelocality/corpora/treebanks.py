@@ -1,4 +1,4 @@
-"""Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames with both."""
+"""Readers of treebanks: bracketed trees, CoNLL-U, and JSON lines with frames and trees."""
 
 import itertools
 import logging
@@ -45,7 +45,7 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     r"""Read bracketed trees, Penn Treebank style, one after the other, on one line or over many.
 
     Args:
-        path: The file, UTF-8, also compressed (``.gz``).
+        path: The file, UTF-8, also compressed.
         language: ISO code of its language.
 
     Returns:
@@ -101,25 +101,25 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     are left out.
 
     Args:
-        path: The file, UTF-8, also compressed (``.gz``).
-        language: ISO code. None takes it from a file name such as ``de_pud-ud-test.conllu`` or
-            ``de-ud-test.conllu`` that begins with the code of a language of Universal Dependencies, and warns of any
-            other name: rules of one language then do not apply.
+        path: The file, UTF-8, also compressed.
+        language: ISO code. None takes it from a file name in the form of Universal Dependencies, such as
+            ``de_pud-ud-test.conllu`` or ``de-ud-test.conllu``, and warns of any other name: rules of one language
+            then do not apply.
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``. Those whose ``# text`` is not that of their words, and comments without words, are dropped and
-        counted.
+        ``SpaceAfter``. A sentence in which no word has a head (a file with tags only) has no dependencies. Sentences
+        whose ``# text`` is not that of their words, and comments without words, are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: While reading, with file and line: a sentence is malformed, or its heads do not make a
-            tree: no root, or a cycle.
+        ValueError: While reading, with file and line: a sentence is malformed, its heads do not make a tree (no root,
+            or a cycle), or the treebank withholds its words (each is ``_``).
 
     Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "de_toy.conllu")
+        ...     file = Path(folder, "de_toy-ud-test.conllu")
         ...     rows = ["1-2 am _ _ _ _ _ _ _ _", "1 an _ ADP _ _ 3 case _ _", "2 dem _ DET _ _ 3 det _ _"]
         ...     rows += ["3 See _ NOUN _ _ 0 root _ SpaceAfter=No", "4 . _ PUNCT _ _ 3 punct _ _"]
         ...     _ = file.write_text("\n".join(row.replace(" ", "\t") for row in rows) + "\n\n")
@@ -127,9 +127,10 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
     if language is None:
-        prefix = re.match(r"([a-z]{2,3})(?:_|-ud-)", Path(path).name, re.IGNORECASE)
+        # a name of another form may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
+        prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
         found = language_code(prefix[1]) if prefix else ""
-        language = found if found in _TREEBANK_LANGUAGES else ""  # "dev_x.conllu", "gum_x.conllu"
+        language = found if found in _TREEBANK_LANGUAGES else ""
         if not language:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
     return file_corpus(path, _conllu_records, partial(_read_conllu_block, language=language_code(language)))
@@ -148,14 +149,22 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         return Dropped("comments without words")
     words = [token for token in tokens if isinstance(token["id"], int)]
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
-    dependencies = Dependencies(
-        tuple(word["head"] for word in words),
-        tuple(word["deprel"] or "_" for word in words),
-        where,
-        tuple(word["upos"] or "_" for word in words),
-        tuple(dict(word["feats"] or {}) for word in words),
-    )
     forms = tuple(word["form"] for word in words)
+    upos = tuple(word["upos"] or "_" for word in words)
+    # a line of underscores that a text does contain is tagged as a sign
+    if not "".join(forms).strip("_") and not {"PUNCT", "SYM", "X"}.issuperset(upos):
+        advice = "get its text as the README of the treebank says"
+        raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
+    dependencies = None
+    if any(word["head"] is not None for word in words):
+        dependencies = Dependencies(
+            tuple(word["head"] for word in words),
+            tuple(word["deprel"] or "_" for word in words),
+            where,
+            upos,
+            tuple(dict(word["feats"] or {}) for word in words),
+            xpos=tuple(word["xpos"] or "_" for word in words),
+        )
     multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
     check_apart(multiword_tokens)
     surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
@@ -224,7 +233,7 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     ``V``; and, where known, ``text``, ``tokens``, ``head``, ``deprel``, ``upos``.
 
     Args:
-        path: The file, UTF-8, also compressed (``.gz``).
+        path: The file, UTF-8, also compressed.
         language: ISO code of its language.
 
     Returns:

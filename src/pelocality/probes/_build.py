@@ -104,8 +104,7 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
             f"pairs must hold Pair or Sentence, got {type(first).__name__}; "
-            "see read_pairs; of a text plain_sentence(text) or a parser of pelocality.corpora makes a Sentence, "
-            "as semantic_role_swap(texts, parser='spacy') does"
+            "see read_pairs; read_texts(texts) makes sentences of texts, with parser=SpacyParser() also their trees"
         )
     if not isinstance(source, Corpus | Collection) and first is not None:  # it may be readable only once
         source = itertools.chain([first], items)
