@@ -17,6 +17,7 @@ from pelocality.corpora.pairs import (
     read_texts as read_texts,
 )
 from pelocality.corpora.parsers import SpacyParser as SpacyParser, StanzaParser as StanzaParser
+from pelocality.corpora.propbank import read_propbank as read_propbank
 from pelocality.corpora.sentence import (
     Argument as Argument,
     Constituent as Constituent,
