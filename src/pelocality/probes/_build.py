@@ -4,11 +4,14 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
+import shutil
 import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -170,7 +173,8 @@ def write_dataset(rows: Iterator[Row], features: datasets.Features, split: datas
     The cache of ``datasets`` would identify results by a hash of a function and its arguments, which does not notice
     that a file has changed; and it is never emptied.
     """
-    path = Path(_scratch().name, f"{uuid.uuid4().hex}.arrow")
+    # the name of the file is in the error of whoever reads the dataset, unpickled elsewhere, once it is removed
+    path = _scratch(os.getpid()) / f"{uuid.uuid4().hex}-temporary-use-save_to_disk.arrow"
     schema = features.arrow_schema
     with pa.ipc.new_stream(path, schema) as file:
         while batch := list(itertools.islice(rows, _BATCH)):
@@ -179,5 +183,8 @@ def write_dataset(rows: Iterator[Row], features: datasets.Features, split: datas
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="pelocality-")
+def _scratch(process: int) -> Path:
+    """Return the folder for the files that a process makes; the process itself removes it, not one forked from it."""
+    folder = Path(tempfile.mkdtemp(prefix="pelocality-"))
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
+    return folder
