@@ -480,9 +480,10 @@ def test_a_treebank_with_tags_alone_is_read_where_no_tree_is_needed(tmp_path):
     assert probe_info(constituency_shuffling(corpus, 2)).dropped == {"no tree": 1}
 
 
-def test_a_treebank_that_withholds_its_words_is_refused(tmp_path):
+@pytest.mark.parametrize("tags", [("PRON", "VERB"), ("X", "X"), ("_", "_")])
+def test_a_treebank_that_withholds_its_words_is_refused(tmp_path, tags):
     rule = conllu("1 ___ _ PUNCT _ _ 0 root _ _")  # a line of a text
-    words = conllu("# text = _ __", "1 _ _ PRON _ _ 2 nsubj _ _", "2 __ _ VERB _ _ 0 root _ _")
+    words = conllu("# text = _ __", f"1 _ _ {tags[0]} _ _ 2 nsubj _ _", f"2 __ _ {tags[1]} _ _ 0 root _ _")
     corpus = read_conllu(write(tmp_path / "en_esl-ud-dev.conllu", rule + words))
     assert corpus[0].text == "___"
     with pytest.raises(ValueError, match=r"dev\.conllu:3: words must be those of a text, each of the 2 is withheld"):

@@ -151,8 +151,8 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
     forms = tuple(word["form"] for word in words)
     upos = tuple(word["upos"] or "_" for word in words)
-    # a line of underscores that a text does contain is tagged as a sign
-    if not "".join(forms).strip("_") and not {"PUNCT", "SYM", "X"}.issuperset(upos):
+    # a line of underscores that a text does contain is tagged as a sign, or is one word
+    if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
         advice = "get its text as the README of the treebank says"
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
     dependencies = None

@@ -6,6 +6,7 @@ from typing import Any
 from pelocality.corpora import Sentence
 
 ALL = "all"  # denotes all relations together
+NO_TOKENS = -2  # in place of the most attended word of a word of which the tokenizer keeps nothing
 
 
 def checked_sentences(sentences: Any) -> Iterator[Sentence]:

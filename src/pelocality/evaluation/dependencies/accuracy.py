@@ -49,6 +49,9 @@ def dependency_accuracy(
     words to the earlier, by heads and offsets alike: a relation whose heads all come later (``det`` in English) has no
     items from dependent to head.
 
+    A word of which the tokenizer keeps no token (a space of width zero, U+FFFD) has no attention. Its arcs are not
+    scored, and ``notes`` of the result counts them.
+
     Where ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
 
     Args:
