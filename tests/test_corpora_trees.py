@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from pelocality.corpora import (
     Argument,
@@ -58,6 +58,11 @@ def test_align_undoes_treebank_escapes_and_quotes():
         (["The", "boy", "'s", "dog", "(", "old", ")", "barks", "!"], "The boy's dog (old) barks!"),
         (["It", "’s", "true", ",", "we", "do", "n’t", "."], "It’s true, we don’t."),
         (["他", "来", "了", "。"], "他来了。"),
+        (
+            ["We", "can", "not", "pay", "US$", "5", "/", "head", ",", "or", "#", "3", "."],
+            "We cannot pay US$5/head, or #3.",
+        ),
+        (["I", "'m", "gon", "na", "go", "[", "now", "]", "!!"], "I'm gonna go [now]!!"),
     ],
 )
 def test_rule_spacing_matches_written_text(words, text):
@@ -100,7 +105,6 @@ def test_a_dash_does_not_join_two_surface_tokens():
     assert [sentence.surface(*place) for place in sentence.surface_tokens] == ["the", "man", "a", "cook", "eats"]
 
 
-@settings(deadline=None)  # the first call imports nltk
 @given(st.lists(st.sampled_from(["a", "I", '"', "``", "''", "'", "`", "--", "...", ".", ",", "(", "$", "n't"])))
 def test_rule_spacing_gives_one_gap_per_word_whatever_the_marks(words):
     spaces = spaces_by_rule(words)
@@ -118,8 +122,8 @@ def test_most_gaps_of_a_treebank_are_guessed_correctly(path):
             place = "quote" if '"' in sentence.words[i : i + 2] else "other"
             gaps[place] += 1
             right[place] += bool(rule[i]) == bool(sentence.spaces[i])
-    # measured on EWT: 98.5 % of all and 97.1 % beside double quotes
-    assert right.total() / gaps.total() > 0.985
+    # measured on EWT: 98.8 % of all and 97.1 % beside double quotes
+    assert right.total() / gaps.total() > 0.987
     assert right["quote"] / gaps["quote"] > 0.97
 
 

@@ -12,7 +12,7 @@ from pelocality.corpora.spacing import unescape
 # a word may have a no-break space
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*((?a:[^\s()]*))\s*(\)?)|(\)|(?a:[^\s()]+))")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
-_NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-"})  # traces, codes such as the speaker, marks of disfluency
+_NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # traces, codes such as the speaker, marks of disfluency
 # traces of treebanks that do not tag them -NONE-: (NP-SBJ *con*), (ADVP *T*-1), and (C 0) or (WNP 0)
 _TRACE = re.compile(r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|W[A-Z]+P)(?:[-=]\S+)? 0")
 _PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
@@ -80,8 +80,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
         if closes and word and label and (unclosed or not found):
             if not unclosed:  # a tree of one word
                 found.append([0, 0, ""])
-            is_code = label in _NOT_WORDS or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
-            is_code = is_code or (label == "ID" and len(unclosed) == 1 and not unclosed[0][2])  # the name of the tree
+            # an ID beside the root is the name of the tree
+            is_code = label in _NOT_WORDS and (label != "ID" or [phrase[2] for phrase in unclosed] == [""])
+            is_code = is_code or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
             if not is_code and not (word[0] in "*0" and _TRACE.fullmatch(f"{label} {word}")):
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
