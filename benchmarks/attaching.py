@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pelocality import DistanceTable, attach
-from pelocality.models._run import find_base
-from pelocality.models.families import record_of
+from pelocality.models import SequenceModel
 
 _LENGTH = 24  # beyond the sliding windows of tiny configurations
 # the last serves sinks that multiply the output
@@ -63,9 +62,10 @@ def off_by(model: Any, *, disable: bool, implementation: str = "eager") -> float
     Raises:
         ValueError: `attach` refuses the model.
     """
-    record, model = record_of(model), find_base(model.double().eval())
-    modules = record.attention_modules(model)
-    table = random_table(record.heads(model, modules[0]) if modules else 1)
+    known = SequenceModel(model.double().eval())
+    family, model = known.family, known.module
+    modules = family.attention_modules(model)
+    table = random_table(family.heads(model, modules[0]) if modules else 1)
     model.config._attn_implementation = "eager"
     for module in model.modules():
         if hasattr(module, "config"):

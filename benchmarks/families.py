@@ -36,7 +36,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from benchmarks.attaching import off_by
 from pelocality import NoEncoding, attach, audit, positional_attention
-from pelocality.models._run import find_base, run
+from pelocality.models import SequenceModel
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
 _LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names
@@ -207,10 +207,10 @@ def measured_off(model: Any) -> float:
         AssertionError: if some matrix is none of these softmaxes.
     """
     result = positional_attention(model, length=LENGTH, words=WORDS, progress=False)
-    base, total = find_base(model), None
+    known, total = SequenceModel(model), None
     for word in WORDS:
         with eager(model), Softmaxes() as softmaxes:
-            run(base, output_attentions=False, input_ids=torch.full((1, LENGTH), word))
+            known.run({"input_ids": torch.full((1, LENGTH), word)})
         maps = [weights.reshape(-1, *weights.shape[-2:])[..., :LENGTH].double() for weights in softmaxes.taken]
         maps = [weights / weights.sum(-1, keepdim=True) for weights in maps]  # without what goes to learned sinks
         total = maps if total is None else [a + b for a, b in zip(total, maps, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pelocality import PositionalSelfAttention, direction_balance, encodings, locality
-from pelocality.models.callback import encoding_parameters
+from pelocality.models.training.callback import encoding_parameters
 
 LENGTH, WIDTH, HEADS, LAYERS = 64, 128, 4, 2
 OPTIONS = {"AttenuatedEncoding": {"decay": [0.02, 0.1, 0.5, 2.0], "form": "logits", "learnable": True}}

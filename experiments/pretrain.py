@@ -41,7 +41,7 @@ from transformers import (
 )
 
 from pelocality import LocalityCallback
-from pelocality.models.callback import encoding_parameters, trajectory
+from pelocality.models.training.callback import encoding_parameters, trajectory
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # flags of an attenuated encoding and their defaults

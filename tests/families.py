@@ -1,13 +1,16 @@
 """Tiny models of every family, from configurations, with weights so large that a wrong formula is noticed."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
+
+from pelocality.models import SequenceModel
 
 VOCABULARY = 97
 # the offset in bytes of the weights of every tiny model from a 64-byte boundary
@@ -265,6 +268,29 @@ def spread(model: Any) -> Any:
         if isinstance(module, hf.PreTrainedModel):
             module.config._experts_implementation = "eager"  # the others take no float64
     return model.double().eval()
+
+
+def base_of(model: Any) -> Any:
+    """Return the bare transformer in a model."""
+    return SequenceModel(model).module
+
+
+def family_of(model: Any) -> Any:
+    """Return what the library knows of the family of a model."""
+    return SequenceModel(model).family
+
+
+@contextmanager
+def eagerly(model: Any) -> Iterator[None]:
+    """Run a model without gradients in eager attention, which returns weights, in a with-statement."""
+    base = base_of(model)
+    before = base.config._attn_implementation
+    base.config._attn_implementation = "eager"
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        base.config._attn_implementation = before
 
 
 def offloaded(model):

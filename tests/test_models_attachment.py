@@ -12,9 +12,9 @@ from torch import nn
 from pelocality import models
 from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
 from pelocality.models import attached
-from pelocality.models._terms import captured_inputs
-from pelocality.models.families import known_logits
-from tests.families import EVERY, FAMILIES, assert_same_outputs, same, state, tiny, tokens
+from pelocality.models.logits.terms import captured_inputs
+from pelocality.models.sequence_model import SequenceModel
+from tests.families import EVERY, FAMILIES, assert_same_outputs, base_of, family_of, same, state, tiny, tokens
 
 N = 11
 attach = functools.partial(models.attach, prove=False)  # the proof has tests of its own
@@ -22,8 +22,8 @@ attach = functools.partial(models.attach, prove=False)  # the proof has tests of
 
 def is_causal(name):
     model = tiny(name)
-    record = known_logits(model)
-    return record.causal(record.base(model))
+    record = family_of(model)
+    return record.causal(base_of(model))
 
 
 ATTACHABLE = list(EVERY)
@@ -39,12 +39,8 @@ def with_implementations(names):
     return [(name, way) for name in names for way in (["eager", "sdpa"] if name in WITH_SDPA else ["eager"])]
 
 
-def base_of(model):
-    return known_logits(model).base(model)
-
-
 def modules_of(model):
-    return list(dict.fromkeys(known_logits(model).attention_layers(base_of(model))))
+    return list(dict.fromkeys(family_of(model).attention_layers(base_of(model))))
 
 
 def set_implementation(model, implementation):
@@ -87,7 +83,7 @@ def normalised_over_keys(name="bert", *, learnable=False, **more):
 @pytest.mark.parametrize("name", ATTACHABLE)
 def test_attention_is_the_softmax_of_the_log_of_the_former_attention_plus_the_bias(name, encoding):
     model = set_implementation(tiny(name), "eager")
-    record, base, modules = known_logits(model), base_of(model), modules_of(model)
+    record, base, modules = family_of(model), base_of(model), modules_of(model)
     encoding = encoding(base.config.num_attention_heads, name)
     ids = tokens(2, N)
     before = attentions(model, ids)
@@ -108,7 +104,7 @@ def test_attention_is_the_softmax_of_the_log_of_the_former_attention_plus_the_bi
 def test_disabled_positions_have_no_effect(name):
     """With one word repeated, every visible key gets the same attention in every layer."""
     model = set_implementation(tiny(name), "eager")
-    record, base = known_logits(model), base_of(model)
+    record, base = family_of(model), base_of(model)
     ids = torch.full((1, N), 17)
     with attach(model, NoEncoding()):
         maps = attentions(model, ids)
@@ -122,9 +118,9 @@ def test_disabled_positions_have_no_effect(name):
 def test_disabling_positions_does_not_change_the_content_term(name):
     """The logits that remain are those of queries and keys without positions."""
     model = set_implementation(tiny(name), "eager")
-    record, base = known_logits(model), base_of(model)
+    record, base = family_of(model), base_of(model)
     module = modules_of(model)[0]
-    with attach(model, NoEncoding()), captured_inputs(record, base) as seen:
+    with attach(model, NoEncoding()), captured_inputs(SequenceModel(model)) as seen:
         weights = attentions(model, tokens(2, N))[0]
     query, key = record.project(module, seen[0])
     if record.content_bias(module) is not None:
@@ -196,7 +192,7 @@ def test_a_bidirectional_decoder_stays_bidirectional(name, implementation, asked
     if asked == "config":
         table = random_table(model.config.num_attention_heads)
         maps = attentions(set_implementation(model, "eager"), ids, **more)[0]
-        assert torch.equal(maps.amin((0, 1)) > 0, known_logits(model).visible(model, modules_of(model)[0], N))
+        assert torch.equal(maps.amin((0, 1)) > 0, family_of(model).visible(model, modules_of(model)[0], N))
         with attach(model, table, position_embeddings="keep"):
             after = attentions(model, ids, **more)[0]
         torch.testing.assert_close(after, (maps.log() + table(N).detach()).softmax(-1), rtol=0, atol=3e-7)
@@ -243,7 +239,7 @@ def test_attention_weights_are_returned_or_refused(name):
                 model(tokens(1, N), output_attentions=True)
             set_implementation(model, "eager")
         maps = attentions(model, tokens(1, N))
-    assert len(maps) == len(known_logits(model).attention_layers(base_of(model)))
+    assert len(maps) == len(family_of(model).attention_layers(base_of(model)))
     for weights in maps:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-6)
 
@@ -410,7 +406,7 @@ def test_models_with_disabled_positions_run_at_four_times_their_length(name):
         output = hidden(model, ids)
         assert output.shape[1] == length
         assert torch.isfinite(output).all()
-        if known_logits(model).max_length(base_of(model)) is not None:
+        if family_of(model).max_length(base_of(model)) is not None:
             embedded = hidden(model, None, inputs_embeds=base_of(model).get_input_embeddings()(ids))
             torch.testing.assert_close(embedded, output)
 

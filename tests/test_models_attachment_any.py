@@ -13,9 +13,21 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
-from pelocality.models import _proof, attach, attached, load
-from pelocality.models.families import longest_input, record_of
-from tests.families import ANY, assert_same_outputs, same, same_weights, small, spread, state, tiny, tiny_any, tokens
+from pelocality.models import SequenceModel, attach, attached, load
+from pelocality.models.attaching import proof
+from tests.families import (
+    ANY,
+    assert_same_outputs,
+    family_of,
+    same,
+    same_weights,
+    small,
+    spread,
+    state,
+    tiny,
+    tiny_any,
+    tokens,
+)
 from tests.test_models_attachment import hooks, set_implementation
 from tests.test_models_restore import lines_of
 from tests.test_models_unknown_families import BESIDE_IMAGES
@@ -170,9 +182,9 @@ class Mixed(nn.Module):
 
 def test_a_module_that_attends_to_no_tokens_gets_no_encoding():
     model = tiny_any("qwen3")
-    own = record_of(model).attention_layers(model)
+    own = family_of(model).attention_layers(model)
     model.layers[0].mixed = Mixed()
-    assert record_of(model).attention_layers(model) == own
+    assert family_of(model).attention_layers(model) == own
     with attach(model, random_table(2)) as attachment:
         assert len(attachment.encodings) == len(own)
 
@@ -285,7 +297,7 @@ def test_a_saved_model_loads_with_its_encodings(name, tmp_path):
     assert_same_outputs(output(loaded, ids), output(model, ids))
     with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
         type(model).from_pretrained(tmp_path)
-    assert len(attached(loaded).encodings) == len(record_of(model).attention_modules(model))
+    assert len(attached(loaded).encodings) == len(family_of(model).attention_modules(model))
 
 
 @pytest.mark.parametrize("name", ["gemma3", "t5gemma2", "mixtral"])
@@ -332,9 +344,9 @@ def test_beside_images_the_language_model_is_changed():
 def test_the_longest_input_is_known_for_tables_of_a_class_of_their_own():
     for name, longest in (("opt", 64), ("gpt_neox", None)):
         model = tiny_any(name)
-        assert longest_input(model) == 64
+        assert SequenceModel(model).longest == 64
         with attach(model, NoEncoding()):
-            assert longest_input(model) == longest
+            assert SequenceModel(model).longest == longest
 
 
 # ---- the proof
@@ -613,7 +625,7 @@ def test_a_model_whose_attention_ends_in_weights_of_zero_is_as_causal_as_its_fam
         attach(model, AttenuatedEncoding()).remove()
 
 
-def test_the_proof_runs_the_model_five_times_in_evaluation_mode_and_can_be_turned_off():
+def test_theproof_runs_the_model_five_times_in_evaluation_mode_and_can_be_turned_off():
     model, runs = tiny_any("qwen3").train(), []
     model.register_forward_hook(lambda module, args, output: runs.append(module.training))
     attach(model, NoEncoding(), prove=False).remove()
@@ -625,12 +637,12 @@ def test_the_proof_runs_the_model_five_times_in_evaluation_mode_and_can_be_turne
         attach(model, NoEncoding(), prove="yes")
 
 
-def test_an_interrupt_during_the_proof_restores_the_model():
+def test_an_interrupt_during_theproof_restores_the_model():
     model = set_implementation(tiny_any("qwen3"), "sdpa")
     before, registered = state(model), hooks(model)
-    lines = len(lines_of(lambda: attach(model, NoEncoding()).remove(), [_proof.__file__], 10**6))
+    lines = len(lines_of(lambda: attach(model, NoEncoding()).remove(), [proof.__file__], 10**6))
     for at in range(0, lines, 47):
-        reached = len(lines_of(lambda: attach(model, NoEncoding()), [_proof.__file__], at))
+        reached = len(lines_of(lambda: attach(model, NoEncoding()), [proof.__file__], at))
         assert reached == at + 1
         assert same(before, state(model)), at
         assert hooks(model) == registered, at

@@ -9,15 +9,8 @@ import transformers as hf
 from torch import nn
 
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
-from pelocality.models import (
-    _bias,
-    _calls,
-    _disable,
-    _restore,
-    _state_dict,
-    attached,
-    attachment,
-)
+from pelocality.models import _calls, _restore, attached
+from pelocality.models.attaching import attachment, bias, disable, saving
 from pelocality.models.families import _mask, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
@@ -312,7 +305,7 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, _bias, _disable, _restore, _state_dict)
+OF_MODELS = (attachment, bias, disable, _restore, saving)
 OF_FAMILIES = (_calls, _mask, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]

@@ -177,7 +177,7 @@ def test_the_encoding_and_the_weights_are_read_from_the_same_file(tmp_path):
 
 
 def test_the_options_that_locate_files_apply_to_every_file(monkeypatch):
-    import pelocality.models.loading as loading
+    import pelocality.models.attaching.loading as loading
 
     asked = []
 

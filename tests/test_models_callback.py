@@ -23,8 +23,8 @@ from transformers.integrations import integration_utils
 from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, T5Buckets
 from pelocality.metrics import adjusted_locality, locality, measure
 from pelocality.models import attach, positional_attention
-from pelocality.models._samples import CAUSAL
-from pelocality.models.callback import BIDIRECTIONAL, LocalityCallback, encoding_parameters, trajectory
+from pelocality.models.measuring.samples import CAUSAL
+from pelocality.models.training.callback import BIDIRECTIONAL, LocalityCallback, encoding_parameters, trajectory
 from tests.test_encodings_cache import Pair
 
 ROWS = [

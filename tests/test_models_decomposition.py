@@ -6,9 +6,8 @@ import transformers as hf
 from torch import nn
 
 from pelocality import locality
-from pelocality.models import decompose, eager_attention, positional_logits
-from pelocality.models.families import known_logits
-from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny, tokens
+from pelocality.models import decompose, positional_logits
+from tests.families import EVERY, FAMILIES, base_of, eagerly, family_of, offloaded, quantised, tiny, tokens
 
 N = 13
 TABLE_ONLY = [
@@ -31,8 +30,8 @@ TOLERANCE = 5e-7  # several families pass through float32 inside
 
 
 def models_attention(model, ids, **inputs):
-    base = known_logits(model).base(model)
-    with eager_attention(model):
+    base = base_of(model)
+    with eagerly(model):
         return base(ids, output_attentions=True, **inputs).attentions
 
 
@@ -123,9 +122,9 @@ def test_absolute_terms_equal_those_of_split_embeddings():
 @pytest.mark.parametrize("name", TABLE_ONLY)
 def test_disabled_positions_leave_only_the_content_term(name):
     model = tiny(name)
-    record = known_logits(model)
+    record = family_of(model)
     with torch.no_grad():
-        record.absolute(record.base(model)).table.weight.zero_()
+        record.absolute(base_of(model)).table.weight.zero_()
     parts = decompose(model, tokens(1, N))
     for term in (parts.content_to_position, parts.position_to_content, parts.position):
         assert term.abs().max() < 1e-9

@@ -9,10 +9,10 @@ from torch import nn
 
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.models import attach, audit, decompose, positional_attention
-from pelocality.models._terms import captured_inputs
-from pelocality.models._wrapper import pretrained
-from pelocality.models.families import known_families, known_logits, longest_input, positions_disabled
-from tests.families import EVERY, FAMILIES, UNKNOWN, tiny, tokens
+from pelocality.models.families import known_families
+from pelocality.models.logits.terms import captured_inputs
+from pelocality.models.sequence_model import SequenceModel
+from tests.families import EVERY, FAMILIES, UNKNOWN, base_of, family_of, tiny, tokens
 
 N = 17
 ABSOLUTE = [
@@ -60,10 +60,10 @@ def logits_from_facts(record, base, module, hidden):
 def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_layer(name):
     model = tiny(name)
     model.config._attn_implementation = "eager"
-    record = known_logits(model)
-    base = record.base(model)
+    record = family_of(model)
+    base = base_of(model)
     modules = record.attention_layers(base)
-    with torch.no_grad(), captured_inputs(record, base) as inputs:
+    with torch.no_grad(), captured_inputs(SequenceModel(model)) as inputs:
         attentions = base(tokens(2, N), output_attentions=True).attentions
         assert len(modules) == len(inputs) == len(attentions)
         for module, hidden, attention in zip(modules, inputs, attentions, strict=True):
@@ -78,8 +78,8 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
 @pytest.mark.parametrize("name", EVERY)
 def test_causal_families_hide_the_future(name):
     model = tiny(name)
-    record = known_logits(model)
-    base = record.base(model)
+    record = family_of(model)
+    base = base_of(model)
     hidden = ~record.visible(base, record.attention_layers(base)[0], 9)
     assert record.causal(base) == bool(hidden.triu(1).sum() == 36)
 
@@ -87,12 +87,12 @@ def test_causal_families_hide_the_future(name):
 @pytest.mark.parametrize("name", ABSOLUTE)
 def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name):
     model = tiny(name)
-    record = known_logits(model)
-    base = record.base(model)
+    record = family_of(model)
+    base = base_of(model)
     absolute = record.absolute(base)
     ids = tokens(2, N)
     with torch.no_grad():
-        with captured_inputs(record, base) as seen:
+        with captured_inputs(SequenceModel(model)) as seen:
             base(ids)
         padding = absolute.table.padding_idx
         first = 0 if padding is None else padding + 1
@@ -110,8 +110,8 @@ def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name)
 @pytest.mark.parametrize("name", ABSOLUTE)
 def test_max_length_is_the_longest_input_that_the_model_accepts(name):
     model = tiny(name)
-    record = known_logits(model)
-    base = record.base(model)
+    record = family_of(model)
+    base = base_of(model)
     most = record.max_length(base)
     with torch.no_grad():
         base(tokens(1, most))
@@ -122,9 +122,9 @@ def test_max_length_is_the_longest_input_that_the_model_accepts(name):
 @pytest.mark.parametrize("name", sorted(set(EVERY) - set(ABSOLUTE)))
 def test_families_without_a_table_have_no_max_length(name):
     model = tiny(name)
-    record = known_logits(model)
-    assert record.absolute(record.base(model)) is None
-    assert record.max_length(record.base(model)) is None
+    record = family_of(model)
+    assert record.absolute(base_of(model)) is None
+    assert record.max_length(base_of(model)) is None
 
 
 def test_every_tested_family_is_known():
@@ -145,8 +145,7 @@ def test_every_tested_family_is_known():
     ],
 )
 def test_the_base_model_is_found_under_heads_and_in_wrappers(make, base_class):
-    model = pretrained(make())
-    base = known_logits(model).base(model)
+    base = base_of(make())
     assert type(base).__name__ == base_class
     assert not getattr(base.config, "is_decoder", False)
 
@@ -158,29 +157,28 @@ def test_the_error_for_an_unknown_family_lists_the_known_ones():
         )
     )
     with pytest.raises(ValueError, match=r"'megatron-bert' is not supported; known: albert, bert, bloom"):
-        known_logits(model)
+        decompose(model, [3])
 
 
 def test_only_transformers_models_have_a_record():
     with pytest.raises(TypeError, match="got Linear"):
-        known_logits(nn.Linear(2, 2))
+        decompose(nn.Linear(2, 2), [3])
     with pytest.raises(TypeError, match="got str"):
-        known_logits("bert-base-uncased")
+        decompose("bert-base-uncased", [3])
 
 
 def test_xlnet_with_bi_data_is_refused():
     model = tiny("xlnet")
     model.config.bi_data = True
     with pytest.raises(ValueError, match="bi_data"):
-        known_logits(model).base(model)
+        SequenceModel(model)
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "llama"])
 def test_the_base_is_found_inside_a_wrapper(name):
     model = tiny(name)
-    record = known_logits(model)
     for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
-        assert record.base(wrapped) is record.base(model)
+        assert base_of(wrapped) is base_of(model)
 
 
 class Logged(hf.BertModel):
@@ -205,37 +203,40 @@ def test_a_subclass_whose_forward_names_no_arguments_is_treated_as_the_class_it_
 def test_several_models_side_by_side_are_refused():
     both = nn.ModuleDict({"student": tiny("bert"), "teacher": tiny("t5")})
     with pytest.raises(ValueError, match=r"2 transformers models side by side \(BertModel, T5EncoderModel\)"):
-        pretrained(both)
-    assert pretrained(both["student"]) is both["student"]
+        SequenceModel(both)
+    assert SequenceModel(both["student"]).with_head is both["student"]
     model = hf.BertForMaskedLM(tiny("bert").config)
-    assert pretrained(nn.ModuleList([model.bert, model])) is model  # the same one twice, once without its head
+    assert (
+        SequenceModel(nn.ModuleList([model.bert, model])).with_head is model
+    )  # the same one twice, once without its head
 
 
 def test_the_error_for_something_else_than_a_model_says_what_to_pass():
     with pytest.raises(
-        TypeError, match=r"got Linear; .* AttentionFunction.* pelocality\.measure.* biased_attention or"
+        TypeError,
+        match=r"got Linear; pass SequenceModel\(module, vocabulary_size=\.\.\.\) or SequenceModel\(module, inp",
     ):
-        pretrained(nn.Linear(2, 2))
+        SequenceModel(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"got str; load it with transformers\.AutoModel"):
-        pretrained("bert-base-uncased")
+        SequenceModel("bert-base-uncased")
     with pytest.raises(TypeError, match="got the class BertModel; load it with"):
-        pretrained(hf.BertModel)
+        SequenceModel(hf.BertModel)
     with pytest.raises(TypeError, match=r"got SimpleNamespace; pass its \.model"):
-        pretrained(SimpleNamespace(model=tiny("bert")))
+        SequenceModel(SimpleNamespace(model=tiny("bert")))
     with pytest.raises(TypeError, match="got SimpleNamespace; that is a tokenizer: pass the model first"):
-        pretrained(SimpleNamespace(all_special_ids=[], model=None))
+        SequenceModel(SimpleNamespace(all_special_ids=[], model=None))
 
 
 def test_the_longest_input_is_that_of_the_table_unless_it_is_disabled():
     model = tiny("roberta")
-    assert longest_input(model) == longest_input(nn.DataParallel(model)) == 40
+    assert SequenceModel(model).longest == SequenceModel(nn.DataParallel(model)).longest == 40
     with attach(model, AttenuatedEncoding()):
-        assert longest_input(model) is None
-        assert positions_disabled(nn.DataParallel(model))
+        assert SequenceModel(model).longest is None
+        assert SequenceModel(nn.DataParallel(model)).positions_disabled
     with attach(model, AttenuatedEncoding(), position_embeddings="keep"):
-        assert longest_input(model) == 40
-        assert not positions_disabled(model)
-    assert longest_input(tiny("t5")) is None
+        assert SequenceModel(model).longest == 40
+        assert not SequenceModel(model).positions_disabled
+    assert SequenceModel(tiny("t5")).longest is None
 
 
 @pytest.mark.parametrize(
@@ -246,12 +247,12 @@ def test_the_longest_input_runs_and_one_token_more_does_not_where_positions_are_
     more = {"Luke": {"entity_vocab_size": 9}, "Esm": {"mask_token_id": 3}, "Xmod": {"default_language": "en_XX"}}
     config = {"vocab_size": 97, "max_position_embeddings": 42, "pad_token_id": 1} | sizes | more.get(name, {})
     model = getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(**config)).eval()
-    assert longest_input(model) == 40
+    assert SequenceModel(model).longest == 40
     model(tokens(1, 40))
     with pytest.raises((IndexError, RuntimeError), match="out of "):
         model(tokens(1, 41))
 
 
 def test_a_family_without_a_record_is_as_long_as_its_configuration_says():
-    assert longest_input(UNKNOWN["rembert"]()) == 512
-    assert not positions_disabled(UNKNOWN["rembert"]())
+    assert SequenceModel(UNKNOWN["rembert"]()).longest == 512
+    assert not SequenceModel(UNKNOWN["rembert"]()).positions_disabled

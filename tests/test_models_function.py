@@ -80,7 +80,7 @@ def test_a_softmax_without_a_batch_axis_has_as_many_heads_for_one_text_as_for_se
 
 def test_a_softmax_of_other_heads_than_before_is_refused():
     function = AttentionFunction(lambda ids: [torch.zeros(len(ids), 2 + len(ids), N, N).softmax(-1)], 50)
-    with pytest.raises(ValueError, match="the softmax of layer 0 is not one of 3 heads for each text"):
+    with pytest.raises(ValueError, match="the attention of layer 0 is not one of 3 heads for each text"):
         positional_attention(function, length=N, words=4)
 
 
@@ -95,7 +95,7 @@ def test_what_is_not_attention_or_cannot_be_run_is_refused():
         positional_attention(states, length=N, words=[3])
     for itself, wanted in ((torch.eye(N, dtype=torch.int64), "float"), (np.eye(N, dtype=bool), "astype")):
         hard = AttentionFunction(lambda ids, itself=itself: [itself[None, None]], 50)
-        with pytest.raises(ValueError, match=rf"attention must be floating-point .* use attention\.{wanted}"):
+        with pytest.raises(TypeError, match=rf"attention must be floating-point .* use attention\.{wanted}"):
             positional_attention(hard, length=N, words=[3])
     padded = {"input_ids": tokens(2, N), "attention_mask": torch.tensor([[1] * N, [1] * 4 + [0] * 5])}
     with pytest.raises(ValueError, match="texts of one length"):

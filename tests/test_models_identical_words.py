@@ -11,19 +11,19 @@ import torch
 import transformers as hf
 from torch import nn
 
-import pelocality.models.identical_words as identical
+import pelocality.models.measuring.identical_words as identical
 from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
 from pelocality.models import (
     AttentionFunction,
     LocalityCallback,
+    SequenceModel,
     attach,
     decompose,
     positional_attention,
     positional_logits,
 )
-from pelocality.models.families import known_logits
-from tests.families import EVERY, offloaded, quantised, same, state, tiny, tokens
+from tests.families import EVERY, base_of, family_of, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_words import byte_level
 
 N = 12
@@ -32,7 +32,7 @@ WORDS = [7, 9, 30, 55]
 
 def slow_probe(model, words, n):
     """Return the mean over words of the attention of each word repeated, computed one word at a time."""
-    base = known_logits(model).base(model).eval()
+    base = base_of(model).eval()
     base.config._attn_implementation = "eager"
     total = 0
     with torch.no_grad():
@@ -54,13 +54,13 @@ def test_every_family_is_probed_as_defined_and_restored(name):
     torch.testing.assert_close(result.attention.sum(-1), torch.ones_like(result.attention[..., 0]), rtol=0, atol=1e-6)
     assert result.attention.dtype == torch.float64
     assert result.source.word_ids == tuple(WORDS)
-    assert result.source.causal == known_logits(model).causal(known_logits(model).base(model))
+    assert result.source.causal == family_of(model).causal(base_of(model))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_family_is_restored_after_an_interrupt(name):
     model = tiny(name).train()
-    last = known_logits(model).attention_layers(known_logits(model).base(model))[-1]
+    last = family_of(model).attention_layers(base_of(model))[-1]
     calls = []
 
     def interrupt(*_):
@@ -425,10 +425,13 @@ def test_a_prefix_is_fed_and_cut_out():
 
 
 def test_a_query_whose_other_weights_underflow_beside_the_prefix_is_uniform_over_the_others():
-    logits = torch.zeros(N + 1, N + 1)
-    logits[:, 0] = 1e4
-    model = AttentionFunction(lambda ids: [logits.expand(len(ids), 1, -1, -1).softmax(-1)], vocabulary_size=9)
-    result = positional_attention(model, length=N, words=2, prefix=0)
+    class First(nn.Module):
+        def forward(self, ids):
+            logits = torch.zeros(len(ids), 1, N + 1, N + 1)
+            logits[..., 0] = 1e4
+            return logits.softmax(-1) @ ids[:, None, :, None].float()
+
+    result = positional_attention(SequenceModel(First(), vocabulary_size=9), length=N, words=2, prefix=0)
     torch.testing.assert_close(result.attention, torch.full((1, 1, N, N), 1 / N))
 
 

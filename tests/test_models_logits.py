@@ -7,9 +7,9 @@ from torch import nn
 
 from pelocality.encodings import NoEncoding
 from pelocality.metrics import locality
-from pelocality.models import attach, decompose, eager_attention, logits, positional_logits
-from pelocality.models.families import known_logits
-from tests.families import EVERY, FAMILIES, offloaded, quantised, tiny
+from pelocality.models import attach, decompose, positional_logits
+from pelocality.models.logits import position
+from tests.families import EVERY, FAMILIES, base_of, eagerly, family_of, offloaded, quantised, tiny
 
 N = 14
 EXACT = [
@@ -26,8 +26,8 @@ def attention_without_content(model, layer):
 
     The first layer gets an input of zero word embeddings. A deeper one gets zeros for hidden states.
     """
-    record = known_logits(model)
-    base = record.base(model)
+    record = family_of(model)
+    base = base_of(model)
     width = base.get_input_embeddings().embedding_dim
     calls = iter(range(10**6))
     modules = dict.fromkeys(record.attention_layers(base))
@@ -41,7 +41,7 @@ def attention_without_content(model, layer):
         return args, kwargs
 
     handles = [module.register_forward_pre_hook(silence, with_kwargs=True) for module in modules]
-    with eager_attention(model):
+    with eagerly(model):
         maps = base(inputs_embeds=torch.zeros(1, N, width).double(), output_attentions=True).attentions
     for handle in handles:
         handle.remove()
@@ -68,8 +68,8 @@ def test_exact_logits_give_the_models_attention_without_content(name):
 def test_constant_content_logits_give_the_models_attention_for_that_word(name):
     model = tiny(name)
     delta = positional_logits(model, length=N, words=[7])
-    base = known_logits(model).base(model)
-    with eager_attention(model):
+    base = base_of(model)
+    with eagerly(model):
         own = base(torch.full((1, N), 7), output_attentions=True).attentions
     assert delta.method == "average"
     assert delta.word_ids == (7,)
@@ -83,7 +83,7 @@ def test_constant_content_logits_give_the_models_attention_for_that_word(name):
 def test_a_pure_bias_is_the_logits_of_any_repeated_word(name):
     model = tiny(name)
     own_weights = positional_logits(model, length=N).attention
-    with eager_attention(model):
+    with eagerly(model):
         own = model(torch.full((1, N), 23), output_attentions=True).attentions
     assert (own_weights - torch.cat(own)).abs().max() < TOLERANCE
 
@@ -104,7 +104,7 @@ def test_relative_is_given_where_logits_depend_on_distance_alone(name):
             positional_logits(model, length=N)
         return
     delta = positional_logits(model, length=N)
-    absolute = known_logits(model).max_length(known_logits(model).base(model)) is not None
+    absolute = family_of(model).max_length(base_of(model)) is not None
     assert (delta.relative is None) == absolute
     if not absolute:
         for i in range(N):
@@ -142,13 +142,13 @@ def test_metrics_accept_the_result():
 @pytest.mark.parametrize("name", ["t5", "llama"])
 def test_the_progress_bar_counts_layers_and_can_be_disabled(name, monkeypatch):
     seen = []
-    original = logits.tqdm
+    original = position.tqdm
 
     def spy(layers, **kwargs):
         seen.append((len(layers), kwargs["disable"]))
         return original(layers, **kwargs)
 
-    monkeypatch.setattr(logits, "tqdm", spy)
+    monkeypatch.setattr(position, "tqdm", spy)
     for progress in (True, False):
         positional_logits(tiny(name), length=N, words=2, progress=progress)
     assert seen == [(3, False), (3, True)]

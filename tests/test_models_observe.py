@@ -1,25 +1,27 @@
 """Which layers attention maps belong to and which keys their masks leave visible, in models that have no record."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import accelerate
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 from pelocality.encodings import ALiBi
 from pelocality.metrics import adjusted_locality
 from pelocality.models import (
+    AttentionFunction,
     PositionalAttention,
-    _observe,
+    SequenceModel,
     attach,
+    layers,
     position_share,
     positional_attention,
     text_average,
 )
-from pelocality.models._observe import observe
-from pelocality.models._run import find_base
-from pelocality.models.eager import eager_attention
+from pelocality.models.layers import attention_layers, observe_layers
 from tests.families import UNKNOWN, same, small, state, tiny, tiny_any, tokens
 
 N = 11
@@ -109,10 +111,17 @@ def attend_uniformly(model):
     return model
 
 
-def observed(model, ids):
-    base = find_base(model)
-    with eager_attention(model):
-        return observe(base, input_ids=ids)
+def observed(model, ids, **more):
+    """Return the layers of a model that attend, and of each the attention and the visible keys."""
+    model, inputs, maps, visible = SequenceModel.of(model), {"input_ids": ids, **more}, [], []
+
+    def use(_, weights, seen):
+        maps.append(weights)
+        visible.append(seen)
+
+    known = attention_layers(model, inputs)
+    observe_layers(model, known, known.layers, inputs, use)
+    return SimpleNamespace(known=known, maps=maps, visible=visible)
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -179,11 +188,9 @@ def test_keys_whose_weights_underflow_are_visible():
 
 
 def test_padding_is_masked_in_its_sequence_only():
-    base = find_base(made("gemma2"))
     mask = torch.ones(2, N, dtype=torch.long)
     mask[1, 6:] = 0
-    with eager_attention(base):
-        seen = observe(base, input_ids=tokens(2, N), attention_mask=mask)
+    seen = observed(made("gemma2"), tokens(2, N), attention_mask=mask)
     assert torch.equal(seen.visible[1][0], CAUSAL)
     assert not seen.visible[1][1, :6, 6:].any()
     assert torch.equal(seen.visible[1][1, :6, :6], CAUSAL[:6, :6])
@@ -244,7 +251,7 @@ def test_layers_are_found_on_the_beginning_of_a_long_input(name, monkeypatch):
         return words.attention, words.per_sample, mean.attention, mean.per_sample, mean.share
 
     whole = measured()
-    monkeypatch.setattr(_observe, "_BEGINNING", 3)
+    monkeypatch.setattr(layers, "_BEGINNING", 3)
     torch.testing.assert_close(measured(), whole, rtol=0, atol=0, equal_nan=True)
 
 
@@ -258,21 +265,15 @@ def test_selecting_a_layer_without_attention_raises():
 @pytest.mark.parametrize("name", ["albert", "albert with inner layers", "t5", "xlnet", "bert", "distilbert", "bloom"])
 def test_layers_are_counted_where_blocks_are_shared(name):
     model = tiny(name)
-    with eager_attention(model):
-        seen = observe(model, input_ids=tokens(2, N))
+    seen = observed(model, tokens(2, N))
     assert seen.known.layers == tuple(range(len(seen.maps)))
     assert seen.known.depth == len(seen.maps)
 
 
 def test_layers_that_differ_in_heads_are_refused():
-    class Uneven(hf.RemBertModel):
-        def forward(self, input_ids=None, **_):
-            batch, n = input_ids.shape
-            maps = tuple(torch.eye(n).expand(batch, heads, n, n) for heads in (2, 1))
-            return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
-
+    uneven = AttentionFunction(lambda ids: [torch.eye(N).expand(len(ids), heads, N, N) for heads in (2, 1)], 99)
     with pytest.raises(ValueError, match=r"different numbers of heads \(1, 2\)"):
-        positional_attention(Uneven(UNKNOWN["rembert"]().config), length=N, words=4)
+        positional_attention(uneven, length=N, words=4)
 
 
 def test_compiled_layers_are_observed_too():
@@ -292,17 +293,34 @@ def test_adjusted_locality_of_uniform_attention_inside_a_window_is_zero():
     assert adjusted_locality(result).abs().max() < 1e-6
 
 
-def test_a_softmax_of_the_same_numbers_in_another_order_is_not_that_of_a_layer():
-    class Permuted(hf.RemBertModel):
-        def forward(self, input_ids=None, **_):
-            batch, n = input_ids.shape
-            scores = torch.rand(batch, 2, n, n)
-            scores.transpose(0, 1).softmax(-1)  # (head, batch, n, n), as many numbers
-            maps = (scores.softmax(-1),)
-            return hf.modeling_outputs.BaseModelOutput(torch.zeros(batch, n, 16), attentions=maps)
+class Attends(nn.Module):
+    """An own module of one layer, whose weights a function changes before they multiply the values."""
 
-    known = observe(Permuted(UNKNOWN["rembert"]().config), input_ids=tokens(3, N)).known
-    assert (known.order, known.softmaxes) == ((1,), 2)
+    def __init__(self, change=lambda weights: weights):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.change = nn.Embedding(99, 8), change
+
+    def forward(self, ids):
+        states = self.words(ids).unflatten(-1, (2, 4)).transpose(1, 2)
+        scores = states @ states.mT
+        scores.transpose(0, 1).softmax(-1)  # (head, batch, n, n): as many numbers, which multiply nothing
+        self.weights = scores.softmax(-1)
+        return self.change(self.weights) @ states
+
+
+def test_a_softmax_that_multiplies_no_values_is_not_the_attention_of_a_layer():
+    model = Attends().eval()
+    seen = observed(SequenceModel(model, vocabulary_size=99), tokens(3, N))
+    assert seen.known.layers == (0,)
+    assert torch.equal(seen.maps[0], model.weights)
+
+
+@pytest.mark.parametrize("change", [lambda weights: weights * 0.5, lambda weights: weights.flip(1)])
+def test_weights_that_are_changed_after_their_softmax_are_refused(change):
+    model = SequenceModel(Attends(change), vocabulary_size=99)
+    with pytest.raises(ValueError, match="Attends cannot be probed: no attention over all its tokens was seen"):
+        observed(model, tokens(1, N))
 
 
 def test_the_mask_of_an_attached_encoding_is_seen():
@@ -362,14 +380,9 @@ def test_learned_sinks_are_measured_and_set_apart(name):
 
 
 def test_rows_that_a_sink_does_not_explain_are_refused():
-    class Damped(hf.BertModel):
-        def forward(self, input_ids=None, **more):
-            outputs = super().forward(input_ids, **more)
-            outputs["attentions"] = tuple(weights * 0.5 for weights in outputs.attentions)
-            return outputs
-
+    damped = AttentionFunction(lambda ids: [torch.eye(N).expand(len(ids), 1, N, N) * 0.5], 99)
     with pytest.raises(ValueError, match=r"layer 0 do not sum to 1 \(off by 0\.5\)"):
-        positional_attention(Damped(tiny("bert").config), length=N, words=[7])
+        positional_attention(damped, length=N, words=[7])
 
 
 def test_a_difference_of_two_maps_is_refused():
@@ -454,45 +467,47 @@ def test_errors_of_a_model_name_it():
         positional_attention(Broken(tiny("bert").config), length=N, words=[7])
 
 
-def test_the_way_out_of_a_forward_in_mixed_precision_is_named():
+def test_a_forward_in_mixed_precision_is_measured_as_it_runs():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier Trainer
     try:
         model = tiny("bert").float()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(5)  # so that rounding to bfloat16 shows
-        model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
-        with pytest.raises(ValueError, match=r"mixed precision, which `del model\.forward` undoes$"):
-            positional_attention(model, length=N)
-        del model.forward
-        assert positional_attention(model, length=N).attention.dtype == torch.float32
+        expected = positional_attention(model, length=N, words=4).attention
+        prepared = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+        rounded = positional_attention(prepared, length=N, words=4).attention
+        assert 1e-6 < (rounded - expected).abs().max() < 0.1
     finally:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_a_model_whose_eager_attention_computes_something_else_is_refused():
+def test_a_model_is_measured_in_the_attention_implementation_that_it_uses():
     """In transformers 5.23 the eager attention of Falcon adds its ALiBi biases twice."""
 
     class Doubled(hf.GPT2Model):
         def forward(self, input_ids=None, **inputs):
             eager = self.config._attn_implementation == "eager"
-            return super().forward(
-                input_ids, **inputs, position_ids=(1 + eager) * torch.arange(input_ids.shape[1])[None]
-            )
+            positions = (1 + eager) * torch.arange(input_ids.shape[1])[None]
+            return super().forward(input_ids, **inputs, position_ids=positions)
 
-    model = Doubled(tiny("gpt2").config).eval()
-    before = state(model)
-    ids = tokens(3, N)
-    calls = (
-        lambda: positional_attention(model, length=N, words=3),
-        lambda: position_share(model, [{"input_ids": ids}], special_tokens=True),
-    )
-    for measure in calls:
-        with pytest.raises(
-            ValueError, match=r"eager attention, which returns weights, it gives other outputs than with s"
-        ):
-            measure()
-    assert same(before, state(model))
-    model.config._attn_implementation = "eager"
-    for measure in calls:
-        measure()
+    plain = tiny("gpt2")
+    doubled = Doubled(plain.config).double().eval()
+    doubled.load_state_dict(plain.state_dict())
+    before = state(doubled)
+    expected = positional_attention(plain, length=N, words=3).attention
+    torch.testing.assert_close(positional_attention(doubled, length=N, words=3).attention, expected)
+    assert same(before, state(doubled))
+    doubled.config._attn_implementation = "eager"
+    assert (positional_attention(doubled, length=N, words=3).attention - expected).abs().max() > 0.01
+
+
+def test_falcon_with_alibi_has_the_published_slopes():
+    """Refused before, as its eager attention is wrong; the witness is the formula of Press et al. (2022)."""
+    config = hf.FalconConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True,
+        new_decoder_architecture=False, multi_query=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.FalconModel(config).double().eval()
+    logs = positional_attention(model, length=N, words=[50]).attention.log()
+    steps = logs[0, :, 1:, 1] - logs[0, :, 1:, 0]  # of one key further to the right, for every query that sees both
+    slopes = torch.tensor([2.0 ** -(2 * head) for head in range(1, 5)], dtype=torch.float64)
+    torch.testing.assert_close(steps, (slopes / 8**0.5)[:, None].expand_as(steps), rtol=1e-6, atol=1e-7)

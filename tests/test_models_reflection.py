@@ -19,7 +19,7 @@ from pelocality.encodings import (
     SinusoidalEncoding,
 )
 from pelocality.models import AttentionFunction, attach
-from pelocality.models.reflection import reflection_gap
+from pelocality.models.measuring.reflection import reflection_gap
 from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_attachment import CAUSAL, DISABLEABLE, WITH_CONVOLUTION, random_table, set_implementation
 from tests.test_models_observe import DECODERS

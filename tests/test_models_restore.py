@@ -7,11 +7,12 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 import pelocality
-from pelocality.models import _observe, _run, decompose, decomposition, eager, positional_attention
+from pelocality.models import decompose, layers, observer, positional_attention, sequence_model
 from pelocality.models._restore import restoring
+from pelocality.models.logits import decomposition
 from tests.families import UNKNOWN, same, state, tiny, tokens
 
-MODULES = (eager, _observe, _run, decomposition, pelocality.models._restore)
+MODULES = (observer, layers, sequence_model, decomposition, pelocality.models._restore)
 RESTORING = tuple(module.__file__ for module in MODULES)
 
 

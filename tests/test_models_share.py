@@ -9,9 +9,8 @@ from torch import nn
 
 from pelocality.encodings import ALiBi
 from pelocality.models import attach, position_share, positional_attention
-from pelocality.models._text import TextSums
-from pelocality.models.families import known_logits
-from tests.families import FAMILIES, UNKNOWN, same, state, tiny, tokens
+from pelocality.models.measuring.text import TextSums
+from tests.families import FAMILIES, UNKNOWN, base_of, same, state, tiny, tokens
 from tests.test_models_words import byte_level, wordpiece
 
 N = 9
@@ -109,7 +108,7 @@ def test_one_pass_equals_the_definition_with_lengths_that_differ():
 def test_models_with_constant_content_are_positional(name):
     """Every word has the same vector, so attention depends on position only."""
     model = tiny(name)
-    embedding = known_logits(model).base(model).get_input_embeddings()
+    embedding = base_of(model).get_input_embeddings()
     with torch.no_grad():
         embedding.weight[:] = embedding.weight[7]
     result = position_share(model, batches(3), special_tokens=True)

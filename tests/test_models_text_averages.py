@@ -9,8 +9,8 @@ from pelocality.encodings import ALiBi
 from pelocality.models import (
     AttentionFunction,
     TextAverage,
-    _observe,
     attach,
+    layers,
     position_share,
     positional_attention,
     text_average,
@@ -266,19 +266,6 @@ def test_texts_of_unequal_lengths_are_noted_where_the_mean_leans_to_the_left():
     torch.testing.assert_close(metrics.direction_balance(cut), torch.zeros(1, 1).double())
 
 
-def test_of_batches_of_any_lengths_the_attention_of_one_layer_is_in_memory_at_a_time(monkeypatch):
-    observe, sizes = _observe.observe, []
-
-    def spy(base, **inputs):
-        sizes.append(len(inputs["input_ids"]))
-        return observe(base, **inputs)
-
-    monkeypatch.setattr(_observe, "observe", spy)
-    text = [{"input_ids": tokens(3, n)} for n in (7, 9, 9, 12, 7)]
-    text_average(tiny("bert"), text, special_tokens=True)
-    assert sizes == [1] * 4  # the layers are found on one text; the batches themselves are run layer by layer
-
-
 def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
     model = tiny("bert")
     run = type(model).forward
@@ -290,7 +277,7 @@ def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
 
     monkeypatch.setattr(type(model), "forward", forward)
     for beginning in (500, 6):
-        monkeypatch.setattr(_observe, "_BEGINNING", beginning)
+        monkeypatch.setattr(layers, "_BEGINNING", beginning)
         with pytest.raises(
             ValueError, match=r"cannot be probed: on [12] x 9 tokens it fails with RuntimeError: too long for"
         ):

@@ -6,9 +6,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality.encodings import ALiBi
-from pelocality.models import attach, attached, positional_attention, reflection_gap
-from pelocality.models._run import find_base
-from pelocality.models.families import known_logits, longest_input, positions_disabled
+from pelocality.models import SequenceModel, attach, attached, decompose, positional_attention, reflection_gap
 from tests.families import UNKNOWN, small, tiny
 
 N = 12
@@ -19,7 +17,7 @@ WORDS = [7, 9, 30, 55]
 def test_families_without_a_record_are_probed(name):
     model = UNKNOWN[name]().eval()
     with pytest.raises(ValueError, match="not supported"):
-        known_logits(model)
+        decompose(model, [7, 9])
     result = positional_attention(model, length=N, words=WORDS)
     model.config._attn_implementation = "eager"
     with torch.no_grad():
@@ -38,7 +36,7 @@ REFUSED = {
             hf.FSMTConfig(src_vocab_size=99, tgt_vocab_size=99, d_model=8, encoder_layers=1, decoder_layers=1,
                           encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_attention_heads=2, decoder_attention_heads=2)
         ),
-        r"no token embeddings; if it returns attention weights, pass those to pelocality\.measure",
+        r"no token embeddings; pass SequenceModel\(model, inputs=",
     ),
     "vision-encoder-decoder": (
         lambda: hf.VisionEncoderDecoderModel(
@@ -48,13 +46,6 @@ REFUSED = {
             )
         ),
         r"no token embeddings; pass model\.decoder",
-    ),
-    "squeezebert": (
-        lambda: hf.SqueezeBertModel(
-            small(hf.SqueezeBertConfig, embedding_size=16, q_groups=1, k_groups=1, v_groups=1, post_attention_groups=1,
-                  intermediate_groups=1, output_groups=1)
-        ),
-        "do not sum to 1 .* or logits",
     ),
     "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
     "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "mixes the logits"),
@@ -135,7 +126,7 @@ def test_beside_images_the_model_of_the_text_is_measured_and_given_encodings(nam
     make, text = BESIDE_IMAGES[name]
     model = make().eval()
     part = model.get_submodule(text)
-    assert find_base(model) is find_base(part) is part
+    assert SequenceModel(model).module is SequenceModel(part).module is part
     result = positional_attention(model, length=N, words=WORDS)
     assert torch.equal(result.attention, positional_attention(part, length=N, words=WORDS).attention)
     assert result.source.model_class == type(part).__name__
@@ -143,8 +134,8 @@ def test_beside_images_the_model_of_the_text_is_measured_and_given_encodings(nam
         attach(model, ALiBi(3))
     with attach(model, ALiBi(2)):
         assert len(attached(part).encodings) == len(result.layers) == 2
-        assert longest_input(model) is longest_input(part) is None
-        assert positions_disabled(model)
+        assert SequenceModel(model).longest is SequenceModel(part).longest is None
+        assert SequenceModel(model).positions_disabled
 
 
 def test_limits_of_another_name_in_the_configuration_are_known():
@@ -153,7 +144,7 @@ def test_limits_of_another_name_in_the_configuration_are_known():
     decoder = hf.WhisperModel(whisper).eval().get_decoder()
     mpt = hf.MptModel(hf.MptConfig(vocab_size=99, d_model=16, n_heads=2, n_layers=2, max_seq_len=70)).eval()
     for model in (decoder, mpt):
-        assert longest_input(model) == 70
+        assert SequenceModel(model).longest == 70
         assert positional_attention(model, length=70, words=WORDS[:1]).length == 70
         with pytest.raises(ValueError, match="length=71 is beyond the 70 positions"):
             reflection_gap(model, [7] * 71)
@@ -169,7 +160,7 @@ def test_a_model_that_returns_no_weights_is_refused():
         def forward(self, input_ids=None, **_):
             return hf.modeling_outputs.BaseModelOutput(last_hidden_state=torch.zeros(*input_ids.shape, 16))
 
-    with pytest.raises(ValueError, match=r"returned no attention weights.*attn_implementation='eager'"):
+    with pytest.raises(ValueError, match=r"no attention over all its tokens was seen"):
         positional_attention(Silent(tiny("bert").config), length=N, words=WORDS)
 
 

@@ -4,7 +4,8 @@ import pytest
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pelocality.models._words import choose_words, special_ids, special_tokens_around
+from pelocality.models.measuring.words import choose_words, special_ids, special_tokens_around
+from pelocality.models.sequence_model import SequenceModel
 from tests.families import tiny
 
 TEXT = ["a cat and a dog sat on a mat", "the dogs ran 42 miles, unhappily!", "a hat and a bat"] * 20
@@ -63,7 +64,7 @@ def model_for(tokenizer):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_drawn_words_are_words_of_letters_and_encode_to_one_token(kind):
     tokenizer = TOKENIZERS[kind]()
-    ids, names = choose_words(model_for(tokenizer), tokenizer, 3, 0)
+    ids, names = choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 3, 0)
     assert len(set(ids)) == 3
     for token, name in zip(ids, names, strict=True):
         assert name.isalpha()
@@ -73,10 +74,10 @@ def test_drawn_words_are_words_of_letters_and_encode_to_one_token(kind):
 
 def test_the_words_of_a_wordpiece_vocabulary_are_neither_pieces_nor_numbers_nor_special():
     tokenizer = wordpiece()
-    _, names = choose_words(model_for(tokenizer), tokenizer, 4, 0)
+    _, names = choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 4, 0)
     assert sorted(names) == ["a", "cat", "dog", "river"]
     with pytest.raises(ValueError, match="words=5 is more than the 4 words"):
-        choose_words(model_for(tokenizer), tokenizer, 5, 0)
+        choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 5, 0)
 
 
 def test_words_with_marks_after_their_letters_are_words():
@@ -86,28 +87,28 @@ def test_words_with_marks_after_their_letters_are_words():
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
-    assert set(choose_words(model_for(tokenizer), tokenizer, 7, 0)[1]) == {"a", *words}
+    assert set(choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 7, 0)[1]) == {"a", *words}
     with pytest.raises(ValueError, match=r"more than the 7 words in this vocabulary.*ask for fewer"):
-        choose_words(model_for(tokenizer), tokenizer, 8, 0)
+        choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 8, 0)
 
 
 def test_words_of_a_byte_level_vocabulary_start_with_a_space():
     tokenizer = byte_level()
     model = model_for(tokenizer)
-    ids, _ = choose_words(model, tokenizer, 5, 0)
+    ids, _ = choose_words(SequenceModel(model), tokenizer, 5, 0)
     assert all(token.startswith("Ġ") for token in tokenizer.convert_ids_to_tokens(ids))
 
 
 def test_given_words_are_looked_up_as_inside_a_sentence():
     tokenizer = byte_level()
-    ids, names = choose_words(model_for(tokenizer), tokenizer, ["dog", "mat"], 0)
+    ids, names = choose_words(SequenceModel(model_for(tokenizer)), tokenizer, ["dog", "mat"], 0)
     assert tokenizer.convert_ids_to_tokens(list(ids)) == ["Ġdog", "Ġmat"]
     assert names == ("dog", "mat")
 
 
 def test_ids_and_words_can_be_mixed():
     tokenizer = wordpiece()
-    assert choose_words(model_for(tokenizer), tokenizer, [6, "dog"], 0) == ((6, 7), ("cat", "dog"))
+    assert choose_words(SequenceModel(model_for(tokenizer)), tokenizer, [6, "dog"], 0) == ((6, 7), ("cat", "dog"))
 
 
 @pytest.mark.parametrize(("word", "message"), [
@@ -118,7 +119,7 @@ def test_ids_and_words_can_be_mixed():
 def test_a_word_that_is_not_one_token_is_refused(word, message):
     tokenizer = wordpiece()
     with pytest.raises(ValueError, match=message):
-        choose_words(model_for(tokenizer), tokenizer, [word], 0)
+        choose_words(SequenceModel(model_for(tokenizer)), tokenizer, [word], 0)
 
 
 @pytest.mark.parametrize("words", [[6, 6], ["cat", "dog", "cat"], [6, "cat"]])
@@ -126,7 +127,7 @@ def test_a_word_that_is_given_twice_is_refused(words):
     """It would count twice in the intervals over words."""
     tokenizer = wordpiece()
     with pytest.raises(ValueError, match=r"words holds .* more than once"):
-        choose_words(model_for(tokenizer), tokenizer, words, 0)
+        choose_words(SequenceModel(model_for(tokenizer)), tokenizer, words, 0)
 
 
 def test_a_tokenizer_of_another_model_is_refused():
@@ -134,14 +135,14 @@ def test_a_tokenizer_of_another_model_is_refused():
     model = model_for(tokenizer)
     model.resize_token_embeddings(8, mean_resizing=False)
     with pytest.raises(ValueError, match="is this the model's tokenizer"):
-        choose_words(model, tokenizer, ["river"], 0)
+        choose_words(SequenceModel(model), tokenizer, ["river"], 0)
 
 
 def test_without_a_tokenizer_the_configurations_special_ids_are_left_out():
     model = tiny("t5")
-    special = special_ids(model)
+    special = special_ids(SequenceModel(model))
     assert {0, 1} <= special
-    ids, names = choose_words(model, None, 97 - len(special & set(range(97))), 0)
+    ids, names = choose_words(SequenceModel(model), None, 97 - len(special & set(range(97))), 0)
     assert not special & set(ids)
     assert names == tuple(map(str, ids))
 
@@ -155,14 +156,14 @@ def test_special_tokens_around_a_sentence_are_those_of_the_tokenizer(kind, expec
 
 def test_too_few_shared_words_raise_with_both_vocabulary_sizes():
     with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14"):
-        choose_words(model_for(wordpiece()), byte_level(), 64, 0)
+        choose_words(SequenceModel(model_for(wordpiece())), byte_level(), 64, 0)
     with pytest.raises(ValueError, match="words=64 is more than the 4 words in this vocabulary"):
-        choose_words(model_for(wordpiece()), wordpiece(), 64, 0)
+        choose_words(SequenceModel(model_for(wordpiece())), wordpiece(), 64, 0)
 
 
 @pytest.mark.parametrize("build", [lambda: tiny("roberta"), lambda: tiny("mpnet"), data2vec])
 def test_the_padding_id_is_refused_where_positions_are_counted_from_it(build):
     model = build()
     with pytest.raises(ValueError, match=r"words contains 1, the padding id, which .* counts no positions for"):
-        choose_words(model, None, [7, 1], 0)
-    assert choose_words(tiny("bert"), None, [7, 0], 0)[0] == (7, 0)
+        choose_words(SequenceModel(model), None, [7, 1], 0)
+    assert choose_words(SequenceModel(tiny("bert")), None, [7, 0], 0)[0] == (7, 0)

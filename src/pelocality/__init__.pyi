@@ -67,6 +67,7 @@ from .models import (
     Attachment as Attachment,
     LocalityCallback as LocalityCallback,
     PositionalAttention as PositionalAttention,
+    SequenceModel as SequenceModel,
     attach as attach,
     attached as attached,
     audit as audit,

@@ -85,11 +85,11 @@ def failing_together() -> Iterator[list[Any]]:
         raise ValueError("all processes must be given the same words or batches; each takes its part of them by itself")
 
 
-def without_ddp(model: nn.Module) -> nn.Module:
-    """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes.
+def refuse_sharded(model: nn.Module) -> None:
+    """Refuse a model of which each process holds a part of the weights, so that no process can run it alone.
 
     Raises:
-        ValueError: The processes hold parts of its weights, so that none can run it without the others.
+        ValueError: The model is sharded.
     """
     if rank_and_size()[1] > 1:
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -99,6 +99,15 @@ def without_ddp(model: nn.Module) -> nn.Module:
         if any(isinstance(part, FullyShardedDataParallel | DTensor) for part in parts):
             advice = "load all its weights in each process, or spread it over the devices of one with device_map"
             raise ValueError(f"{type(model).__name__} is sharded over processes, so that none can run it; {advice}")
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes.
+
+    Raises:
+        ValueError: The model is sharded over processes.
+    """
+    refuse_sharded(model)
     if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     return model

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Pipeline
 
 from pelocality._checks import check_unmasked
-from pelocality.models._names import name_with_encoding
+from pelocality.models.sequence_model import SequenceModel
 
 
 def check_callable(model: Any, loader: str) -> None:
@@ -26,7 +26,7 @@ def check_callable(model: Any, loader: str) -> None:
 def name_of(model: Any) -> str:
     """Return the name of a model and of what is attached to it, or of the function in its place."""
     if isinstance(model, nn.Module):
-        return name_with_encoding(model)
+        return SequenceModel(model).label
     return str(getattr(model, "__name__", type(model).__name__)).strip("<>")
 
 

@@ -20,11 +20,7 @@ from pelocality._checks import check_tokenizer, count, on_float64_device
 from pelocality.corpora.pairs import NOT_ENTAILMENT, normalised_label
 from pelocality.evaluation import _labels
 from pelocality.evaluation._callables import array_of
-from pelocality.models._restore import inference
-from pelocality.models._run import device_of
-from pelocality.models._weights import check_ids
-from pelocality.models._wrapper import pretrained
-from pelocality.models.families import longest_input, positions_disabled
+from pelocality.models.sequence_model import SequenceModel
 
 _WITHOUT_CLASSES = (MODEL_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
@@ -43,17 +39,19 @@ class Classifier:
         max_length: int | None,
     ) -> None:
         _check_head(model)
-        self.classes = _labels.class_names(pretrained(model).config, label_names)
+        self.known = SequenceModel(model)
+        config = self.known.with_head.config
+        self.classes = _labels.class_names(config, label_names)
         check_tokenizer(tokenizer)
-        if batch_size > 1 and pretrained(model).config.get_text_config().pad_token_id is None:
+        if batch_size > 1 and config.get_text_config().pad_token_id is None:
             advice = "classifiers with a causal model then read one text at a time; set it, or batch_size=1"
             raise ValueError(f"model.config.pad_token_id is None, and {advice}")
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
         # the tokenizer's limit is that of the positions the model was trained with
-        trained = None if positions_disabled(model) else tokenizer.model_max_length
-        limits = [limit for limit in (max_length, trained, longest_input(model)) if limit]
+        trained = None if self.known.positions_disabled else tokenizer.model_max_length
+        limits = [limit for limit in (max_length, trained, self.known.longest) if limit]
         self.limit = min(limits, default=sys.maxsize)
         self.truncated: set[Texts] = set()
 
@@ -62,7 +60,7 @@ class Classifier:
         encoded = self._encoded(texts)
         lengths = [len(ids) for ids in encoded["input_ids"]]
         predictions: list[Prediction] = [("", 0.0)] * len(texts)
-        with inference(self.model):
+        with self.known.inference():
             for chosen in batches_of_equal_length(lengths, self.batch_size):
                 batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
                 best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # of (batch, classes)
@@ -87,7 +85,7 @@ class Classifier:
 
     def _check_ends(self, texts: Sequence[Texts], rows: Sequence[list[int]]) -> None:
         """Refuse texts that an encoder-decoder, which reads the class off the last eos token, would not find."""
-        config = pretrained(self.model).config
+        config = self.known.with_head.config
         if not getattr(config, "is_encoder_decoder", False) or not isinstance(config.eos_token_id, int):
             return
         counts = [row.count(config.eos_token_id) for row in rows]
@@ -104,15 +102,14 @@ class Classifier:
 
     def _logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the logits (batch, classes) on the CPU."""
-        inner = pretrained(self.model)
-        check_ids(inner, inputs["input_ids"])
-        device, size = device_of(inner), len(inputs["input_ids"])
+        self.known.check_ids(inputs["input_ids"])
+        device, size = self.known.device, len(inputs["input_ids"])
         outputs = self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
         if logits is None or logits.shape != (size, len(self.classes)):
             got = None if logits is None else tuple(logits.shape)
             wanted = f"{(size, len(self.classes))}, as AutoModelForSequenceClassification does"
-            raise ValueError(f"model must return logits {wanted}, {type(inner).__name__} returned {got}")
+            raise ValueError(f"model must return logits {wanted}, {type(self.known.with_head).__name__} returned {got}")
         if not logits.amax(-1).isfinite().all():  # a class that cannot be predicted may have -inf
             name = type(self.model).__name__
             raise ValueError(f"{name} returned logits that are NaN or infinite; check its weights and precision")

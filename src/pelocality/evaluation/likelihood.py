@@ -11,12 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_choice, check_tokenizer, count, flag, on_float64_device
-from pelocality.models._calls import argument_names
-from pelocality.models._restore import inference
-from pelocality.models._run import ROUNDING, device_of, largest_difference
-from pelocality.models._weights import check_ids
-from pelocality.models._wrapper import pretrained
-from pelocality.models.families import longest_input
+from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
 Reduction = Literal["sum", "mean"]
 
@@ -171,10 +166,11 @@ def _log_likelihood(
     (2, n - 1, vocabulary) of a text and of it with another last token.
     """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
-    longest = longest_input(model)
+    known = SequenceModel(model)
+    longest = known.longest
     bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
     checked = False
-    with bar, inference(model):
+    with bar, known.inference():
         for chosen in batches_of_equal_length(lengths, batch_size):
             batch = [row_of(index) for index in chosen]
             number, ids, _ = batch[0]
@@ -184,9 +180,9 @@ def _log_likelihood(
             if len(ids) > 1 and not checked:
                 *before, last = ids
                 other = next((token for token in before if token != last), int(last == 0))
-                check(model, _logits(model, tokenizer, [[*before, last], [*before, other]])[:, :-1])
+                check(model, _logits(known, tokenizer, [[*before, last], [*before, other]])[:, :-1])
                 checked = True
-            logits = _logits(model, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
+            logits = _logits(known, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
             for (number, _, targets), row in zip(batch, logits, strict=True):
                 wanted = torch.tensor(targets, dtype=torch.long, device=logits.device)  # (at most n,)
                 places = wanted != _NONE
@@ -200,17 +196,16 @@ def _log_likelihood(
     return summed
 
 
-def _logits(model: Any, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
+def _logits(model: SequenceModel, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     """Return the logits (batch, n, vocabulary) of rows of token ids of one length."""
-    inner = pretrained(model)
-    inputs = torch.tensor(ids, device=device_of(inner))
-    check_ids(inner, inputs)
+    inputs = torch.tensor(ids, device=model.device)
+    model.check_ids(inputs)
     mask = torch.ones_like(inputs)
-    more = {"use_cache": False} if "use_cache" in argument_names(inner) else {}
-    logits: Tensor | None = getattr(model(input_ids=inputs, attention_mask=mask, **more), "logits", None)
+    more = {"use_cache": False} if model.reads("use_cache", with_head=True) else {}
+    logits: Tensor | None = getattr(model.given(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
         wanted = f"the tokenizer's {len(tokenizer)} tokens, as {LOADERS} does"
-        raise ValueError(f"model must predict {wanted}, got {type(inner).__name__}")
+        raise ValueError(f"model must predict {wanted}, got {type(model.with_head).__name__}")
     return logits
 
 
@@ -218,9 +213,10 @@ def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
     """Refuse a model whose earlier logits depend on the last token: it would see what it is to predict."""
     moved = largest_difference(logits[1], logits[0])
     if moved > max(ROUNDING, 2 * torch.finfo(logits.dtype).eps):
+        name = type(SequenceModel(model).with_head).__name__
         raise ValueError(
-            f"model must attend to the left only, but another last token moves the earlier logits of "
-            f"{type(pretrained(model)).__name__} by {moved:.1g} of the largest; use pseudo_log_likelihood, or set "
+            f"model must attend to the left only, but another last token moves the earlier logits of {name} by "
+            f"{moved:.1g} of the largest; use pseudo_log_likelihood, or set "
             "config.is_decoder=True where the model was trained as a decoder"
         )
 
@@ -228,20 +224,22 @@ def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
 def _refuse_causal(model: Any, logits: Tensor) -> None:
     """Refuse a model whose logits do not depend on later tokens, unless it has a masked model's head."""
     if not has_head(model, MASKED) and largest_difference(logits[1], logits[0]) <= ROUNDING:
-        name = type(pretrained(model)).__name__
+        name = type(SequenceModel(model).with_head).__name__
         raise ValueError(f"model must see both sides of a token, but {name} is causal; use log_likelihood")
 
 
 def has_head(model: Any, auto_class: Mapping[str, Any]) -> bool:
     """Return whether a model, or a class that it extends, is one that an auto class of transformers loads."""
-    return any(base.__name__ in auto_class.values() for base in type(pretrained(model)).__mro__)
+    return any(base.__name__ in auto_class.values() for base in type(SequenceModel(model).with_head).__mro__)
 
 
 def refuse_two_texts(model: Any) -> None:
     """Refuse a model that reads a text and writes another, such as T5, unless it has a masked model's head."""
-    inner = pretrained(model)
-    if "decoder_input_ids" in argument_names(inner) and not has_head(model, MASKED):
-        raise ValueError(f"{type(inner).__name__} has an encoder and a decoder, for which no score is defined")
+    known = SequenceModel(model)
+    if known.reads("decoder_input_ids", with_head=True) and not has_head(model, MASKED):
+        raise ValueError(
+            f"{type(known.with_head).__name__} has an encoder and a decoder, for which no score is defined"
+        )
 
 
 def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:

@@ -25,7 +25,7 @@ from pelocality.evaluation.likelihood import (
     pseudo_log_likelihood,
     refuse_two_texts,
 )
-from pelocality.models._wrapper import pretrained
+from pelocality.models.sequence_model import SequenceModel
 from pelocality.statistics import Estimate, proportion_over_groups
 
 _ADDED = ("good", "bad", "difference", "correct", "group")
@@ -195,5 +195,5 @@ def _score_of_head(model: nn.Module) -> Score:
     masked = has_head(model, MASKED)
     if masked == has_head(model, CAUSAL):
         advice = f"load it with {LOADERS}, or pass score=pseudo_log_likelihood or log_likelihood"
-        raise ValueError(f"{type(pretrained(model)).__name__} fits no score; {advice}")
+        raise ValueError(f"{type(SequenceModel(model).with_head).__name__} fits no score; {advice}")
     return pseudo_log_likelihood if masked else log_likelihood

@@ -1,29 +1,35 @@
 from . import families as families
-from ._provenance import Provenance as Provenance
-from .attachment import Attachment as Attachment, attach as attach, attached as attached
+from .attaching.attachment import Attachment as Attachment, attach as attach, attached as attached
+from .attaching.loading import load as load
 from .auditing import (
     Audit as Audit,
     AuditComparison as AuditComparison,
     LayerAudit as LayerAudit,
     audit as audit,
 )
-from .callback import (
+from .content import (
+    identical_patches as identical_patches,
+    periodic_series as periodic_series,
+    steady_sound as steady_sound,
+    steady_spectrum as steady_spectrum,
+)
+from .function import AttentionFunction as AttentionFunction
+from .logits.decomposition import Decomposition as Decomposition, decompose as decompose
+from .logits.position import PositionalLogits as PositionalLogits, positional_logits as positional_logits
+from .measuring.identical_words import positional_attention as positional_attention
+from .measuring.provenance import Provenance as Provenance
+from .measuring.reflection import reflection_gap as reflection_gap
+from .measuring.result import (
+    AveragedAttention as AveragedAttention,
+    PositionalAttention as PositionalAttention,
+)
+from .measuring.share import PositionShare as PositionShare, position_share as position_share
+from .measuring.text_averages import TextAverage as TextAverage, text_average as text_average
+from .sequence_model import SequenceModel as SequenceModel
+from .training.callback import (
     LocalityCallback as LocalityCallback,
     encoding_parameters as encoding_parameters,
     trajectory as trajectory,
 )
-from .decomposition import Decomposition as Decomposition, decompose as decompose
-from .distillation import DistillationLoss as DistillationLoss, distillation_loss as distillation_loss
-from .eager import eager_attention as eager_attention
-from .function import AttentionFunction as AttentionFunction
-from .identical_words import positional_attention as positional_attention
-from .loading import load as load
-from .logits import PositionalLogits as PositionalLogits, positional_logits as positional_logits
-from .reflection import reflection_gap as reflection_gap
-from .relocation import Relocation as Relocation, relocate as relocate
-from .result import (
-    AveragedAttention as AveragedAttention,
-    PositionalAttention as PositionalAttention,
-)
-from .share import PositionShare as PositionShare, position_share as position_share
-from .text_averages import TextAverage as TextAverage, text_average as text_average
+from .training.distillation import DistillationLoss as DistillationLoss, distillation_loss as distillation_loss
+from .training.relocation import Relocation as Relocation, relocate as relocate

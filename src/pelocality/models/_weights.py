@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pelocality.models._calls import argument_names
 
 
 def token_embeddings(base: Any) -> Any:
@@ -24,28 +27,11 @@ def embedding_weight(base: Any) -> Tensor:
     return table
 
 
-def some_ids(base: Any, number: int) -> list[int]:
-    """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
-    vocabulary, padding = len(embedding_weight(base)), getattr(base.config, "pad_token_id", None)
-    found = [token for token in range(vocabulary // 2, vocabulary) if token != padding][:number]
-    return (found * number)[:number]
-
-
-def check_ids(base: Any, ids: Tensor, name: str = "input_ids") -> None:
-    """Refuse token ids outside the vocabulary, in an argument of this name.
-
-    Raises:
-        ValueError: There is one.
-    """
-    if token_embeddings(base) is None:
-        return
-    size = len(embedding_weight(base))
-    outside = ids[(ids < 0) | (ids >= size)]
-    if outside.numel():
-        raise ValueError(
-            f"{name} must be in 0..{size - 1}, the vocabulary of {type(base).__name__}, got {int(outside[0])}; "
-            "is this the model's tokenizer? Tokens added to it need model.resize_token_embeddings(len(tokenizer))"
-        )
+def reads_tokens(module: Any) -> bool:
+    """Return whether a module is a transformers model that turns token ids into vectors."""
+    if not isinstance(module, PreTrainedModel) or "input_ids" not in argument_names(module):
+        return False
+    return token_embeddings(module) is not None
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

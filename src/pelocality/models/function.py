@@ -1,35 +1,37 @@
-"""Any function from token ids to attention as a model: a module of your own, another framework, recorded attention."""
+"""Any function from token ids to attention as a model: another framework, recorded attention, an own kernel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
-from pelocality._checks import count
 from pelocality.metrics._inputs import float_tensor
+from pelocality.models._restore import inference
+from pelocality.models.observer import Attention
+from pelocality.models.sequence_model import SequenceModel
 
 
-class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
+class AttentionFunction(SequenceModel):
     """A function from token ids to attention, as a model that can be measured.
 
-    ``positional_attention``, ``text_average``, ``position_share`` and ``dependency_accuracy`` take it where they take a
-    transformers model. A function that is an ``nn.Module`` is run in evaluation mode, without gradients; call
-    ``.eval()`` on modules that a function uses: a function that is random is refused.
+    ``positional_attention``, ``text_average`` and ``dependency_accuracy`` take an `AttentionFunction` in the place of a
+    model. A function that is an ``nn.Module`` is run in evaluation mode, without gradients; call ``.eval()`` on modules
+    that a function uses: a function that is random is refused. A module that computes its attention by torch needs no
+    function: pass ``SequenceModel(module, vocabulary_size=...)``.
 
     Args:
         function: Takes token ids (batch, n), on its own device if it is a module, and returns attention
-            (batch, head, n, n) layer by layer, as tensors or arrays; rows sum to 1. An attention mask is not passed on:
-            texts of a batch must have one length; of strings that differ in length take ``batch_size=1``.
+            (batch, head, n, n) layer by layer, as tensors or arrays; rows sum to 1, and a key to which no head gives
+            any weight counts as hidden from its query. An attention mask is not passed on: texts of a batch must have
+            one length; of strings that differ in length take ``batch_size=1``.
         vocabulary_size: Ids are 0 to this number - 1.
         name: What results call it.
 
     Raises:
         TypeError: The function cannot be called, or the vocabulary size is not an integer.
-        ValueError: It is not positive.
+        ValueError: The vocabulary size is not positive.
 
     Examples:
         >>> from pelocality import positional_attention
@@ -46,38 +48,45 @@ class AttentionFunction(PreTrainedModel):  # type: ignore[no-untyped-call]
     def __init__(self, function: Callable[[Tensor], Any], vocabulary_size: int, name: str = "") -> None:
         if not callable(function):
             raise TypeError(f"function must take token ids and return attention, got {type(function).__name__}")
-        count("vocabulary_size", vocabulary_size)
-        super().__init__(PretrainedConfig())
-        self.config._name_or_path = name or getattr(function, "__name__", type(function).__name__)
         self.function = function
-        weights = function.parameters() if isinstance(function, nn.Module) else ()
-        device = next((weight.device for weight in weights), None)
-        self.embeddings = nn.Embedding(vocabulary_size, 1, device=device)  # for its size and the device of the ids
+        module = function if isinstance(function, nn.Module) else nn.Module()
+        name = name or getattr(function, "__name__", type(function).__name__)
+        super().__init__(module, vocabulary_size=vocabulary_size, name=name)
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return a table of the vocabulary's size."""
-        return self.embeddings
+    def __str__(self) -> str:
+        """Return the name of the class, for errors."""
+        return type(self).__name__
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        """Return the attention to a batch of ids."""
-        if attention_mask is not None and not bool(attention_mask.all()):
-            advice = "give batches of texts of one length, or strings with batch_size=1"
-            raise ValueError(f"the function reads ids alone, not padding; {advice}")
-        maps, (batch, n) = list(self.function(input_ids)), input_ids.shape
+    def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
+        """Pass the attention of each layer to a callback."""
+        for weights in self._attention(self._ids_without_padding(inputs)):
+            use(Attention(None, weights, (weights > 0).any(1, keepdim=True), False))
+
+    def run(self, inputs: Any, **options: Any) -> Any:
+        """Return the attention of each layer: a function has no hidden states."""
+        return self._attention(inputs["input_ids"])
+
+    def _attention(self, ids: Tensor) -> list[Tensor]:
+        """Return the attention to a batch of ids, (batch, head, n, n) layer by layer."""
+        batch, n = ids.shape
+        with inference(self.module):
+            try:
+                maps = list(self.function(ids))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise self.unprobed(f"on {batch} x {n} tokens it fails with {type(error).__name__}: {error}") from error
         for layer, shape in enumerate(map(np.shape, maps)):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
                 wanted = f"a list of attention weights, ({batch}, heads, {n}, {n}) for each layer"
-                raise ValueError(f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}")
-        return BaseModelOutput(attentions=tuple(map(_tensor, maps)))
+                reason = f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}"
+                raise self.unprobed(reason)
+        return [float_tensor("attention", each if isinstance(each, Tensor) else np.array(each)) for each in maps]
 
-    def check_repeats(self, input_ids: Tensor) -> None:
-        """Raise a ValueError if the function gives other attention to the same ids the second time."""
-        for one, other in zip(*(self(input_ids).attentions for _ in range(2)), strict=True):
+    def check_repeats(self, inputs: Any) -> None:
+        """Refuse a function that gives other attention to the same ids the second time."""
+        ids = inputs["input_ids"] if isinstance(inputs, Mapping) else inputs
+        for one, other in zip(*(self._attention(ids) for _ in range(2)), strict=True):
             if not torch.allclose(one, other, rtol=0, atol=1e-3, equal_nan=True):
                 advice = "as with dropout; call .eval() on its modules"
                 raise ValueError(f"the function returns other attention to the same ids, {advice}")
-
-
-def _tensor(weights: Any) -> Tensor:
-    """Return weights as a tensor of floats."""
-    return float_tensor("attention", weights if isinstance(weights, Tensor) else np.array(weights))

@@ -12,14 +12,16 @@ from tqdm import tqdm
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation.dependencies._sentences import NO_TOKENS
-from pelocality.models._calls import argument_names
-from pelocality.models._observe import checked_eager_attention, observe
-from pelocality.models._run import device_of, find_base
-from pelocality.models.families import longest_input
+from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
+from pelocality.models.sequence_model import SequenceModel
 
 
 def most_attended(
-    model: nn.Module, tokenizer: Any, sentences: Sequence[Sequence[str]], batch_size: int, progress: bool
+    model: nn.Module | SequenceModel,
+    tokenizer: Any,
+    sentences: Sequence[Sequence[str]],
+    batch_size: int,
+    progress: bool,
 ) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...], bool]:
     """Return the most attended word of each word, by sentence, without keeping attention maps.
 
@@ -39,32 +41,40 @@ def most_attended(
         TypeError: A model that is not from transformers.
         ValueError: A tokenizer without alignment, or a model that cannot be probed.
     """
-    base = find_base(model)
+    model = SequenceModel.of(model)
     check_alignment(tokenizer)
-    limit = longest_input(base)
+    limit = model.longest
     found: list[NDArray[np.int16] | None] = [None] * len(sentences)
-    layers: tuple[int, ...] = ()
+    known: AttentionLayers | None = None
     looks_ahead = False
     encoded: Any = tokenizer([list(words) for words in sentences], is_split_into_words=True) if sentences else {}
     lengths = [len(ids) for ids in encoded.get("input_ids", ())]
     fits = [i for i, length in enumerate(lengths) if not limit or length <= limit]
-    accepted = {*argument_names(base), "attention_mask"}
-    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded and name in accepted]
+    wanted = ("input_ids", "attention_mask", *(["token_type_ids"] if model.reads("token_type_ids") else []))
+    names = [name for name in wanted if name in encoded]
     bar = tqdm(total=len(fits), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
-    with bar, checked_eager_attention(model, base):
+    with bar:
         for batch in batches_of_equal_length([lengths[i] for i in fits], batch_size):
             chosen = [fits[place] for place in batch]
-            inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=device_of(base)) for name in names}
+            inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=model.device) for name in names}
             words = [len(sentences[i]) for i in chosen]
             membership = _membership([encoded.word_ids(i) for i in chosen], lengths[chosen[0]], max(words))
-            observed = observe(base, **inputs)
-            layers = observed.known.layers
-            looks_ahead = looks_ahead or any(bool(visible.triu(1).any()) for visible in observed.visible)
-            words_of_heads = torch.stack([_argmax(weights, membership).cpu() for weights in observed.maps], dim=2)
+            known = known or attention_layers(model, inputs)
+            most: list[Tensor] = []  # layer by layer, (batch, words, head)
+
+            def use(
+                _: int, weights: Tensor, visible: Tensor, most: list[Tensor] = most, of: Tensor = membership
+            ) -> None:
+                nonlocal looks_ahead
+                looks_ahead = looks_ahead or bool(visible.triu(1).any())
+                most.append(_argmax(weights, of).cpu())
+
+            observe_layers(model, known, known.layers, inputs, use)
+            words_of_heads = torch.stack(most, dim=2)
             for row, i in enumerate(chosen):
                 found[i] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
             bar.update(len(chosen))
-    return found, layers, looks_ahead
+    return found, () if known is None else known.layers, looks_ahead
 
 
 def word_attention(weights: Tensor, membership: Tensor) -> Tensor:

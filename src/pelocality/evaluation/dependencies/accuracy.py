@@ -10,16 +10,16 @@ import pandas as pd
 from torch import nn
 
 from pelocality._checks import count, flag
-from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
+from pelocality._distributed import failing_together, gathered, part_of_process
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked_sentences, without_subtype
 from pelocality.evaluation.dependencies.result import DependencyAccuracy
-from pelocality.models._names import name_with_encoding
+from pelocality.models.sequence_model import SequenceModel
 
 
 def dependency_accuracy(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     tokenizer: Any,
     sentences: Iterable[Sentence],
     *,
@@ -90,7 +90,7 @@ def dependency_accuracy(
     chosen, dropped = _with_dependencies(sentences)
     part = part_of_process([s.words for s in chosen])
     with failing_together():
-        found, layers_here, looks_ahead = most_attended(without_ddp(model), tokenizer, part, batch_size, progress)
+        found, layers_here, looks_ahead = most_attended(model, tokenizer, part, batch_size, progress)
     attended = gathered(found, len(chosen))
     layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
     causal = not any(gathered([looks_ahead]))
@@ -109,7 +109,7 @@ def dependency_accuracy(
         words=pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"]),
         attended=np.concatenate(kept),
         layers=layers,
-        model=name_with_encoding(model),
+        model=SequenceModel.of(model).label,
         sentences=len(kept),
         dropped=dict(dropped),
         seed=seed,

@@ -7,26 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._inputs import token_batch
-from pelocality.models._names import attached_encoding, described, model_name
 from pelocality.models._restore import inference
-from pelocality.models._run import device_of, find_base
-from pelocality.models._weights import embedding_weight
-from pelocality.models._words import choose_words
-from pelocality.models._wrapper import pretrained
 from pelocality.models.auditing import comparison, declared
 from pelocality.models.auditing.families import declarations
 from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, generates, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.eager import eager_attention
-from pelocality.models.families import longest_input
+from pelocality.models.measuring.tokens import token_batch
+from pelocality.models.measuring.words import choose_words
+from pelocality.models.sequence_model import SequenceModel
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
 _WORDS = 64  # other tokens in the run with the model's own content
 
 
-def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = None) -> Audit | AuditComparison:
+def audit(
+    model: nn.Module | SequenceModel, other: nn.Module | SequenceModel | None = None, *, input_ids: Any = None
+) -> Audit | AuditComparison:
     r"""Return which positions a model really runs: declared by its configuration against measured, one row per layer.
 
     A model whose RoPE scaling was dropped, or whose window is off by one, runs without an error. The declared side
@@ -74,33 +71,32 @@ def audit(model: nn.Module, other: nn.Module | None = None, *, input_ids: Any = 
         >>> audit(model).mismatches
         ('layers 0-1: declared rotary base 500000, measured 10000',)
     """
-    one = _audit(model, input_ids)
-    return one[0] if other is None else _compare(one, _audit(other, input_ids))
+    one = _audit(SequenceModel.of(model), input_ids)
+    return one[0] if other is None else _compare(one, _audit(SequenceModel.of(other), input_ids))
 
 
-def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
+def _audit(model: SequenceModel, input_ids: Any) -> tuple[Audit, Reading]:
     """Return the audit of one model, and what was read from it."""
-    base = find_base(model)
-    inner, config = pretrained(model), base.config.get_text_config()
+    base = model.module
+    config: Any = model.config.get_text_config() if model.config is not None else None
     if not hasattr(config, "num_hidden_layers"):
-        raise ValueError(f"{described(base)} cannot be audited: its configuration has no num_hidden_layers")
-    observable = config._attn_implementation in ("sdpa", "eager", None)
+        raise ValueError(f"{model} cannot be audited: its configuration has no num_hidden_layers")
     wanted = [declared.rotary(config, layer) for layer in range(config.num_hidden_layers)]
     rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
     causal = declared.causal(base, config)
     windows = [declared.window(config, layer) for layer in range(config.num_hidden_layers)]
     sizes = {window[1] for window in windows if isinstance(window, tuple)}
-    length = _length(base, sizes, _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"])
+    length = _length(model, sizes, _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"])
     if length <= PADDING:
-        raise ValueError(f"{described(base)} cannot be audited: an audit needs at least {PADDING + 2} positions")
-    word, ids = _tokens(base, input_ids, min(length, SHORT))
+        raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
+    word, ids = _tokens(model, input_ids, min(length, SHORT))
     dims, farthest = sorted({each.dims for each in rotary}), _farthest(config, rotary)
-    with inference(model) if observable else eager_attention(model):
-        reading = read(inner, base, word, ids, length=length, farthest=farthest, dims=dims)
+    with inference(base), model.observable():
+        reading = read(model, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
-        raise ValueError(f"{described(base)} cannot be audited: it computed no softmax over its tokens")
+        raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
     through_padding = comparison.counted_through_padding(reading)
-    counts_tokens = declarations(config).counts_tokens or generates(inner)
+    counts_tokens = declarations(config).counts_tokens or generates(model)
     at_input = comparison.compare_inputs(config, reading)
     at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
     rows = [_row(config, layer, reading.lookups, causal, at_input) for layer in reading.layers]
@@ -112,9 +108,9 @@ def _audit(model: nn.Module, input_ids: Any) -> tuple[Audit, Reading]:
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
     result = Audit(
         layers=tuple(sorted(rows, key=lambda row: row.layer)),
-        model=model_name(model),
+        model=model.name,
         length=length,
-        encoding=attached_encoding(base),
+        encoding=model.encoding,
         cautions=tuple(cautions),
     )
     return result, reading
@@ -146,24 +142,24 @@ def _joined(words: Iterable[str]) -> str:
     return " + ".join(word for word in words if word)
 
 
-def _length(base: Any, windows: Iterable[int], most: int) -> int:
+def _length(model: SequenceModel, windows: Iterable[int], most: int) -> int:
     """Return the number of positions to run: beyond the widest declared window, where that can be run.
 
     It is odd, so that hardly another axis has its size.
     """
     wanted = max([SHORT, *(size + 8 for size in windows if size + 8 <= most)])
-    length = min(wanted, longest_input(base) or wanted)
+    length = min(wanted, model.longest or wanted)
     return length - 1 + length % 2
 
 
-def _tokens(base: Any, input_ids: Any, length: int) -> tuple[int, Tensor]:
+def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Tensor]:
     """Return the token to repeat, and (1, n) tokens for the run with the model's own content."""
-    words = choose_words(base, None, min(_WORDS, max(len(embedding_weight(base)) // 2, 1)), 0)[0]
+    words = choose_words(model, None, min(_WORDS, max(model.vocabulary // 2, 1)), 0)[0]
     if input_ids is None:
         seeded = torch.Generator("cpu").manual_seed(0)
         drawn = torch.randint(len(words), (length,), generator=seeded, device="cpu")
-        return words[0], torch.tensor(words, device="cpu")[drawn][None].to(device_of(base))
-    ids = token_batch(base, input_ids)[0]["input_ids"]
+        return words[0], torch.tensor(words, device="cpu")[drawn][None].to(model.device)
+    ids = token_batch(model, input_ids)[0]["input_ids"]
     if len(ids) != 1 or ids.shape[1] < 2:
         raise ValueError(f"input_ids must be one sequence of at least 2 tokens, got shape {tuple(ids.shape)}")
     return words[0], ids[:, :length]

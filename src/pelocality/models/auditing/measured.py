@@ -14,18 +14,15 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from pelocality.models._calls import argument_names
-from pelocality.models._observe import layer_numbers
 from pelocality.models._restore import changed, hooked
-from pelocality.models._run import device_of, run
-from pelocality.models._softmaxes import MASKED, Block, Softmaxes
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
+from pelocality.models.layers import layer_numbers
+from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call
+from pelocality.models.sequence_model import SequenceModel
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding on the left
-
-_MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-_PRODUCTS = (*_MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)  # the factors are the last two tensors
 
 Window = tuple[str, int] | str | None
 """("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
@@ -72,30 +69,33 @@ class Call:
     sinks: Tensor | None = None
 
 
-class Recorder(Softmaxes):
-    """Records the attentions and the lookups by position of one sequence of n tokens (batch of 1)."""
+class Recorder(Observer):
+    """Records the attentions and the lookups by position of one sequence of n tokens (batch of 1).
+
+    Every softmax over the tokens counts as attention: with constant content the product with the values shows nothing.
+    """
 
     def __init__(self, length: int, constant: bool) -> None:
-        super().__init__(self._softmax)
-        self.length, self.constant = length, constant
+        super().__init__(lambda attention: None, length)
+        self.tokens, self.constant = length, constant
         self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
         self._maps = 0  # linear maps so far: the seed of the next vector
-        self._reaches: list[tuple[Tensor, Reach]] = []  # masks that layers share, kept alive so that they stay apart
+        self._reaches: list[tuple[Tensor, Reach]] = []  # of masks that layers share
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        constant = None
-        if func is nn.functional.scaled_dot_product_attention:
-            constant = self._scaled_dot_product(args, kwargs)
-        elif self.constant:
-            constant = self._linear(func, args, kwargs)
-        if constant is not None:
+        if self.constant and func is nn.functional.scaled_dot_product_attention:
+            call = kernel_call(args, kwargs)
+            output = call["query"].new_zeros(*call["query"].shape[:-1], call["value"].shape[-1])
+            self.see_kernel(call, output)
+            return output
+        if self.constant and (constant := self._linear(func, args, kwargs)) is not None:
             return constant
         result = super().__torch_function__(func, types, args, kwargs)
-        if func in _PRODUCTS and result.ndim > 2 and result.shape[-2:] == (self.length, self.length):
+        if func in BATCHED and result.ndim > 2 and result.shape[-2:] == (self.tokens, self.tokens):
             *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             self._factors = (first, second.transpose(-1, -2))
         elif func in (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__):
@@ -108,33 +108,31 @@ class Recorder(Softmaxes):
             states, size = args[0], (args[1] if len(args) > 1 else kwargs["weight"]).shape[0]
         elif func in (torch.addmm, Tensor.addmm):
             states, size = args[1], args[2].shape[-1]
-        elif func in _MATMULS and args[0].ndim == 3 and args[1].ndim == 2:
+        elif func in MATMULS and args[0].ndim == 3 and args[1].ndim == 2:
             states, size = args[0], args[1].shape[-1]
         else:
             return None
-        if self.length not in states.shape[:-1] or size == self.length:
+        if self.tokens not in states.shape[:-1] or size == self.tokens:
             return None
         self._maps += 1
         seeded = torch.Generator("cpu").manual_seed(self._maps)
         vector = torch.randn(size, generator=seeded, device="cpu")
         return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
 
-    def _scaled_dot_product(self, args: Any, kwargs: Any) -> Tensor | None:
-        """Record a call of torch's kernel, with the logits that it does not hand out; zeros for constant content."""
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        call = dict(zip(names, args, strict=False)) | kwargs
-        query, given, n, part = call["query"], call.get("attn_mask"), self.length, slice(0, SHORT)
-        if query.shape[-2] == n and call["key"].shape[-2] == n:
-            q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
-            k_all = k.repeat_interleave(len(q) // len(k), 0)
-            logits = q.float() @ k_all.float().transpose(-1, -2) * (call.get("scale") or query.shape[-1] ** -0.5)
-            mask = torch.ones(n, n, dtype=torch.bool, device=query.device) if given is None else given
-            mask = mask.tril() if call.get("is_causal") else mask
-            corner = _flat(mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part])
-            logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
-            reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, given)
-            self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
-        return query.new_zeros(*query.shape[:-1], call["value"].shape[-1]) if self.constant else None
+    def see_kernel(self, call: dict[str, Any], output: Tensor) -> None:
+        """Record a call of torch's kernel, with the logits that it does not hand out."""
+        query, given, n, part = call["query"], call.get("attn_mask"), self.tokens, slice(0, SHORT)
+        if query.shape[-2] != n or call["key"].shape[-2] != n:
+            return
+        q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
+        k_all = k.repeat_interleave(len(q) // len(k), 0)
+        logits = q.float() @ k_all.float().transpose(-1, -2) * (call.get("scale") or query.shape[-1] ** -0.5)
+        mask = torch.ones(n, n, dtype=torch.bool, device=query.device) if given is None else given
+        mask = mask.tril() if call.get("is_causal") else mask
+        corner = _flat(mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part])
+        logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
+        reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, given)
+        self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
@@ -143,10 +141,10 @@ class Recorder(Softmaxes):
             states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
             self.input_states = next(states, None)
 
-    def _softmax(self, logits: Tensor, weights: Tensor) -> None:
+    def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""
-        n, part = self.length, slice(0, SHORT)
-        if weights.shape[-2] != n or (weights.shape[-1] > n and self._factors is None):  # more with learned sinks
+        n, part = self.tokens, slice(0, SHORT)
+        if weights.shape[-1] > weights.shape[-2] and self._factors is None:  # with a learned sink
             return
         logits, weights = _flat(logits), _flat(weights)
         sinks = weights[:, part, n:].sum(-1) if weights.shape[-1] > n else None
@@ -163,7 +161,7 @@ class Recorder(Softmaxes):
         for seen, reach in self._reaches:
             if seen is mask:
                 return reach
-        n = self.length
+        n = self.tokens
         reach = _reach_of(visible.broadcast_to(*visible.shape[:-2], n, n).reshape(-1, n, n).any(0))
         if mask is not None:
             self._reaches.append((mask, reach))
@@ -179,7 +177,7 @@ class Recorder(Softmaxes):
             rows = rows[0] if isinstance(rows, tuple) else rows
         if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and table.ndim == 2):
             return
-        n = self.length
+        n = self.tokens
         shape = (n,) if rows.numel() == n else (n, n)
         if table.is_floating_point() and rows.numel() in (n, n * n) and bool((rows != rows.flatten()[0]).any()):
             self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape)))
@@ -270,23 +268,23 @@ class Reading:
     widths: set[int]
 
 
-def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthest: int, dims: Sequence[int]) -> Reading:
+def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest: int, dims: Sequence[int]) -> Reading:
     """Run a model for what its layers do with positions.
 
     Args:
-        model: The model, possibly with a head, which says how positions are counted in generation.
-        base: The bare transformer.
+        model: The model, whose head says how positions are counted in generation.
         word: The id of the token to repeat.
         text: (1, n) token ids, at most ``SHORT``.
         length: The number of positions of the run with constant content.
         farthest: The last position of the run with positions far apart; 0 for no such run.
         dims: Numbers of rotated dimensions to try first.
     """
+    base = model.module
     ids = torch.full((1, length), word, device=text.device)
-    constant = _run(base, length, True, input_ids=ids)
+    constant = _run(model, length, True, input_ids=ids)
     rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
     with hooked(rotary, after=_identity, last=True):
-        unrotated = _run(base, length, True, input_ids=ids).calls
+        unrotated = _run(model, length, True, input_ids=ids).calls
     ids = ids[:, :SHORT]
     n = ids.shape[1]
     near = torch.arange(n, device="cpu")
@@ -294,9 +292,9 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
     if farthest and "position_ids" in argument_names(base):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         inputs = {"position_ids": far[None].to(ids.device), "attention_mask": torch.ones_like(ids)}
-        distant = _run(base, n, True, input_ids=ids, **inputs).calls
-    on_text = _run(base, text.shape[1], False, input_ids=text).calls
-    numbers, _, others = layer_numbers(base, [call.block for call in constant.calls])
+        distant = _run(model, n, True, input_ids=ids, **inputs).calls
+    on_text = _run(model, text.shape[1], False, input_ids=text).calls
+    numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
@@ -315,17 +313,17 @@ def read(model: Any, base: Any, word: int, text: Tensor, *, length: int, farthes
         layers=layers,
         others=others,
         lookups=constant.lookups,
-        padded=_padded(model, base, word, n) if constant.lookups else None,
+        padded=_padded(model, word, n) if constant.lookups else None,
         input_depends_on_position=_depends_on_position(constant.input_states),
-        widths={embedding_weight(base).shape[1], base.config.get_text_config().hidden_size},
+        widths={embedding_weight(base).shape[1], model.config.get_text_config().hidden_size},
     )
 
 
-def _run(base: Any, length: int, constant: bool, **inputs: Tensor) -> Recorder:
-    """Run a base model, recorded."""
+def _run(model: SequenceModel, length: int, constant: bool, **inputs: Tensor) -> Recorder:
+    """Run a model, recorded."""
     recorder = Recorder(length, constant)
-    with recorder.recording(base):
-        run(base, output_attentions=False, **inputs)
+    with recorder.observing(model.module):
+        model.run(inputs)
     return recorder
 
 
@@ -341,28 +339,29 @@ def _without_rotation(states: Tensor | None, unrotated: Tensor | None) -> Tensor
     return None if states is None or unrotated is None or torch.equal(states, unrotated) else unrotated
 
 
-def generates(model: Any) -> bool:
+def generates(model: SequenceModel) -> bool:
     """Return whether a model continues the texts that it reads: an encoder-decoder model reads with its encoder."""
-    return bool(model.can_generate()) and not model.config.is_encoder_decoder
+    head = model.with_head
+    return bool(head.can_generate()) and not head.config.is_encoder_decoder
 
 
-def _padded(model: Any, base: Any, word: int, length: int) -> list[Lookup] | str | None:
+def _padded(model: SequenceModel, word: int, length: int) -> list[Lookup] | str | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
-    if "attention_mask" not in argument_names(base):
+    if "attention_mask" not in argument_names(model.module):
         return None
-    ids = torch.full((1, length), word, device=device_of(base))
-    ids[:, :PADDING] = getattr(base.config, "pad_token_id", None) or 0
+    ids = torch.full((1, length), word, device=model.device)
+    ids[:, :PADDING] = model.padding or 0
     mask = torch.ones_like(ids)
     mask[:, :PADDING] = 0
     recorder = Recorder(length, True)
     try:
-        with recorder.recording(base):
+        with recorder.observing(model.module):
             if generates(model):
                 plain = GenerationConfig()  # type: ignore[no-untyped-call]
-                with changed(model, "generation_config", plain):  # the user's may ask for beams
-                    model.generate(ids, attention_mask=mask, max_new_tokens=1)
+                with changed(model.with_head, "generation_config", plain):  # the user's may ask for beams
+                    model.with_head.generate(ids, attention_mask=mask, max_new_tokens=1)
             else:
-                run(base, output_attentions=False, input_ids=ids, attention_mask=mask)
+                model.run({"input_ids": ids, "attention_mask": mask})
     except IndexError as error:
         return str(error)
     return recorder.lookups

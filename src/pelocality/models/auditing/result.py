@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pelocality._display import DisplayMixin
-from pelocality.models._names import label
+from pelocality.models.sequence_model import label
 
 _SIDES = ("declared", "measured")
 

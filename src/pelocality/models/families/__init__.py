@@ -1,27 +1,31 @@
-"""Where each model family keeps attention and positions: one record per family.
+"""What is known of the weights of each model family: where attention and positions are kept.
 
-``record_of(model)`` returns the record. Records are in one file per kind of position: ``absolute`` (BERT, RoBERTa,
-ELECTRA, DistilBERT, ALBERT, GPT-2, LUKE), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama, ModernBERT,
-RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
+``family_of(module)`` returns the `Architecture` of a model. Families stand in a file per kind of position: ``absolute``
+(BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2, LUKE), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama,
+ModernBERT, RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
+
+from typing import Any
 
 from torch import nn
 
-from pelocality.models._wrapper import pretrained as pretrained
 from pelocality.models.families import absolute, disentangled, relative, rotary
 from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
-from pelocality.models.families._record import Architecture as Architecture, attached_biases, rows_for_tokens
+from pelocality.models.families._record import (
+    ATTACHED as ATTACHED,
+    Architecture as Architecture,
+    attached_biases as attached_biases,
+    rows_for_tokens,
+)
 
-_RECORDS: dict[str, Architecture] = {
-    model_type: record
-    for record in (*absolute.RECORDS, *relative.RECORDS, *rotary.RECORDS, *disentangled.RECORDS)
-    for model_type in record.model_types
+_FAMILIES: dict[str, Architecture] = {
+    model_type: family
+    for family in (*absolute.RECORDS, *relative.RECORDS, *rotary.RECORDS, *disentangled.RECORDS)
+    for model_type in family.model_types
 }
-
-
 _ANY = Architecture()
 
-# The longest input in configurations: usual, of Whisper's decoder, of MPT.
+# the names of the longest input in configurations: of most models, of Whisper's decoder, of MPT
 _LIMITS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 
 
@@ -35,108 +39,42 @@ def known_families() -> tuple[str, ...]:
         >>> known_families()[:4]
         ('albert', 'bert', 'bloom', 'camembert')
     """
-    return tuple(sorted(name for name, record in _RECORDS.items() if isinstance(record, KnownLogits)))
+    return tuple(sorted(name for name, family in _FAMILIES.items() if isinstance(family, KnownLogits)))
 
 
-def known_logits(model: nn.Module) -> KnownLogits:
-    """Return the record of a model's family, by which its logits are computed from its weights.
-
-    Args:
-        model: A transformers model with or without a task head, or a wrapper around one.
-
-    Returns:
-        The ``KnownLogits`` of ``model.config.model_type``.
-
-    Raises:
-        TypeError: ``model`` is not and does not hold a transformers model.
-        ValueError: The logits of the family are not known; the message lists the families whose are.
-
-    Examples:
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9, n_positions=16))
-        >>> record = known_logits(gpt2)
-        >>> record.causal(record.base(gpt2)), len(record.attention_layers(record.base(gpt2)))
-        (True, 2)
-    """
-    record = record_of(model)
-    if not isinstance(record, KnownLogits):
-        model_type = pretrained(model).config.model_type
-        raise ValueError(f"model type '{model_type}' is not supported; known: {', '.join(known_families())}")
-    return record
-
-
-def record_of(model: nn.Module) -> Architecture:
-    """Return the record of a model's family, or the one of all families that have none.
-
-    Args:
-        model: A transformers model with or without a task head, or a wrapper around one.
-
-    Returns:
-        The ``Architecture`` of ``model.config.model_type``; for a family without a record one with the defaults.
-
-    Raises:
-        TypeError: ``model`` is not and does not hold a transformers model.
+def family_of(module: nn.Module) -> Architecture:
+    """Return what is known of the family of a model, by its ``config.model_type``; the defaults for unknown families.
 
     Examples:
         >>> from transformers import GPTNeoXConfig, GPTNeoXModel
         >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
         >>> neox = GPTNeoXModel(GPTNeoXConfig(vocab_size=9, **size))
-        >>> [type(module).__name__ for module in record_of(neox).attention_layers(neox)]
+        >>> [type(module).__name__ for module in family_of(neox).attention_layers(neox)]
         ['GPTNeoXAttention', 'GPTNeoXAttention']
     """
-    return _RECORDS.get(pretrained(model).config.model_type, _ANY)
+    return _FAMILIES.get(getattr(getattr(module, "config", None), "model_type", ""), _ANY)
 
 
-def longest_input(model: nn.Module) -> int | None:
-    """Return the largest number of tokens that a model has positions for, special tokens included.
-
-    Args:
-        model: A transformers model, or a wrapper around one.
+def longest_input(family: Architecture, base: Any) -> int | None:
+    """Return the largest number of tokens that a bare transformer has positions for, special tokens included.
 
     Returns:
-        The number of tokens; None without a limit, which positions have that are computed for any distance, or a table
-        of torch's own class that an attached encoding has disabled. For a family whose logits are not known
-        ``config.max_position_embeddings``, or ``max_target_positions`` or ``max_seq_len`` where it is absent, less the
-        rows up to the padding id of a table that is counted from there.
-
-    Raises:
-        TypeError: ``model`` is not and does not hold a transformers model.
-
-    Examples:
-        >>> from transformers import RobertaConfig, RobertaModel
-        >>> small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-        >>> longest_input(RobertaModel(RobertaConfig(**small, max_position_embeddings=42)))  # two rows are never read
-        40
+        The number of tokens. None without a limit: for positions that are computed for any distance, and for a table of
+        torch's own class that an attached encoding has disabled. For a family whose logits are not known the limit is
+        ``config.max_position_embeddings``, ``max_target_positions`` or ``max_seq_len``, less the rows up to the padding
+        id of a table that is counted from there.
     """
-    record = record_of(model)
-    base = record.base(model)
-    tables = (table for table in record.position_tables(base) if isinstance(table, nn.Embedding))
+    tables = [table for table in family.position_tables(base) if isinstance(table, nn.Embedding)]
     # a table of a class of its own looks its rows up before they are replaced
-    if positions_disabled(model) and all(type(table).forward is nn.Embedding.forward for table in tables):
+    if positions_disabled(base) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    if isinstance(record, KnownLogits):
-        return record.max_length(base)
+    if isinstance(family, KnownLogits):
+        return family.max_length(base)
     most = next((limit for name in _LIMITS if (limit := getattr(base.config, name, None))), None)
-    counted = [table for table in record.position_tables(base) if getattr(table, "padding_idx", None) is not None]
+    counted = [table for table in family.position_tables(base) if getattr(table, "padding_idx", None) is not None]
     return most and min([most, *(rows for table in counted if (rows := rows_for_tokens(table)) > 0)])
 
 
-def positions_disabled(model: nn.Module) -> bool:
-    """Return whether an attached encoding has disabled a model's position embeddings.
-
-    Args:
-        model: A transformers model, or a wrapper around one.
-
-    Returns:
-        True or False.
-
-    Raises:
-        TypeError: ``model`` is not and does not hold a transformers model.
-
-    Examples:
-        >>> from transformers import DistilBertConfig, DistilBertModel
-        >>> tiny = DistilBertModel(DistilBertConfig(dim=8, n_layers=1, n_heads=2, hidden_dim=8, vocab_size=9))
-        >>> positions_disabled(tiny)
-        False
-    """
-    return any(bias.positions_disabled for bias in attached_biases(record_of(model).base(model)))
+def positions_disabled(module: nn.Module) -> bool:
+    """Return whether an attached encoding has disabled the position embeddings of a model."""
+    return any(bias.positions_disabled for bias in attached_biases(module))

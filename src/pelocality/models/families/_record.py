@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pelocality.models._calls import argument_names, hidden_argument
 from pelocality.models._restore import unhook
-from pelocality.models._wrapper import pretrained, reads_tokens
+from pelocality.models._weights import reads_tokens
 from pelocality.models.families._mask import Bias, add_to_mask, without_bias
 
 ATTACHED = "pelocality"
@@ -89,11 +89,11 @@ class Architecture:
     """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
     def base(self, model: Any) -> Any:
-        """Return the bare transformer inside ``model``.
+        """Return the bare transformer inside a transformers model.
 
-        Of an encoder-decoder model it is the encoder, of a model of images and text the language model.
+        Of an encoder-decoder model the encoder is returned, of a model of images and text the language model.
         """
-        base = pretrained(model).base_model
+        base = model.base_model
         if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
             base = base.decoder
         for name in ("encoder", "language_model", "text_model", "model"):

@@ -13,10 +13,9 @@ from transformers import PrinterCallback, Trainer
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._restore import inference
-from pelocality.models._run import check_length, device_of, find_base
-from pelocality.models._tokenised import padded, padding_id
-from pelocality.models._weights import check_ids
-from pelocality.models._words import special_tokens_around
+from pelocality.models.measuring.tokens import padded, padding_id
+from pelocality.models.measuring.words import special_tokens_around
+from pelocality.models.sequence_model import SequenceModel
 
 
 class DistillationLoss(NamedTuple):
@@ -32,7 +31,13 @@ class DistillationLoss(NamedTuple):
 
 
 def distillation_loss(
-    model: nn.Module, reference: nn.Module, tokenizer: Any, texts: Iterable[str], *, length: int, batch_size: int = 64
+    model: nn.Module | SequenceModel,
+    reference: nn.Module | SequenceModel,
+    tokenizer: Any,
+    texts: Iterable[str],
+    *,
+    length: int,
+    batch_size: int = 64,
 ) -> DistillationLoss:
     """Return how far the last hidden states of a model are from those of another on the same texts.
 
@@ -68,17 +73,17 @@ def distillation_loss(
         >>> distillation_loss(one, other, tokenizer, ["A dog barks."], length=8).token_loss > 0
         True
     """
-    student, teacher = find_base(model), find_base(reference)
-    for base in (student, teacher):
-        check_length(base, length)
+    student, teacher = SequenceModel.of(model), SequenceModel.of(reference)
+    for each in (student, teacher):
+        each.check_length(length)
     rows = pieces(tokenizer, texts, length, student, teacher)
-    return _mean_losses(student, teacher, tokenizer, rows, count("batch_size", batch_size))
+    return _mean_losses(student.module, teacher, tokenizer, rows, count("batch_size", batch_size))
 
 
 class DistillationTrainer(Trainer):
     """A Trainer on pieces of text whose target is the hidden states of another model."""
 
-    def __init__(self, teacher: nn.Module, tokenizer: Any, **options: Any) -> None:
+    def __init__(self, teacher: SequenceModel, tokenizer: Any, **options: Any) -> None:
         super().__init__(data_collator=partial(padded, tokenizer), **options)
         self.teacher, self.tokenizer = teacher, tokenizer
         self.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
@@ -102,7 +107,7 @@ class DistillationTrainer(Trainer):
         return found
 
 
-def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: nn.Module) -> list[list[int]]:
+def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: SequenceModel) -> list[list[int]]:
     """Return the texts in pieces of at most ``length`` tokens of the models, each between special tokens."""
     check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
@@ -116,12 +121,12 @@ def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: nn.Module
     found = [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
     used = torch.tensor([padding_id(tokenizer), *set(chain.from_iterable(found))])
     for model in models:
-        check_ids(model, used, "the tokenizer's ids")
+        model.check_ids(used, "the tokenizer's ids")
     return found
 
 
 def _mean_losses(
-    student: nn.Module, teacher: Any, tokenizer: Any, rows: Sequence[list[int]], batch_size: int
+    student: nn.Module, teacher: SequenceModel, tokenizer: Any, rows: Sequence[list[int]], batch_size: int
 ) -> DistillationLoss:
     """Return both losses, averaged over pieces."""
     with inference(student):
@@ -131,11 +136,11 @@ def _mean_losses(
     return DistillationLoss(*losses.mean(0).tolist())
 
 
-def _losses(student: nn.Module, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
+def _losses(student: nn.Module, teacher: SequenceModel, inputs: dict[str, Tensor]) -> Tensor:
     """Return 1 - cosine of the tokens, averaged, and of their means, for each piece: (batch, 2)."""
-    with inference(teacher):
-        there = {name: value.to(device_of(teacher)) for name, value in inputs.items()}
-        wanted = teacher(**there, return_dict=True).last_hidden_state
+    with inference(teacher.module):
+        there = {name: value.to(teacher.device) for name, value in inputs.items()}
+        wanted = teacher.module(**there, return_dict=True).last_hidden_state
     here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
     found = student(**here, return_dict=True).last_hidden_state
     if found.shape != wanted.shape:

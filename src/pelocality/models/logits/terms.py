@@ -1,4 +1,4 @@
-"""The logits of one attention module as a sum of terms, computed from the record of its family."""
+"""The logits of one attention module as a sum of terms, computed from the weights of its family."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pelocality._toeplitz import toeplitz
 from pelocality.models._calls import call_of, hidden_argument
-from pelocality.models._names import attached_encoding
 from pelocality.models._restore import hooked
 from pelocality.models._weights import refuse_quantised
-from pelocality.models.families._logits import KnownLogits
+from pelocality.models.families import KnownLogits, known_families
+from pelocality.models.sequence_model import SequenceModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,53 +34,58 @@ class Terms:
 QueriesAndKeys = tuple[Tensor, Tensor]  # each (batch, head, n, d_head)
 
 
-def check_logits(record: KnownLogits, base: nn.Module) -> None:
-    """Refuse models whose attention is not the softmax of the logits that are computed from their weights.
+def known_logits(model: SequenceModel) -> KnownLogits:
+    """Return the family of a model, by which its logits are computed from its weights.
 
     Raises:
-        ValueError: An encoding is attached, or the reason of the family.
+        ValueError: The logits of the family are not known, an encoding is attached, or attention is not the softmax of
+            the logits, with the reason.
     """
-    if reason := record.why_not_measured(base):
+    family, base = model.family, model.module
+    if not isinstance(family, KnownLogits):
+        kind = getattr(model.config, "model_type", "")
+        raise ValueError(f"model type '{kind}' is not supported; known: {', '.join(known_families())}")
+    if reason := family.why_not_measured(base):
         raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
-    if attached_encoding(base) is not None:
+    if model.encoding is not None:
         raise ValueError(
             f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
             "both with positional_attention, the encoding with its weights(length), or remove it with "
             "attached(model).remove()"
         )
+    return family
 
 
-def position_parts(record: KnownLogits, base: Any) -> list[nn.Module]:
+def position_parts(model: SequenceModel) -> list[nn.Module]:
     """Return the modules other than attention whose weights are read directly."""
-    absolute = record.absolute(base)
-    tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    absolute = model.family.absolute(model.module)
+    tables: list[nn.Module] = [module for module in model.module.modules() if isinstance(module, nn.Embedding)]
     return tables if absolute is None else [*tables, absolute.norm]
 
 
 @contextmanager
-def captured_inputs(record: KnownLogits, base: Any) -> Iterator[list[Tensor]]:
+def captured_inputs(model: SequenceModel) -> Iterator[list[Tensor]]:
     """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
     collected: list[Tensor] = []
 
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = call_of(module, args, kwargs)[hidden_argument(module)]
-        collected.append(record.attention_input(hidden))
+        collected.append(model.family.attention_input(hidden))
 
-    with hooked(record.attention_layers(base), collect):
+    with hooked(model.family.attention_layers(model.module), collect):
         yield collected
 
 
-def queries_and_keys(record: KnownLogits, base: Any, module: Any, hidden: Tensor) -> QueriesAndKeys:
+def queries_and_keys(model: SequenceModel, module: Any, hidden: Tensor) -> QueriesAndKeys:
     """Return queries and keys in at least float32, before any rotation."""
-    refuse_quantised(base, module)
-    query, key = record.project(module, hidden)
+    refuse_quantised(model.module, module)
+    query, key = model.family.project(module, hidden)
     dtype = torch.promote_types(query.dtype, torch.float32)
     return query.to(dtype), key.to(dtype)
 
 
 def logit_terms(
-    record: KnownLogits,
-    base: Any,
+    model: SequenceModel,
     module: Any,
     content: QueriesAndKeys,
     position: QueriesAndKeys | None = None,
@@ -97,16 +102,17 @@ def logit_terms(
 
     Without a position part, only the relative terms depend on position.
     """
+    family, base = model.family, model.module
     query, key = content
     length = query.shape[-2]
-    scaling = record.scaling(module)
+    scaling = family.scaling(module)
     query_p, key_p = position if position is not None else (torch.zeros_like(query), torch.zeros_like(key))
-    rotation = record.rotation(base, module, length)
+    rotation = family.rotation(base, module, length)
     if rotation is not None:
         cos, sin = (angles.to(query.device) for angles in rotation)
         query, key, query_p, key_p = (rotated(x, cos, sin) for x in (query, key, query_p, key_p))
 
-    keys, queries = record.relative_keys(base, module, length), record.relative_queries(base, module, length)
+    keys, queries = family.relative_keys(base, module, length), family.relative_queries(base, module, length)
 
     def by_query(states: Tensor) -> Tensor | float:
         return 0.0 if keys is None else along_queries(states @ keys.to(states).transpose(-1, -2))
@@ -114,8 +120,8 @@ def logit_terms(
     def by_key(states: Tensor) -> Tensor | float:
         return 0.0 if queries is None else along_keys(states @ queries.to(states).transpose(-1, -2))
 
-    content_bias, bias = record.content_bias(module), record.relative_bias(base, module, length)
-    segments = None if token_type_ids is None else record.segment_logits(module, query, token_type_ids)
+    content_bias, bias = family.content_bias(module), family.relative_bias(base, module, length)
+    segments = None if token_type_ids is None else family.segment_logits(module, query, token_type_ids)
     of_content = (query if content_bias is None else query + content_bias[:, None]) @ key.transpose(-1, -2)
     of_position = query_p @ key_p.transpose(-1, -2) + by_query(query_p) + by_key(key_p)
     return Terms(

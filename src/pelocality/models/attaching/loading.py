@@ -12,12 +12,11 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
-from pelocality.models._bias import CONFIGURATION, read_configuration
 from pelocality.models._restore import changed
-from pelocality.models._state_dict import BLOCKING_KEY, mark_saved_folders
-from pelocality.models.attachment import attach
-from pelocality.models.families import record_of
-from pelocality.models.families._record import ATTACHED
+from pelocality.models.attaching.attachment import attach
+from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
+from pelocality.models.attaching.saving import BLOCKING_KEY, mark_saved_folders
+from pelocality.models.families import ATTACHED, family_of
 
 # The options of from_pretrained that locate files.
 _LOCATION = ("subfolder", "revision", "token", "cache_dir", "local_files_only", "force_download", "proxies")
@@ -176,9 +175,8 @@ def _attachable(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]
     found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
     for module in model.modules():  # outermost first, so that `attach` is given the model with its head
         if isinstance(module, PreTrainedModel):
-            record = record_of(module)
-            base = record.base(module)
-            found.setdefault(base, (module, record.attention_modules(base)))
+            base = family_of(module).base(module)
+            found.setdefault(base, (module, family_of(base).attention_modules(base)))
     return list(found.values())
 
 

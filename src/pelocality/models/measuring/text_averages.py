@@ -1,17 +1,18 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._inputs import runs_of_tokens
-from pelocality.models._provenance import over_texts, provenance
-from pelocality.models._samples import metrics_with_sink, sample_metrics, stacked
-from pelocality.models._text import TextLayer, text_sums
-from pelocality.models.result import AveragedAttention
+from pelocality.models.measuring.provenance import over_texts, provenance
+from pelocality.models.measuring.result import AveragedAttention
+from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics, stacked
+from pelocality.models.measuring.text import TextLayer, text_sums
+from pelocality.models.measuring.tokens import runs_of_tokens
+from pelocality.models.sequence_model import SequenceModel
 
 _FEWEST = 3  # tokens of a text that has a symmetry
 
@@ -55,8 +56,8 @@ class TextAverage(AveragedAttention):
 
 
 def text_average(
-    model: nn.Module,
-    texts: Iterable[str] | Iterable[Mapping[str, Any]],
+    model: nn.Module | SequenceModel,
+    texts: Iterable[Any],
     *,
     tokenizer: Any = None,
     length: int = 128,
@@ -116,6 +117,7 @@ def text_average(
         >>> result.attention.shape, result.share.shape, result.per_sample["locality"].shape
         (torch.Size([2, 2, 7, 7]), torch.Size([2, 2]), torch.Size([3, 2, 2]))
     """
+    model = SequenceModel.of(model)
     per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # by number of the batch and by layer
 
     def measure(number: int, layer: TextLayer) -> None:

@@ -9,22 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._inputs import runs_of_tokens, token_batch
-from pelocality.models._restore import hooked
-from pelocality.models._run import check_length, find_base, requested_layers, run
-from pelocality.models._terms import (
+from pelocality.models._restore import hooked, inference
+from pelocality.models._weights import loaded
+from pelocality.models.families import AbsoluteInput
+from pelocality.models.logits.terms import (
     QueriesAndKeys,
     Terms,
     captured_inputs,
-    check_logits,
+    known_logits,
     logit_terms,
     position_parts,
     queries_and_keys,
 )
-from pelocality.models._weights import loaded
-from pelocality.models.eager import eager_attention
-from pelocality.models.families import known_logits
-from pelocality.models.families._logits import AbsoluteInput, KnownLogits
+from pelocality.models.measuring.tokens import runs_of_tokens, token_batch
+from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 Split = Literal["table", "relative", "mean content"]
 
@@ -61,7 +59,7 @@ class Decomposition(Terms):
 
 
 def decompose(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     *,
     attention_mask: Tensor | None = None,
@@ -117,19 +115,18 @@ def decompose(
         >>> torch.allclose(parts.attention.sum(-1), torch.ones(1, 2, 5))
         True
     """
-    record = known_logits(model)
-    base = find_base(model)
-    check_logits(record, base)
-    inputs, real = _read(base, input_ids, attention_mask, token_type_ids)
+    model = SequenceModel.of(model)
+    family, base = known_logits(model), model.module
+    inputs, real = _read(model, input_ids, attention_mask, token_type_ids)
     single = torch.as_tensor(input_ids).ndim == 1
     sequences, n = real.shape
-    check_length(base, n)
+    model.check_length(n)
     if not sequences:  # most models cannot run an empty batch: one sequence is run and removed again
         inputs, real = {"input_ids": inputs["input_ids"].new_zeros(1, n)}, real.new_ones(1, n)
 
-    modules: list[Any] = record.attention_layers(base)
-    with eager_attention(model), loaded(base, position_parts(record, base)):
-        splits = [_split_of(record, base, module, layer) for layer, module in enumerate(modules)]
+    modules: list[Any] = family.attention_layers(base)
+    with inference(base), loaded(base, position_parts(model)):
+        splits = [_split_of(model, module, layer) for layer, module in enumerate(modules)]
         chosen = requested_layers(
             layers,
             [layer for layer, split in enumerate(splits) if split is not None],
@@ -137,23 +134,23 @@ def decompose(
             f"in which {type(base).__name__} cannot be split into content and position: its positions are added to the "
             "words before the first layer, and later layers read their sum; use layers=[0], or position_share",
         )
-        absolute = record.absolute(base)
-        with _captured_table(absolute) as captured, captured_inputs(record, base) as hidden:
-            run(base, **inputs)
+        absolute = family.absolute(base)
+        with _captured_table(absolute) as captured, captured_inputs(model) as hidden:
+            model.run(inputs)
         terms = []
         for layer in chosen:
             module, position = modules[layer], None
             with loaded(base, [module]):
-                query, key = queries_and_keys(record, base, module, hidden[layer])
+                query, key = queries_and_keys(model, module, hidden[layer])
                 if absolute is not None and splits[layer] == "table":
-                    position = _table_part(record, base, module, _table_share(absolute, *captured))
+                    position = _table_part(model, module, _table_share(absolute, *captured))
                 elif splits[layer] == "mean content":
                     position = (_mean(query, real), _mean(key, real))
                 if position is not None:
                     query, key = query - position[0], key - position[1]
-                terms.append(logit_terms(record, base, module, (query, key), position, inputs.get("token_type_ids")))
+                terms.append(logit_terms(model, module, (query, key), position, inputs.get("token_type_ids")))
     device = terms[0].content.device
-    visible = torch.stack([record.visible(base, modules[layer], n) for layer in chosen])[:, None] & real[:, None].cpu()
+    visible = torch.stack([family.visible(base, modules[layer], n) for layer in chosen])[:, None] & real[:, None].cpu()
 
     def cut(tensors: Tensor) -> Tensor:  # (layer, batch, ...)
         return tensors[:, 0] if single else tensors[:, :sequences]
@@ -168,10 +165,10 @@ def decompose(
 
 
 def _read(
-    base: Any, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    model: SequenceModel, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the inputs on the model's device and which tokens are not padding, (batch, n) each."""
-    inputs, real = token_batch(base, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    inputs, real = token_batch(model, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
     if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
         raise ValueError(
             "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
@@ -179,10 +176,10 @@ def _read(
     return inputs, real
 
 
-def _table_part(record: KnownLogits, base: Any, module: Any, share: Tensor) -> QueriesAndKeys:
+def _table_part(model: SequenceModel, module: Any, share: Tensor) -> QueriesAndKeys:
     """Return the part of queries and keys that is linear in the position table."""
-    query, key = queries_and_keys(record, base, module, share)
-    query_bias, key_bias = queries_and_keys(record, base, module, torch.zeros_like(share))
+    query, key = queries_and_keys(model, module, share)
+    query_bias, key_bias = queries_and_keys(model, module, torch.zeros_like(share))
     return query - query_bias, key - key_bias
 
 
@@ -215,12 +212,13 @@ def _mean(states: Tensor, real: Tensor) -> Tensor:
     return mean[:, None].expand_as(states)
 
 
-def _split_of(record: KnownLogits, base: Any, module: Any, layer: int) -> Split | None:
+def _split_of(model: SequenceModel, module: Any, layer: int) -> Split | None:
     """Return how a layer can be split into content and position, or None."""
-    if layer == 0 and record.absolute(base) is not None:
+    family, base = model.family, model.module
+    if layer == 0 and family.absolute(base) is not None:
         return "table"
-    if record.rotation(base, module, 1) is not None:
+    if family.rotation(base, module, 1) is not None:
         return "mean content"
     with loaded(base, [module]):
-        terms = (record.relative_bias, record.relative_keys, record.relative_queries)
+        terms = (family.relative_bias, family.relative_keys, family.relative_queries)
         return "relative" if any(term(base, module, 1) is not None for term in terms) else None

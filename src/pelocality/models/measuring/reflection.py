@@ -1,20 +1,17 @@
 """The reflection gap: how far a model is from reversing its output when its input is reversed."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
-from pelocality.models._inputs import token_batch, tokens_first
-from pelocality.models._names import described
-from pelocality.models._restore import inference
-from pelocality.models._run import check_length, find_base, run
+from pelocality.models.measuring.tokens import token_batch, tokens_first
+from pelocality.models.sequence_model import SequenceModel
 
 
 def reflection_gap(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     *,
     attention_mask: Tensor | None = None,
@@ -70,12 +67,12 @@ def reflection_gap(
         ...     bool(reflection_gap(bert, ids) < 1e-12)
         False
     """
-    base = find_base(model)
-    inputs, tokens = token_batch(base, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    model = SequenceModel.of(model)
+    inputs, tokens = token_batch(model, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
     ids = inputs["input_ids"]
     if not bool(tokens.any(1).all()):
         raise ValueError("attention_mask must be 1 for a token in every sequence, and one is padding only")
-    check_length(base, ids.shape[1])
+    model.check_length(ids.shape[1])
     if not len(ids):  # most models cannot run an empty batch
         return on_float64_device(ids.new_zeros(0)).double()
     first = tokens_first(tokens)
@@ -84,9 +81,8 @@ def reflection_gap(
         inputs.pop("attention_mask", None)
     position = torch.arange(ids.shape[1], device=ids.device)
     order = torch.where(tokens, tokens.sum(1, keepdim=True) - 1 - position, position)
-    with inference(model):  # as the model runs: no weights are read, and eager attention to padding alone may be NaN
-        forward = _hidden_states(base, inputs)
-        backward = _hidden_states(base, {name: each.gather(1, order) for name, each in inputs.items()})
+    forward = _hidden_states(model, inputs)
+    backward = _hidden_states(model, {name: each.gather(1, order) for name, each in inputs.items()})
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
         torch.linalg.vector_norm(on_float64_device(torch.where(tokens[..., None], states, 0)).double(), dim=(1, 2))
@@ -96,9 +92,9 @@ def reflection_gap(
     return torch.where(total == 0, 0, difference / total)  # two outputs of zeros are equal
 
 
-def _hidden_states(base: Any, inputs: dict[str, Tensor]) -> Tensor:
+def _hidden_states(model: SequenceModel, inputs: dict[str, Tensor]) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
-    states = getattr(run(base, output_attentions=False, **inputs), "last_hidden_state", None)
+    states = getattr(model.outputs(inputs), "last_hidden_state", None)
     if not isinstance(states, Tensor):
-        raise ValueError(f"{described(base)} returns no last_hidden_state, whose reflection could be compared")
+        raise ValueError(f"{model} returns no last_hidden_state, whose reflection could be compared")
     return states

@@ -19,11 +19,10 @@ from transformers import TrainerState, TrainingArguments
 from pelocality._checks import count, flag, number
 from pelocality._display import DisplayMixin
 from pelocality.encodings import Encoding
-from pelocality.models._checkpoints import claim, digest
-from pelocality.models._run import check_length, device_of, find_base
-from pelocality.models.attachment import Positions, attach
-from pelocality.models.distillation import DistillationLoss, DistillationTrainer, pieces
-from pelocality.models.families import record_of
+from pelocality.models.attaching.attachment import Positions, attach
+from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.training.checkpoints import claim, digest
+from pelocality.models.training.distillation import DistillationLoss, DistillationTrainer, pieces
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,7 +47,7 @@ class Relocation(DisplayMixin):
 
 @torch.inference_mode(False)  # with gradients, whatever surrounds the call
 def relocate(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     encoding: Encoding | Sequence[Encoding],
     tokenizer: Any,
     texts: Iterable[str],
@@ -128,16 +127,16 @@ def relocate(
     learning_rate, progress = number("learning_rate", learning_rate), flag("progress", progress)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be above 0, and finite, got {learning_rate}")
-    teacher = find_base(model)
+    teacher = SequenceModel.of(model)
     if teacher.dtype == torch.float16:  # the least number that AdamW adds to its denominator is 0 there
         raise ValueError("model is in float16, in which AdamW cannot train it; pass model.float() or model.bfloat16()")
-    check_length(teacher, length)
+    teacher.check_length(length)
     rows = pieces(tokenizer, texts, length, teacher)
     if len(rows) <= held_out:
         raise ValueError(f"texts hold {len(rows)} pieces of {length} tokens, and held_out={held_out}; give more texts")
-    trained = copy.deepcopy(model)
-    student = find_base(trained)
-    frozen = _frozen(student)
+    trained = copy.deepcopy(teacher.given)
+    copied = SequenceModel(trained)
+    student, frozen = copied.module, _frozen(copied)
     attach(trained, encoding, position_embeddings=position_embeddings)
     options: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "every": every, "seed": seed}
     options["steps"] = _steps(rows[:-held_out], tokens, batch_size)
@@ -146,8 +145,8 @@ def relocate(
         settings = {"tokens": tokens, "length": length, "held_out": held_out, **options}
         settings |= {"position_embeddings": position_embeddings, "texts": digest(rows), "start": digest(student)}
         checkpoint = claim(folder, settings)
-    with TemporaryDirectory() as temporary, _state_of_accelerate_kept(), _settings_kept(trained, student):
-        options |= {"progress": progress, "cpu": device_of(teacher).type == "cpu", "save": folder is not None}
+    with TemporaryDirectory() as temporary, _state_of_accelerate_kept(), _settings_kept(copied):
+        options |= {"progress": progress, "cpu": teacher.device.type == "cpu", "save": folder is not None}
         arguments = _arguments(temporary if folder is None else folder, **options)
         data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
@@ -176,17 +175,17 @@ def _state_of_accelerate_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _settings_kept(model: nn.Module, base: Any) -> Iterator[None]:
+def _settings_kept(model: SequenceModel) -> Iterator[None]:
     """Restore what a Trainer changes of a model beside its weights: device, modes and ``use_cache``."""
-    device, modes = device_of(base), [(module, module.training) for module in model.modules()]
-    use_cache = getattr(base.config, "use_cache", None)
+    device, modes = model.device, [(module, module.training) for module in model.given.modules()]
+    use_cache = getattr(model.config, "use_cache", None)
     yield  # where training fails, the model is dropped
-    model.to(device)
+    model.given.to(device)
     for module, training in modes:
         module.training = training
     if use_cache is not None:
-        base.config.use_cache = use_cache
-    base.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
+        model.config.use_cache = use_cache
+    model.module.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
 
 
 def _arguments(
@@ -241,12 +240,12 @@ def _train(
         weight.requires_grad_(False)
 
 
-def _frozen(base: nn.Module) -> list[nn.Parameter]:
+def _frozen(model: SequenceModel) -> list[nn.Parameter]:
     """Return the frozen weights of a model without those of its positions, of which the frozen ones may be fixed."""
-    record = record_of(base)
-    of_positions = {weight for table in record.position_tables(base) for weight in table.parameters()}
-    for attention in record.attention_modules(base):
-        of_positions |= {attention.get_parameter(name) for name in record.position_weights}
+    family, base = model.family, model.module
+    of_positions = {weight for table in family.position_tables(base) for weight in table.parameters()}
+    for attention in family.attention_modules(base):
+        of_positions |= {attention.get_parameter(name) for name in family.position_weights}
     weights = set(base.parameters()) - of_positions
     return [weight for weight in weights if weight.is_floating_point() and not weight.requires_grad]
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 import pelocality
-from pelocality.models._names import attached_encoding, model_name
-from pelocality.models._run import find_base
-from pelocality.models._samples import hides_future
+from pelocality.models.measuring.samples import hides_future
+from pelocality.models.sequence_model import SequenceModel
 
 
 @dataclass(frozen=True)
@@ -53,17 +52,16 @@ class Provenance:
     texts: int = 0
 
 
-def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
+def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
     """Return the provenance of a result of a model."""
-    base = find_base(model)
     return Provenance(
-        model=model_name(model),
-        model_class=type(base).__name__,
-        model_type=base.config.model_type,
-        dtype=str(base.dtype).removeprefix("torch."),
+        model=model.name,
+        model_class=type(model.module).__name__,
+        model_type=getattr(model.config, "model_type", ""),
+        dtype=str(model.dtype).removeprefix("torch."),
         causal=hides_future(visible),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
-        encoding=attached_encoding(base),
+        encoding=model.encoding,
         **more,
     )
 
@@ -71,3 +69,9 @@ def provenance(model: nn.Module, visible: Tensor, **more: Any) -> Provenance:
 def over_texts(source: Provenance) -> str:
     """Return what a result over texts was computed from, for its headline."""
     return f"{source.texts} texts, special tokens {'counted' if source.special_tokens else 'left out'}"
+
+
+def other_layers_note(others: Mapping[int, str]) -> tuple[str, ...]:
+    """Return a note that says what the layers without attention are, if there are any."""
+    kinds = ", ".join(f"{layer} {kind}" for layer, kind in others.items())
+    return (f"layers without attention: {kinds}",) if others else ()

@@ -13,10 +13,10 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from pelocality import metrics
 from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
-from pelocality.models._samples import CAUSAL, PUBLISHED
-from pelocality.models._words import check_words
-from pelocality.models.identical_words import positional_attention
-from pelocality.models.logits import positional_logits
+from pelocality.models.logits.position import positional_logits
+from pelocality.models.measuring.identical_words import positional_attention
+from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
+from pelocality.models.measuring.words import check_words
 
 Source = Literal["attention", "logits", "encodings"]
 BIDIRECTIONAL = (*PUBLISHED, "adjusted_locality", "direction_balance")

@@ -8,7 +8,7 @@ from torch import nn
 
 from pelocality.models._calls import changes_call
 from pelocality.models._restore import unhook
-from pelocality.models.families._record import Architecture
+from pelocality.models.families import Architecture
 
 
 def disable_positions(record: Architecture, base: Any) -> None:

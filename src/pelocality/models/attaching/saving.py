@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from pelocality.models._restore import called, override, restore_method, restoring
-from pelocality.models.families._record import ATTACHED, attached_biases
+from pelocality.models.families import ATTACHED, attached_biases
 
 BLOCKING_KEY = "experts_implementation"
 """The entry of a configuration of which each model class of transformers refuses, and repeats, an unknown value."""

@@ -18,9 +18,9 @@ from pelocality import metrics as _metrics
 from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement, measure
-from pelocality.models._names import label, other_layers_note
-from pelocality.models._provenance import Provenance
-from pelocality.models._samples import CAUSAL, PUBLISHED
+from pelocality.models.measuring.provenance import Provenance, other_layers_note
+from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
+from pelocality.models.sequence_model import label
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,21 +12,19 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count, flag
-from pelocality._distributed import failing_together, gathered, rank_and_size, summed, without_ddp
-from pelocality.models._calls import argument_names
-from pelocality.models._inputs import token_batch, token_tensor, tokens_first
-from pelocality.models._observe import AttentionLayers, attention_layers, checked_eager_attention, observe_by_layer
-from pelocality.models._run import check_length, find_base
-from pelocality.models._tokenised import token_batches
-from pelocality.models._words import special_ids
+from pelocality._distributed import failing_together, gathered, rank_and_size, summed
+from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
+from pelocality.models.measuring.tokens import token_batch, token_batches, token_tensor, tokens_first
+from pelocality.models.measuring.words import special_ids
+from pelocality.models.sequence_model import SequenceModel
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
 def text_sums(
-    model: nn.Module,
-    texts: Iterable[str] | Iterable[Mapping[str, Any]],
+    model: SequenceModel,
+    texts: Iterable[Any],
     layers: Sequence[int] | None = None,
     measure: Callable[[int, TextLayer], None] | None = None,
     *,
@@ -43,8 +40,8 @@ def text_sums(
     Every process reads every batch, and runs the first one to find the layers that attend.
 
     Args:
-        model: A transformers model, with or without a head.
-        texts: Strings, or tokenised batches.
+        model: The model.
+        texts: Strings, tokenised batches, or batches of what a model without token ids reads.
         layers: Layers to add, by their index in the model; None: all that have attention.
         measure: Called with the number of a batch and what was added of it, for each layer.
         tokenizer: Reads strings, and identifies special tokens.
@@ -59,7 +56,6 @@ def text_sums(
         ValueError: As for `token_batches`, text longer than the model's positions, special tokens that nothing
             identifies, padding without a mask, or no text.
     """
-    base = find_base(without_ddp(model))
     flag("special_tokens", special_tokens)
     count("length", length, least=2)
     count("without_first", without_first, least=0)
@@ -68,24 +64,28 @@ def text_sums(
     known: AttentionLayers | None = None
     measured = longest = number = 0
     rank, size = rank_and_size()
-    with failing_together() as must_agree, checked_eager_attention(model, base):
-        batches = token_batches(texts, base, tokenizer, batch_size)
+    with failing_together() as must_agree:
+        batches = texts if model.content is not None else token_batches(texts, model, tokenizer, batch_size)
         for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
-            inputs, included = _read_batch(batch, base, tokenizer, special_tokens)
-            if included.numel() == 0:
-                continue
-            if included.shape[1] > longest:
-                longest = included.shape[1]
-                check_length(base, longest)
-            must_agree.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
-            included = (included & (included.cumsum(1) > without_first))[:, :length]
+            included: Tensor | None = None
+            if model.content is not None:
+                inputs = model.moved(batch)
+            else:
+                inputs, included = _read_batch(batch, model, tokenizer, special_tokens)
+                if included.numel() == 0:
+                    continue
+                if included.shape[1] > longest:
+                    longest = included.shape[1]
+                    model.check_length(longest)
+                must_agree.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
+                included = (included & (included.cumsum(1) > without_first))[:, :length]
             if known is None or sums is None:
-                known = attention_layers(base, **inputs)
+                known = attention_layers(model, inputs)
                 sums = TextSums(known.requested(layers), known.others, known.heads)
             if number % size == rank:  # others are measured by other processes
-                add = partial(_add, sums, any(known.sinks), included, measure and partial(measure, number))
-                observe_by_layer(base, known, sums.layers, add, **inputs)
-                measured += int(included.any(1).sum())
+                reader = _Reader(sums, any(known.sinks), included, known.added + without_first, length, measure, number)
+                observe_layers(model, known, sums.layers, inputs, reader)
+                measured += reader.texts
             number += 1
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
@@ -93,21 +93,38 @@ def text_sums(
     return sums
 
 
-def _add(
-    sums: TextSums,
-    sinks: bool,
-    included: Tensor,
-    measure: Callable[[TextLayer], None] | None,
-    place: int,
-    weights: Tensor,
-    visible: Tensor,
-) -> None:
-    """Add the attention (batch, head, n, n) of a layer between the included tokens (batch, m), m <= n."""
-    m = included.shape[1]
-    pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
-    attention = sums.add(place, weights, pairs)
-    if measure is not None:
-        measure(TextLayer(place, weights, included, pairs, attention, sinks))
+class _Reader:
+    """Adds a batch to the sums, layer by layer.
+
+    Attributes:
+        texts: The number of texts of the batch that were measured.
+    """
+
+    def __init__(
+        self,
+        sums: TextSums,
+        sinks: bool,
+        included: Tensor | None,
+        first: int,
+        length: int,
+        measure: Callable[[int, TextLayer], None] | None,
+        number: int,
+    ) -> None:
+        self.sums, self.sinks, self.included, self.number = sums, sinks, included, number
+        self.first, self.length, self.measure, self.texts = first, length, measure, 0
+
+    def __call__(self, place: int, weights: Tensor, visible: Tensor) -> None:
+        """Add the attention (batch, head, n, n) of a layer between the included tokens (batch, m), m <= n."""
+        included = self.included
+        if included is None:  # all that attends to itself, without the tokens that the model puts before its input
+            shown = visible.diagonal(dim1=-2, dim2=-1).cpu()
+            included = (shown & (torch.arange(shown.shape[1]) >= self.first))[:, : self.first + self.length]
+        self.texts = int(included.any(1).sum())
+        m = included.shape[1]
+        pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
+        attention = self.sums.add(place, weights, pairs)
+        if self.measure is not None:
+            self.measure(self.number, TextLayer(place, weights, included, pairs, attention, self.sinks))
 
 
 @dataclass(frozen=True)
@@ -214,7 +231,7 @@ def _check_packing(position_ids: Any, ids: Tensor, real: Tensor, order: Tensor) 
 
 
 def _read_batch(
-    batch: Mapping[str, Any], base: Any, tokenizer: Any, special_tokens: bool
+    batch: Mapping[str, Any], model: SequenceModel, tokenizer: Any, special_tokens: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return a batch's inputs and which tokens to include, (batch, n) each, padding on the right."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
@@ -223,9 +240,9 @@ def _read_batch(
     if len(batch["input_ids"]) == 0:
         return {}, torch.ones(0, 0, dtype=torch.bool)
     others = ["attention_mask", "special_tokens_mask"]
-    if "token_type_ids" in argument_names(base):  # a tokenizer may return them for a model that reads none
+    if model.reads("token_type_ids"):  # a tokenizer may return them for a model that reads none
         others.append("token_type_ids")
-    given, real = token_batch(base, batch["input_ids"], **{name: batch.get(name) for name in others})
+    given, real = token_batch(model, batch["input_ids"], **{name: batch.get(name) for name in others})
     ids = given["input_ids"]
     if not bool(real.any()):
         raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
@@ -239,7 +256,7 @@ def _read_batch(
                 "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
                 "or include them with special_tokens=True"
             )
-        special = torch.isin(ids, torch.tensor(sorted(special_ids(base, tokenizer))).to(ids))
+        special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
     _check_packing(batch.get("position_ids"), ids, real, order)
     inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
     return inputs, (real & ~special.bool()).gather(1, order).cpu()

@@ -15,20 +15,17 @@ from transformers import PreTrainedModel
 from pelocality._checks import check_choice, flag
 from pelocality.encodings import Encoding
 from pelocality.encodings.base import check_encoding
-from pelocality.models import _proof
-from pelocality.models._bias import PositionalBias
 from pelocality.models._calls import call_of
-from pelocality.models._disable import disable_positions, enable_positions
-from pelocality.models._inputs import runs_of_tokens
-from pelocality.models._names import described
 from pelocality.models._restore import called, override, restore_method, restoring, unhook
-from pelocality.models._run import device_of, find_base
-from pelocality.models._state_dict import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models._weights import execution_device
-from pelocality.models._wrapper import pretrained
-from pelocality.models.families import record_of
+from pelocality.models.attaching import proof
+from pelocality.models.attaching.bias import PositionalBias
+from pelocality.models.attaching.disable import disable_positions, enable_positions
+from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
+from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.families._mask import no_continuous_batching
-from pelocality.models.families._record import ATTACHED, Architecture, attached_biases
+from pelocality.models.measuring.tokens import runs_of_tokens
+from pelocality.models.sequence_model import SequenceModel
 
 Positions = Literal["disable", "keep"]
 
@@ -60,8 +57,7 @@ class Attachment:
         No weight of the model changes. A second call does nothing.
         """
         if self._is_attached():
-            record = record_of(self.model)
-            with restoring(functools.partial(_undo, self.model, record, record.base(self.model))):
+            with restoring(functools.partial(_undo, SequenceModel(self.model))):
                 pass
 
     def _is_attached(self) -> bool:
@@ -69,7 +65,7 @@ class Attachment:
         return not self._keys.isdisjoint(self._attached_keys())
 
     def _attached_keys(self) -> frozenset[str]:
-        return frozenset(bias.key for bias in attached_biases(record_of(self.model).base(self.model)))
+        return frozenset(bias.key for bias in SequenceModel(self.model).encodings)
 
     def __enter__(self) -> Self:
         if not self._is_attached():
@@ -84,7 +80,7 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     encoding: Encoding | Sequence[Encoding],
     *,
     position_embeddings: Positions = "disable",
@@ -138,21 +134,21 @@ def attach(
         ...     [encoding.decay for encoding in attachment.encodings]
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
-    record, base = record_of(model), find_base(model)
-    _check_model(model, record, base, position_embeddings)
+    model = SequenceModel.of(model)
+    _check_model(model, position_embeddings)
     disable = position_embeddings == "disable"
-    encodings = _copies(encoding, record, base)
-    causal = _prove(model, record, base, disable=disable) if flag("prove", prove) else record.causal(base)
+    encodings = _copies(encoding, model)
+    causal = _prove(model, disable=disable) if flag("prove", prove) else model.family.causal(model.module)
     _check_future(encodings, causal=causal)
     try:
-        _install(encodings, model, record, base, disable=disable)
-        return Attachment(model, tuple(encodings), position_embeddings)
+        _install(encodings, model, disable=disable)
+        return Attachment(model.given, tuple(encodings), position_embeddings)
     except BaseException:
-        with restoring(functools.partial(_undo, model, record, base)):
+        with restoring(functools.partial(_undo, model)):
             raise
 
 
-def attached(model: nn.Module) -> Attachment | None:
+def attached(model: nn.Module | SequenceModel) -> Attachment | None:
     """Return the handle of a model with encodings attached, also of a copy or a loaded model.
 
     Args:
@@ -170,36 +166,39 @@ def attached(model: nn.Module) -> Attachment | None:
         >>> attached(bert) is None
         True
     """
-    biases = attached_biases(record_of(model).base(model))
+    model = SequenceModel.of(model)
+    biases = model.encodings
     if not biases:
         return None
     position_embeddings: Positions = "disable" if biases[0].positions_disabled else "keep"
-    return Attachment(model, tuple(bias.encoding for bias in biases), position_embeddings)
+    return Attachment(model.given, tuple(bias.encoding for bias in biases), position_embeddings)
 
 
-def _install(encodings: list[Encoding], model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> None:
+def _install(encodings: list[Encoding], model: SequenceModel, *, disable: bool) -> None:
     """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
-    attentions, implementation = record.attention_modules(base), base.config._attn_implementation
+    base, family = model.module, model.family
+    attentions, implementation = family.attention_modules(base), base.config._attn_implementation
     for each, attention in zip(encodings, attentions, strict=True):
-        bias = PositionalBias(each, record, positions_disabled=disable, implementation=implementation)
+        bias = PositionalBias(each, family, positions_disabled=disable, implementation=implementation)
         bias.install(attention)
-    for module in {pretrained(model), base}:
+    for module in {model.with_head, base}:
         module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
         mark_saved_folders(module)
         override(module, "init_continuous_batching", _init_continuous_batching)
     base.register_load_state_dict_pre_hook(check_state_dict)
     if disable:
-        disable_positions(record, base)
+        disable_positions(family, base)
     if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks, only a missing submodule on removal
         torch.compiler.reset()
 
 
-def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
+def _undo(model: SequenceModel) -> None:
     """Undo `_install`, also where it was interrupted."""
-    for module in record.attention_modules(base):
+    base = model.module
+    for module in model.family.attention_modules(base):
         if hasattr(module, ATTACHED):
             getattr(module, ATTACHED).uninstall(module)
-    for module in {pretrained(model), base}:
+    for module in {model.with_head, base}:
         unhook(module, _check_call)
         if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
             unmark_saved_folders(module)
@@ -210,7 +209,7 @@ def _undo(model: nn.Module, record: Architecture, base: Any) -> None:
     enable_positions(base)
 
 
-def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) -> bool:
+def _prove(model: SequenceModel, *, disable: bool) -> bool:
     """Refuse a model for which a few tokens do not show that the bias, and nothing else, is added.
 
     Returns:
@@ -219,29 +218,29 @@ def _prove(model: nn.Module, record: Architecture, base: Any, *, disable: bool) 
 
     @contextmanager
     def trial(make: Callable[[int], Encoding], disabled: bool) -> Iterator[None]:
-        made = [make(record.heads(base, module)) for module in record.attention_modules(base)]
-        with restoring(functools.partial(_undo, model, record, base)):
-            _install(_copies(made, record, base), model, record, base, disable=disabled)
+        base, family = model.module, model.family
+        made = [make(family.heads(base, module)) for module in family.attention_modules(base)]
+        with restoring(functools.partial(_undo, model)):
+            _install(_copies(made, model), model, disable=disabled)
             yield
 
-    return _proof.prove(record, base, trial, disable=disable)
+    return proof.prove(model, trial, disable=disable)
 
 
-def _check_model(model: Any, record: Architecture, base: Any, position_embeddings: Positions) -> None:
+def _check_model(model: SequenceModel, position_embeddings: Positions) -> None:
     """Refuse a model to which encodings cannot be attached, with the reason."""
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
-    _check_adapters(model)
-    name = described(base)
-    if attached_biases(base):
-        raise ValueError(f"{name} has an encoding attached already; remove it first: attached(model).remove()")
-    device_of(base)  # refuses weights on the meta device
-    if not record.attention_modules(base):
-        raise ValueError(f"{name} has no attention module that takes a mask, to which a bias could be added")
-    if reason := record.why_not_additive(base):
-        raise ValueError(f"an encoding cannot be attached to {name} exactly: {reason}")
-    if position_embeddings == "disable" and (reason := record.why_positions_remain(base)):
-        raise ValueError(f"the positions of {name} cannot be disabled: {reason}; use position_embeddings='keep'")
-    _check_implementation(base)
+    _check_adapters(model.given)
+    if model.encodings:
+        raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
+    _ = model.device  # refuses weights on the meta device
+    if not model.family.attention_modules(model.module):
+        raise ValueError(f"{model} has no attention module that takes a mask, to which a bias could be added")
+    if reason := model.family.why_not_additive(model.module):
+        raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")
+    if position_embeddings == "disable" and (reason := model.family.why_positions_remain(model.module)):
+        raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
+    _check_implementation(model.module)
 
 
 def _check_adapters(model: Any) -> None:
@@ -315,9 +314,10 @@ def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *
     return called(model, "init_continuous_batching", previous)(*args, **kwargs)
 
 
-def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base: Any) -> list[Encoding]:
+def _copies(encoding: Encoding | Sequence[Encoding], model: SequenceModel) -> list[Encoding]:
     """Return a copy of the encoding for each attention module, checked against the model."""
-    modules = record.attention_modules(base)
+    base, family = model.module, model.family
+    modules = family.attention_modules(base)
     encodings = [encoding] * len(modules) if isinstance(encoding, Encoding) else encoding
     if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
         raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {encoding!r}")
@@ -327,7 +327,7 @@ def _copies(encoding: Encoding | Sequence[Encoding], record: Architecture, base:
             f"got a list of {len(encodings)}"
         )
     for each, module in zip(encodings, modules, strict=True):
-        check_encoding(each, record.heads(base, module))
+        check_encoding(each, family.heads(base, module))
         if any(tensor.is_meta for tensor in each.state_dict().values()):
             raise ValueError(f"{type(each).__name__} is on the meta device; build it where tensors have numbers")
     return [_fitting(each, module, base) for each, module in zip(encodings, modules, strict=True)]

@@ -8,9 +8,9 @@ import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
-from pelocality.models._names import label, other_layers_note
-from pelocality.models._provenance import Provenance, over_texts, provenance
-from pelocality.models._text import text_sums
+from pelocality.models.measuring.provenance import Provenance, other_layers_note, over_texts, provenance
+from pelocality.models.measuring.text import text_sums
+from pelocality.models.sequence_model import SequenceModel, label
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,8 +67,8 @@ class PositionShare(DisplayMixin):
 
 
 def position_share(
-    model: nn.Module,
-    texts: Iterable[str] | Iterable[Mapping[str, Any]],
+    model: nn.Module | SequenceModel,
+    texts: Iterable[Any],
     *,
     tokenizer: Any = None,
     length: int = 128,
@@ -137,6 +137,7 @@ def position_share(
         >>> position_share(model, text, special_tokens=True).share.shape
         torch.Size([2, 2])
     """
+    model = SequenceModel.of(model)
     sums = text_sums(
         model,
         texts,

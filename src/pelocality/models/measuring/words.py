@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from pelocality._checks import check_tokenizer, count
-from pelocality.models._weights import check_ids, embedding_weight
+from pelocality.models.sequence_model import SequenceModel
 
 # words are tokenised after this one, because most tokenizers treat the start of a text differently
 _BEFORE = "a"
 
 
 def choose_words(
-    base: Any, tokenizer: Any, words: int | Sequence[str | int], seed: int
+    model: SequenceModel, tokenizer: Any, words: int | Sequence[str | int], seed: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the token ids of the words and their text.
 
@@ -29,18 +29,18 @@ def choose_words(
         check_tokenizer(tokenizer)
     check_words(words)
     if isinstance(words, int | np.integer):
-        ids = _draw(base, tokenizer, words, seed)
+        ids = _draw(model, tokenizer, words, seed)
     else:
-        ids = [_token_id(base, tokenizer, word) for word in words]
+        ids = [_token_id(model, tokenizer, word) for word in words]
         repeated = [word for i, word in enumerate(words) if ids[i] in ids[:i]]
         if repeated:
             raise ValueError(
                 f"words holds {repeated[0]!r} more than once; give each word once, as intervals count words"
             )
-        padding = _padding_without_position(base)
+        padding = _padding_without_position(model.module)
         if padding in ids:
             raise ValueError(
-                f"words contains {words[ids.index(padding)]!r}, the padding id, which {type(base).__name__} "
+                f"words contains {words[ids.index(padding)]!r}, the padding id, which {type(model.module).__name__} "
                 "counts no positions for: every token would have the same position; give other words"
             )
     names = [str(i) for i in ids] if tokenizer is None else [tokenizer.decode([i]).strip() for i in ids]
@@ -65,7 +65,7 @@ def _padding_without_position(base: Any) -> int | None:
     return next((table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None), None)
 
 
-def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
+def special_ids(model: SequenceModel, tokenizer: Any = None) -> set[int]:
     """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all).
 
     An unknown word is a word, unless its id has another purpose too, as in GPT-2.
@@ -76,7 +76,7 @@ def special_ids(base: Any, tokenizer: Any = None) -> set[int]:
         unknown = set() if tokenizer.unk_token in others else {tokenizer.unk_token_id}
         return set(tokenizer.all_special_ids) - unknown
     found: set[int] = set()
-    for key, value in base.config.to_dict().items():
+    for key, value in model.config.to_dict().items() if model.config is not None else ():
         if key.endswith("_token_id") and value is not None:
             found.update(value if isinstance(value, list | tuple) else [value])
     return found
@@ -93,7 +93,7 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[:first], ids[last:]
 
 
-def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[list[int], list[str]]:
+def prefix_tokens(model: SequenceModel, tokenizer: Any, prefix: bool | str | int) -> tuple[list[int], list[str]]:
     """Return the token to feed before the words and its text; True is the beginning of a text.
 
     Raises:
@@ -105,16 +105,16 @@ def prefix_tokens(base: Any, tokenizer: Any, prefix: bool | str | int) -> tuple[
     given: Any = prefix
     if prefix is True:
         given = getattr(tokenizer, "bos_token_id", None)
-        given = getattr(base.config, "bos_token_id", None) if given is None else given
+        given = getattr(model.config, "bos_token_id", None) if given is None else given
         if given is None:
             raise ValueError(
                 "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
             )
-    token = _token_id(base, tokenizer, given, "prefix")
+    token = _token_id(model, tokenizer, given, "prefix")
     return [token], [str(token) if tokenizer is None else tokenizer.decode([token])]
 
 
-def _token_id(base: Any, tokenizer: Any, word: str | int, name: str = "words") -> int:
+def _token_id(model: SequenceModel, tokenizer: Any, word: str | int, name: str = "words") -> int:
     """Return the token id of a word that was given as text or as an id, in an argument of this name."""
     if isinstance(word, int | np.integer):
         pieces = [int(word)]
@@ -128,17 +128,17 @@ def _token_id(base: Any, tokenizer: Any, word: str | int, name: str = "words") -
                 f"{name} contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
                 "give words of one token, or token ids"
             )
-    check_ids(base, torch.tensor(pieces), name)
+    model.check_ids(torch.tensor(pieces), name)
     return int(pieces[0])
 
 
-def _draw(base: Any, tokenizer: Any, wanted: int, seed: int) -> list[int]:
+def _draw(model: SequenceModel, tokenizer: Any, wanted: int, seed: int) -> list[int]:
     """Draw words without replacement, each id as likely as any other."""
-    size = len(embedding_weight(base))
+    size = model.vocabulary
     order = np.random.default_rng(count("seed", seed, least=0)).permutation(
         size if tokenizer is None else min(size, len(tokenizer))
     )
-    special = special_ids(base, tokenizer)
+    special = special_ids(model, tokenizer)
     words = (token for token in order.tolist() if token not in special)
     drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), wanted))
     if len(drawn) < wanted:

@@ -1,8 +1,8 @@
 """Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._checks import count, flag
-from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed, without_ddp
-from pelocality.models._observe import attention_layers, checked_eager_attention, observe_by_layer
-from pelocality.models._provenance import provenance
-from pelocality.models._run import check_length, device_of, find_base, run
-from pelocality.models._samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
-from pelocality.models._words import choose_words, prefix_tokens, special_tokens_around
-from pelocality.models.result import PositionalAttention
+from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed
+from pelocality.models.layers import attention_layers, observe_layers
+from pelocality.models.measuring.provenance import provenance
+from pelocality.models.measuring.result import PositionalAttention
+from pelocality.models.measuring.samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
+from pelocality.models.measuring.words import check_words, choose_words, prefix_tokens, special_tokens_around
+from pelocality.models.sequence_model import SequenceModel
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
 
 
 def positional_attention(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     tokenizer: Any = None,
     *,
     length: int,
@@ -44,21 +44,23 @@ def positional_attention(
     model with relative positions only has equal hidden states at all positions of every layer, so each layer shows only
     the relative positions that it adds itself; the ``notes`` of the result then state it.
 
-    Any transformers model that returns softmax attention over its tokens can be probed: the families of
-    ``pelocality.models.families`` are tested, others are checked as they run. The mode, attention implementation and
-    weights of the model are restored, also after an interrupt.
+    Attention is observed where torch computes it, in the implementation that the model uses: any model that attends by
+    torch's kernel, by ``nn.MultiheadAttention`` or by a softmax that multiplies the values can be probed. The mode and
+    the weights of the model are restored, also after an interrupt.
 
     Where ``torch.distributed`` is initialised, each process measures a part of the words, and all return the result.
 
     Args:
-        model: A transformers model, with or without a head. Of an encoder-decoder model the encoder is probed; pass
-            ``model.get_decoder()`` for the other half.
+        model: A transformers model, with or without a head, or a `SequenceModel` of any module. Of an encoder-decoder
+            model the encoder is probed; pass ``model.get_decoder()`` for the other half.
         tokenizer: Its tokenizer. Words are then whole words of letters; without one they are any ids but those the
             configuration calls special.
-        length: Number of positions n, in tokens.
+        length: Number of positions n, in tokens. Tokens that the model itself puts before its input, such as a ViT's
+            [CLS], are cut out of the matrices, rows renormalised.
         words: How many words to draw, each word of the vocabulary as likely as any other, or the words themselves
             (text of one token each, or ids). 16 words instead of 256 move single heads of a small BERT by up to 0.04
-            in locality.
+            in locality. For a model that reads something else than token ids, how many samples to ask its ``inputs``
+            for; their numbers begin at ``seed``.
         seed: Seed of the draw.
         special_tokens: Feed the tokenizer's special tokens around the words and cut them out of the matrices, rows
             renormalised. By default none are fed. The numbers differ: [CLS] and [SEP] draw attention, and the attention
@@ -79,7 +81,7 @@ def positional_attention(
         device, float32 (float64 for a float64 model).
 
     Raises:
-        TypeError: Something that is not a transformers model, or arguments of the wrong type.
+        TypeError: Something that is not a model, or arguments of the wrong type.
         ValueError: A model that cannot be probed (the message says why), a length beyond its positions, words
             that are not one token, or unknown layers.
         RuntimeError: Another process failed.
@@ -94,45 +96,38 @@ def positional_attention(
         >>> result.to_frame().columns[:4].tolist()
         ['layer', 'head', 'locality', 'locality_low']
     """
-    base = find_base(without_ddp(model))
+    model = SequenceModel.of(model)
     flag("special_tokens", special_tokens)
-    before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
-    fed: list[str] = []
-    if prefix is not False:
-        if special_tokens:
-            raise ValueError("special_tokens=True and prefix both feed tokens before the words; give one of them")
-        before, fed = prefix_tokens(base, tokenizer, prefix)
-    check_length(base, length, len(before) + len(after))
     if batch_size is not None:
         count("batch_size", batch_size)
-    ids, names = choose_words(base, tokenizer, words, seed)
-    if fed and before[-1] in ids:
-        raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
-    rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=device_of(base))
-    positions = slice(len(before), len(before) + length)
-    with failing_together() as must_agree, checked_eager_attention(model, base):
-        must_agree += (ids, rows.shape, layers)
-        known = attention_layers(base, input_ids=rows)
+    if model.content is None:
+        probe = _repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
+    else:
+        probe = _constant_content(model, length, words, seed, special_tokens or prefix is not False)
+    with failing_together() as must_agree:
+        must_agree += (probe.ids, probe.names, length, layers)
+        known = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
         requested = known.requested(layers)
-        of_one_word = known.heads * rows.shape[1] ** 2 * known.dtype.itemsize
+        positions = slice(known.added + probe.before, known.added + probe.before + length)
+        of_one_word = known.heads * (known.added + probe.fed + length) ** 2 * known.dtype.itemsize
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
-        size = min(size, math.ceil(len(ids) / rank_and_size()[1]))
-        sums = _Sums(requested, any(known.sinks), positions, len(ids))
-        starts = part_of_process(range(0, len(ids), size))  # without one, the first word gives the shapes
+        size = min(size, math.ceil(len(probe.names) / rank_and_size()[1])) if model.content is None else 1
+        sums = _Sums(requested, any(known.sinks), positions, len(probe.names))
+        starts = part_of_process(range(0, len(probe.names), size))  # without one, the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
-            batch = rows[start : start + size]
-            observe_by_layer(base, known, requested, partial(sums.add, start), input_ids=batch)
-        equal_states = _equal_states(base, rows[:1], positions)
+            add = sums.from_word(start, mean=model.content is not None)
+            observe_layers(model, known, requested, probe.inputs(start, size), add)
+        equal_states = _equal_states(model, probe.inputs(0, 1), positions)
     sums.add_processes(counts=bool(starts))
-    mean = sums.attention.div_(len(ids))  # in place: for long inputs most of the memory in use
+    mean = sums.attention.div_(len(probe.names))  # in place: for long inputs most of the memory in use
     source = provenance(
         model,
         sums.visible,
         special_tokens=special_tokens,
-        words=names,
-        word_ids=ids,
+        words=probe.names,
+        word_ids=probe.ids,
         seed=count("seed", seed, 0) if isinstance(words, int | np.integer) else None,
-        prefix=tuple(fed),
+        prefix=probe.prefix,
         equal_states=equal_states,
     )
     return PositionalAttention(
@@ -142,6 +137,75 @@ def positional_attention(
         source=source,
         visible=None if bool(sums.visible.all()) else sums.visible,
         other_layers=known.others,
+    )
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Inputs of constant content.
+
+    Attributes:
+        inputs: From the number of the first word and a number of words to the inputs of one call.
+        names: The words as text.
+        ids: Their token ids.
+        prefix: The tokens before the words, as text.
+        before: The number of tokens before the words.
+        fed: The number of tokens before and after the words.
+    """
+
+    inputs: Callable[[int, int], Any]
+    names: tuple[str, ...]
+    ids: tuple[int, ...] = ()
+    prefix: tuple[str, ...] = ()
+    before: int = 0
+    fed: int = 0
+
+
+def _repeated_words(
+    model: SequenceModel,
+    tokenizer: Any,
+    length: int,
+    words: int | Sequence[str | int],
+    seed: int,
+    special_tokens: bool,
+    prefix: bool | str | int,
+) -> _Probe:
+    """Return rows of one repeated word each."""
+    before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
+    fed: list[str] = []
+    if prefix is not False:
+        if special_tokens:
+            raise ValueError("special_tokens=True and prefix both feed tokens before the words; give one of them")
+        before, fed = prefix_tokens(model, tokenizer, prefix)
+    model.check_length(length, len(before) + len(after))
+    ids, names = choose_words(model, tokenizer, words, seed)
+    if fed and before[-1] in ids:
+        raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
+    rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=model.device)
+    return _Probe(
+        inputs=lambda start, size: {"input_ids": rows[start : start + size]},
+        names=names,
+        ids=ids,
+        prefix=tuple(fed),
+        before=len(before),
+        fed=len(before) + len(after),
+    )
+
+
+def _constant_content(
+    model: SequenceModel, length: int, words: int | Sequence[str | int], seed: int, surrounded: bool
+) -> _Probe:
+    """Return samples of a model's own content."""
+    count("length", length)
+    check_words(words)
+    if not isinstance(words, int | np.integer) or surrounded:
+        given = "special_tokens and prefix are" if surrounded else f"words={words!r} is"
+        raise ValueError(f"{given} for models that read token ids; {model} reads what its inputs= gives: pass a number")
+    first, content = count("seed", seed, 0), model.content
+    assert content is not None
+    return _Probe(
+        inputs=lambda start, size: model.moved(content(first + start, length)),
+        names=tuple(f"sample {first + i}" for i in range(words)),
     )
 
 
@@ -165,7 +229,17 @@ class _Sums:
             self.per_word = {name: values for name, values in self.per_word.items() if name not in CAUSAL}
         self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 
-    def add(self, start: int, place: int, weights: Tensor, visible: Tensor) -> None:
+    def from_word(self, start: int, *, mean: bool) -> Callable[[int, Tensor, Tensor], None]:
+        """Return a function that adds the words from ``start`` on in one layer, or their mean."""
+
+        def add(place: int, weights: Tensor, visible: Tensor) -> None:
+            if mean:
+                weights, visible = weights.mean(0, keepdim=True), visible.any(0, keepdim=True)
+            self._add(start, place, weights, visible)
+
+        return add
+
+    def _add(self, start: int, place: int, weights: Tensor, visible: Tensor) -> None:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
         part = self.positions
         half = weights.dtype not in (torch.float32, torch.float64)
@@ -201,10 +275,12 @@ class _Sums:
         self.visible[place] |= visible.any(0).to(self.visible.device)
 
 
-def _equal_states(base: Any, row: Tensor, positions: slice) -> bool:
-    """Return whether a repeated word, row (1, n), has equal hidden states at all its positions in every layer."""
-    states = run(base, output_attentions=False, input_ids=row, output_hidden_states=True).hidden_states
-    if not states or positions.stop - positions.start < 2 or any(layer.shape[-2] != row.shape[1] for layer in states):
+def _equal_states(model: SequenceModel, inputs: Any, positions: slice) -> bool:
+    """Return whether a repeated word has equal hidden states at all its positions in every layer."""
+    if model.config is None or positions.stop - positions.start < 2:
+        return False
+    states = getattr(model.outputs(inputs, output_hidden_states=True), "hidden_states", None)
+    if not states or any(layer.ndim < 2 or layer.shape[-2] < positions.stop for layer in states):
         return False
     return all(_equal_rows(layer[..., positions, :]) for layer in states)
 

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from pelocality._checks import HIDDEN
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
-from pelocality.models._bias import PositionalBias
 from pelocality.models._calls import call_of, changes_call, hidden_argument
-from pelocality.models._names import described
 from pelocality.models._restore import changed, hooked, inference
-from pelocality.models._run import ROUNDING, device_of, largest_difference, run
-from pelocality.models._softmaxes import Softmaxes, blocks_of
-from pelocality.models._weights import some_ids
+from pelocality.models.attaching.bias import PositionalBias
+from pelocality.models.families import ATTACHED
 from pelocality.models.families._mask import without_cache
-from pelocality.models.families._record import ATTACHED, Architecture
+from pelocality.models.observer import Observer, blocks_of
+from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
 Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
 """Attaches an encoding of so many heads with positions disabled or not, and removes it on leaving."""
@@ -35,12 +33,11 @@ class NotProvedError(ValueError):
     """A guarantee of `attach` that does not hold for a model."""
 
 
-def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
+def prove(model: SequenceModel, trial: Trial, *, disable: bool) -> bool:
     """Check the guarantees of `attach` on a few tokens; the model is left as it was.
 
     Args:
-        record: The record of the model's family.
-        base: The bare transformer.
+        model: The model.
         trial: Attaches an encoding for the time of a block.
         disable: Whether positions are disabled.
 
@@ -50,36 +47,36 @@ def prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bo
     Raises:
         ValueError: A check failed; the message names it.
     """
-    hooks = _hooks(base)
+    hooks = _hooks(model.module)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
-    with inference(base):
+    with inference(model.module):
         try:
-            return _prove(record, base, trial, disable=disable)
+            return _prove(model, trial, disable=disable)
         except Exception as error:
             reason = str(error)
             if not isinstance(error, NotProvedError):
                 reason = f"it could not be run on {_TOKENS} tokens: {type(error).__name__}: {reason[:200]}"
-            raise ValueError(f"an encoding cannot be attached to {described(base)}: {reason}{advice}") from error
+            raise ValueError(f"an encoding cannot be attached to {model}: {reason}{advice}") from error
 
 
-def _prove(record: Architecture, base: Any, trial: Trial, *, disable: bool) -> bool:
-    ids, mask, before = _first_run(base)
+def _prove(model: SequenceModel, trial: Trial, *, disable: bool) -> bool:
+    ids, mask, before = _first_run(model)
     tolerance = _tolerance(before)
     effects = _effects(before)
     with trial(NoEncoding, False):
-        _check_equal(_run(base, ids, **mask), before, "with a bias of zero its outputs differ from those without")
-    with _compared_logits(record, base), trial(_trial_encoding, disable):
-        biased = _effects(_run(base, ids, **mask))
+        _check_equal(_run(model, ids, **mask), before, "with a bias of zero its outputs differ from those without")
+    with _compared_logits(model), trial(_trial_encoding, disable):
+        biased = _effects(_run(model, ids, **mask))
     for what, effect in effects.items():
         if effect <= ROUNDING and not biased[what] <= tolerance:
             raise NotProvedError(f"with a bias, {what} are not hidden any longer")
     if disable:
-        _check_equivariance(record, base, trial, ids)
-    _check_equal(_run(base, ids, **mask), before, "after removal its outputs differ from those before")
+        _check_equivariance(model, trial, ids)
+    _check_equal(_run(model, ids, **mask), before, "after removal its outputs differ from those before")
     later = effects["later tokens"]
-    if record.causal(base):
+    if model.family.causal(model.module):
         return later <= tolerance
-    return later <= ROUNDING and _sees_first_token(base, ids, mask, before)
+    return later <= ROUNDING and _sees_first_token(model, ids, mask, before)
 
 
 def _trial_encoding(heads: int) -> Encoding:
@@ -91,41 +88,41 @@ def _trial_encoding(heads: int) -> Encoding:
     return table
 
 
-def _tokens(base: Any) -> Tensor:
+def _tokens(model: SequenceModel) -> Tensor:
     """Return four rows of token ids: text, the same with another last token, and with other last two tokens, twice."""
-    text = torch.tensor(some_ids(base, _TOKENS + 2), device=device_of(base))
+    text = torch.tensor(model.some_ids(_TOKENS + 2), device=model.device)
     ids = text[:_TOKENS].repeat(4, 1)
     ids[1, -1], ids[2, -2:] = text[-1], text[-2:]
     return ids
 
 
-def _first_run(base: Any) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def _first_run(model: SequenceModel) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return token ids, the mask with which the model runs, and its output.
 
     The last two tokens of the last two rows are padding where the model takes such a mask.
     """
-    ids = _tokens(base)
+    ids = _tokens(model)
     mask = torch.ones_like(ids)
     mask[2:, -2:] = 0
     try:
-        return ids, {"attention_mask": mask}, _run(base, ids, attention_mask=mask)
+        return ids, {"attention_mask": mask}, _run(model, ids, attention_mask=mask)
     except Exception:
-        return ids, {}, _run(base, ids)
+        return ids, {}, _run(model, ids)
 
 
-def _run(base: Any, ids: Tensor, **mask: Tensor) -> Tensor:
+def _run(model: SequenceModel, ids: Tensor, **mask: Tensor) -> Tensor:
     """Return the last hidden states, (batch, n, d)."""
-    output: Tensor = run(base, output_attentions=False, input_ids=ids, **mask)[0]
+    output: Tensor = model.run({"input_ids": ids, **mask})[0]
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise NotProvedError(f"its output has the shape {tuple(output.shape)}, wanted (batch, tokens, width)")
     return output
 
 
-def _sees_first_token(base: Any, ids: Tensor, mask: dict[str, Tensor], before: Tensor) -> bool:
+def _sees_first_token(model: SequenceModel, ids: Tensor, mask: dict[str, Tensor], before: Tensor) -> bool:
     """Return whether the first token changes later outputs: not where attention ends in weights that are still zero."""
     changed = ids.clone()
     changed[:, 0] = ids[1, -1]
-    return largest_difference(_run(base, changed, **mask)[0, 1:], before[0, 1:]) > ROUNDING
+    return largest_difference(_run(model, changed, **mask)[0, 1:], before[0, 1:]) > ROUNDING
 
 
 def _effects(states: Tensor) -> dict[str, float]:
@@ -158,16 +155,27 @@ def _check_equal(one: Tensor, other: Tensor, problem: str) -> None:
 
 def _logits(attention: Any, call: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the hidden states that an attention module gives, and the arguments of its softmaxes over all keys."""
-    found: list[Tensor] = []
-    softmaxes = Softmaxes(lambda logits, _: found.append(logits.detach().clone()))
+    observer = _Logits(_TOKENS)
     config = getattr(attention, "config", SimpleNamespace())  # BLOOM's attention has none, and is eager
-    with changed(config, "_attn_implementation", "eager"), softmaxes.recording(attention):
+    with changed(config, "_attn_implementation", "eager"), observer.observing(attention):
         states = _states(attention.forward(**call))
-    return states, [logits for logits in found if logits.shape[-2] == _TOKENS]
+    return states, observer.found
+
+
+class _Logits(Observer):
+    """Collects the arguments of all softmaxes over the tokens."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(lambda attention: None, length)
+        self.found: list[Tensor] = []
+
+    def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
+        """Collect the argument of a softmax."""
+        self.found.append(logits.detach().clone())
 
 
 @contextmanager
-def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
+def _compared_logits(model: SequenceModel) -> Iterator[None]:
     """Check at every call of an attention module that the bias, and nothing else, was added to its logits."""
     calls: dict[nn.Module, dict[str, Any]] = {}
 
@@ -177,7 +185,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
     def compare(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         attached = getattr(attention, ATTACHED)
         disabled = attached.positions_disabled
-        zero = PositionalBias(NoEncoding(), record, positions_disabled=disabled, implementation=None)
+        zero = PositionalBias(NoEncoding(), model.family, positions_disabled=disabled, implementation=None)
         zero.to(_states(output)[0].device).add_to(attention, calls[attention])
         _, without = _logits(attention, calls[attention])
         again, biased = _logits(attention, without_cache(call_of(attention, args, kwargs)))
@@ -188,7 +196,7 @@ def _compared_logits(record: Architecture, base: Any) -> Iterator[None]:
             raise NotProvedError("without positions its logits do not depend on the tokens either")
         _check_logits(biased, without, attached, _states(output)[0].dtype)
 
-    modules = record.attention_modules(base)
+    modules = model.family.attention_modules(model.module)
     with hooked(modules, remember, compare):
         yield
     if len(calls) < len(modules):
@@ -243,7 +251,7 @@ def _hooks(base: nn.Module) -> list[str]:
 # ---- the order of tokens
 
 
-def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tensor) -> None:
+def _check_equivariance(model: SequenceModel, trial: Trial, ids: Tensor) -> None:
     """Check that tokens in another order give the same outputs in that order, once positions and masks are disabled.
 
     In a model with other layers between those of attention or beside them, each attention module is checked on its own.
@@ -260,17 +268,19 @@ def _check_equivariance(record: Architecture, base: Any, trial: Trial, ids: Tens
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
-    hybrid = _is_hybrid(record, base)
-    opened = hooked(record.attention_modules(base), changes_call(record.open_mask), permute)
+    hybrid = _is_hybrid(model)
+    family = model.family
+    opened = hooked(family.attention_modules(model.module), changes_call(family.open_mask), permute)
     with opened, trial(NoEncoding, True):
-        one, other = _run(base, rows)
+        one, other = _run(model, rows)
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")
 
 
-def _is_hybrid(record: Architecture, base: Any) -> bool:
+def _is_hybrid(model: SequenceModel) -> bool:
     """Return whether layers have no attention, or a state space beside it (Falcon-H1)."""
-    attentions = set(record.attention_modules(base))
+    base = model.module
+    attentions = set(model.family.attention_modules(base))
     attends: dict[nn.ModuleList, set[bool]] = {}
     for layer, (layers, _) in blocks_of(base).items():
         attends.setdefault(layers, set()).add(not attentions.isdisjoint(layer.modules()))

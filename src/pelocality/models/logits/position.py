@@ -10,13 +10,17 @@ from tqdm import tqdm
 
 from pelocality._toeplitz import diagonals, toeplitz
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._run import check_length, device_of, find_base, requested_layers, run
-from pelocality.models._terms import captured_inputs, check_logits, logit_terms, position_parts, queries_and_keys
+from pelocality.models._restore import inference
 from pelocality.models._weights import embedding_weight, loaded
-from pelocality.models._words import choose_words
-from pelocality.models.eager import eager_attention
-from pelocality.models.families import known_logits
-from pelocality.models.families._logits import KnownLogits
+from pelocality.models.logits.terms import (
+    captured_inputs,
+    known_logits,
+    logit_terms,
+    position_parts,
+    queries_and_keys,
+)
+from pelocality.models.measuring.words import choose_words
+from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 
@@ -66,7 +70,7 @@ class PositionalLogits:
 
 
 def positional_logits(
-    model: nn.Module,
+    model: nn.Module | SequenceModel,
     tokenizer: Any = None,
     *,
     length: int,
@@ -124,14 +128,13 @@ def positional_logits(
         >>> delta.attention.shape, delta.relative.shape
         (torch.Size([2, 2, 16, 16]), torch.Size([2, 2, 31]))
     """
-    record = known_logits(model)
-    base = find_base(model)
-    check_logits(record, base)
-    check_length(base, length)
-    modules: list[Any] = record.attention_layers(base)
-    with eager_attention(model), loaded(base, [modules[0], *position_parts(record, base)]):
-        table, biased = record.absolute(base) is not None, record.relative_bias(base, modules[0], 1) is not None
-        content_terms = (record.rotation, record.relative_keys, record.relative_queries)
+    model = SequenceModel.of(model)
+    family, base = known_logits(model), model.module
+    model.check_length(length)
+    modules: list[Any] = family.attention_layers(base)
+    with inference(base), loaded(base, [modules[0], *position_parts(model)]):
+        table, biased = family.absolute(base) is not None, family.relative_bias(base, modules[0], 1) is not None
+        content_terms = (family.rotation, family.relative_keys, family.relative_queries)
         with_content = any(term(base, modules[0], 1) is not None for term in content_terms)
         if not (table or biased or with_content):
             raise ValueError(f"{type(base).__name__} has no known positional terms in its logits")
@@ -144,50 +147,50 @@ def positional_logits(
             f"in which {type(base).__name__} has no position-only logits: its positions are added to the words before "
             "the first layer; use layers=[0], or positional_attention for the deeper ones",
         )
-        ids, names = choose_words(base, tokenizer, words, seed) if averaged else ((), ())
+        ids, names = choose_words(model, tokenizer, words, seed) if averaged else ((), ())
         bar = tqdm(chosen, desc="position-only logits", unit="layer", delay=3, disable=not progress)
         if averaged:
-            logits = _constant_content(record, base, bar, ids, length)
+            logits = _constant_content(model, bar, ids, length)
         else:
-            logits = [_exact(record, base, modules[layer], table and layer == 0, length) for layer in bar]
+            logits = [_exact(model, modules[layer], table and layer == 0, length) for layer in bar]
     device = logits[0].device
     stacked = torch.stack([part.to(device) for part in logits])
-    visible = [record.visible(base, modules[layer], length).to(device) for layer in chosen]
+    visible = [family.visible(base, modules[layer], length).to(device) for layer in chosen]
     return PositionalLogits(
         logits=stacked,
         relative=None if table and 0 in chosen else diagonals(stacked),
         layers=chosen,
         visible=torch.stack(visible),
-        causal=record.causal(base),
+        causal=family.causal(base),
         method="average" if ids else "exact",
         words=names,
         word_ids=ids,
     )
 
 
-def _exact(record: KnownLogits, base: Any, module: Any, table: bool, length: int) -> Tensor:
+def _exact(model: SequenceModel, module: Any, table: bool, length: int) -> Tensor:
     """Return a layer's logits without content, (head, n, n): for word embeddings of zero, or its relative bias."""
+    base, dtype = model.module, model.dtype
     with loaded(base, [module]):
         if not table:
-            bias = record.relative_bias(base, module, length)
+            bias = model.family.relative_bias(base, module, length)
             assert bias is not None
-            return toeplitz(bias.to(device_of(base), torch.promote_types(base.dtype, torch.float32)), length)
+            return toeplitz(bias.to(model.device, torch.promote_types(dtype, torch.float32)), length)
         width = embedding_weight(base).shape[1]
-        with captured_inputs(record, base) as hidden:
-            run(base, inputs_embeds=torch.zeros(1, length, width, dtype=base.dtype, device=device_of(base)))
-        return logit_terms(record, base, module, queries_and_keys(record, base, module, hidden[0])).logits[0]
+        with captured_inputs(model) as hidden:
+            model.run({"inputs_embeds": torch.zeros(1, length, width, dtype=dtype, device=model.device)})
+        return logit_terms(model, module, queries_and_keys(model, module, hidden[0])).logits[0]
 
 
-def _constant_content(
-    record: KnownLogits, base: Any, layers: Iterable[int], ids: tuple[int, ...], length: int
-) -> list[Tensor]:
+def _constant_content(model: SequenceModel, layers: Iterable[int], ids: tuple[int, ...], length: int) -> list[Tensor]:
     """Return the logits of each of the layers under one repeated word, averaged over words: (head, n, n) each."""
-    batch = torch.tensor(ids, device=device_of(base))[:, None].expand(-1, _REPEATS)
-    with captured_inputs(record, base) as hidden:
-        run(base, input_ids=batch)
+    base = model.module
+    batch = torch.tensor(ids, device=model.device)[:, None].expand(-1, _REPEATS)
+    with captured_inputs(model) as hidden:
+        model.run({"input_ids": batch})
     logits = []
     for layer in layers:
-        module, states = record.attention_layers(base)[layer], hidden[layer]
+        module, states = model.family.attention_layers(base)[layer], hidden[layer]
         spread = (states - states[:, :1]).abs().max() / states.abs().max()
         if spread > (1e-3 if states.dtype in (torch.float32, torch.float64) else 0.1):
             raise ValueError(
@@ -196,10 +199,10 @@ def _constant_content(
                 "use positional_attention"
             )
         with loaded(base, [module]):
-            queries, keys = queries_and_keys(record, base, module, states[:, :1])
+            queries, keys = queries_and_keys(model, module, states[:, :1])
             total = states.new_zeros(())
             for query, key in zip(queries, keys, strict=True):  # (head, 1, d_head) each
                 content = (query.expand(1, -1, length, -1), key.expand(1, -1, length, -1))
-                total = total + logit_terms(record, base, module, content).logits[0]
+                total = total + logit_terms(model, module, content).logits[0]
             logits.append(total / len(ids))
     return logits

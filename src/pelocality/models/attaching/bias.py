@@ -11,7 +11,7 @@ from pelocality.encodings import Encoding
 from pelocality.models._calls import changes_call
 from pelocality.models._restore import unhook
 from pelocality.models._weights import loaded
-from pelocality.models.families._record import ATTACHED, Architecture
+from pelocality.models.families import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""

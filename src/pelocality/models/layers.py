@@ -1,0 +1,194 @@
+"""The layers of a model that attend, and the attention of each of them on a batch."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pelocality._distributed import refuse_sharded
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
+from pelocality.models.observer import Attention, Block
+from pelocality.models.sequence_model import SequenceModel, requested_layers
+
+_BEGINNING = 64  # tokens on which the layers of a longer text are found
+
+Use = Callable[[int, Tensor, Tensor], None]
+"""Takes the index of a layer among the requested ones, its attention (batch, head, n, n) and its visible keys."""
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """The layers of a model that attend.
+
+    Attributes:
+        layers: The numbers of these layers in the model, counted from 0, in the order in which they run.
+        sinks: For each of them whether its heads have a learned sink.
+        depth: The number of layers of the model, layers without attention included.
+        others: What the layers without attention are, by number.
+        heads: The number of heads of each layer.
+        added: The number of tokens that the model puts before its input, such as the [CLS] of a ViT.
+        dtype: The precision of the weights.
+        heads_first: Whether weights are (head, batch, n, n).
+    """
+
+    layers: tuple[int, ...]
+    sinks: tuple[bool, ...]
+    depth: int
+    others: dict[int, str]
+    heads: int
+    added: int
+    dtype: torch.dtype
+    heads_first: bool
+
+    def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the requested layers, by their numbers in the model; all that have attention for None."""
+        missing = f"which have no attention in this model; those that have are {list(self.layers)}"
+        return requested_layers(layers, self.layers, self.depth, missing)
+
+
+def attention_layers(model: SequenceModel, inputs: Any, length: int | None = None) -> AttentionLayers:
+    """Return the layers of a model that attend, found on the beginning of the longest text of a batch.
+
+    Args:
+        model: The model.
+        inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
+        length: The number of positions in a batch without token ids; None if that is not known.
+
+    Raises:
+        ValueError: No attention over all positions was seen, the layers differ in their number of heads, or the model
+            is refused by name; or a function that is random.
+    """
+    refuse_sharded(model.module)
+    if model.config is not None and (reason := model.family.why_not_measured(model.module)):
+        raise model.unprobed(reason)
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if ids is not None:
+        longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
+        inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
+        length = inputs["input_ids"].shape[1]
+        model.check_ids(inputs["input_ids"])
+    seen: list[tuple[Block | None, torch.Size, bool, torch.dtype]] = []
+
+    def note(attention: Attention) -> None:
+        weights = attention.weights
+        seen.append((attention.block, weights.shape, attention.sink, weights.dtype))
+
+    model.watch(inputs, note, None if model.adds_tokens else length)
+    if not seen:
+        reason = "no attention over all its tokens was seen: no call of torch's kernel, and no softmax over keys"
+        raise model.unprobed(f"{reason} that multiplies the values")
+    sizes = sorted({shape[-1] for _, shape, _, _ in seen})
+    if len(sizes) > 1 or sizes[0] < (length or 0):
+        found = " and ".join(map(str, sizes))
+        of = "" if length is None else f" of its {length}"
+        raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows")
+    heads = sorted({_heads(model, shape) for _, shape, _, _ in seen})
+    if len(heads) > 1:
+        raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
+    layers, depth, others = layer_numbers(model.config, [block for block, *_ in seen])
+    first = seen[0][1]
+    known = AttentionLayers(
+        layers=layers,
+        sinks=tuple(sink for _, _, sink, _ in seen),
+        depth=depth,
+        others=others,
+        heads=heads[0],
+        added=sizes[0] - (sizes[0] if length is None else length),
+        dtype=seen[0][3],
+        heads_first=len(first) == 4 and first[1] == 1 < first[0] and model.content is None,
+    )
+    model.check_repeats(inputs)
+    return known
+
+
+def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use) -> None:
+    """Run a model and pass the attention of each layer to a callback as it is computed, so that one is in memory.
+
+    Args:
+        model: The model.
+        known: Its `attention_layers`.
+        layers: The numbers of the layers to pass to the callback.
+        inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
+        use: The callback.
+
+    Raises:
+        ValueError: Rows that do not sum to 1, or another number of attentions than before.
+    """
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    mask = inputs.get("attention_mask") if ids is not None else None
+    batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + known.added)
+    if ids is not None:
+        model.check_ids(ids)
+    numbers = itertools.count()
+
+    def take(attention: Attention) -> None:
+        place = next(numbers)
+        if place >= len(known.layers) or (layer := known.layers[place]) not in layers:
+            return
+        n = attention.weights.shape[-1]
+        shape = (-1, known.heads, n, n)
+        texts, rest = divmod(attention.weights.numel(), math.prod(shape[1:]))
+        if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
+            raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
+        seen = attention.visible.broadcast_to(attention.weights.shape)
+        pair = (attention.weights, seen)
+        if known.heads_first:
+            pair = (pair[0].transpose(0, 1), pair[1].transpose(0, 1))
+        weights, visible = pair[0].reshape(shape), pair[1].reshape(shape).any(1)
+        if batch is not None:
+            weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
+        if mask is not None and known.added:
+            raise model.unprobed("its own tokens before the input have no place in an attention_mask")
+        _check_rows(model, layer, weights, visible, attention.sink, mask)
+        use(layers.index(layer), weights, visible)
+
+    model.watch(inputs, take, length)
+    if next(numbers) != len(known.layers):
+        raise model.unprobed("its attention differs between inputs")
+
+
+def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:
+    """Return the numbers of the layers that attend, the depth of the model, and what its other layers are.
+
+    Layers are counted in the order in which they run if a block runs several times (ALBERT), or if the blocks are not
+    the members of one list.
+    """
+    known = [block for block in blocks if block is not None]
+    numbers = tuple(index for _, index in known)
+    one_list = len(known) == len(blocks) and len({layers for layers, _ in known}) == 1
+    if not one_list or list(numbers) != sorted(set(numbers)):
+        return tuple(range(len(blocks))), len(blocks), {}
+    members = known[0][0]
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    if kinds is None or len(kinds) != len(members):
+        kinds = [type(member).__name__ for member in members]
+    others = {index: kind for index, kind in enumerate(kinds) if index not in numbers}
+    return numbers, len(members), others
+
+
+def _heads(model: SequenceModel, shape: torch.Size) -> int:
+    """Return the number of heads of weights (..., n, n) of one text."""
+    if model.content is not None and len(shape) == 4:  # such as (channel, head, n, n)
+        return shape[1]
+    return math.prod(shape[:-2])
+
+
+def _check_rows(
+    model: SequenceModel, layer: int, weights: Tensor, visible: Tensor, sink: bool, mask: Tensor | None
+) -> None:
+    """Refuse attention (batch, head, n, n) with rows that do not sum to 1, or with a sink to more than 1."""
+    totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+    defined = visible.any(-1) if mask is None else visible.any(-1) & mask.bool().to(visible.device)  # (batch, n)
+    totals = totals.transpose(1, 2)[defined]
+    if not totals.numel():
+        return
+    off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
+    if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
+        if math.isnan(off):
+            raise model.unprobed(f"attention in layer {layer} is NaN; try texts of one length, or float32")
+        reason = f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g})"
+        raise model.unprobed(f"{reason}, as with dropout, heads mixed after the softmax, or logits")

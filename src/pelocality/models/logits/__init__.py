@@ -1,0 +1,1 @@
+"""The logits of attention, computed from the weights of known families."""

@@ -1,0 +1,165 @@
+"""Text as batches of token ids, and their checks."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, islice
+from reprlib import repr as brief
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from pelocality.models.measuring.words import special_ids
+from pelocality.models.sequence_model import SequenceModel
+
+
+def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
+    """Return token ids, or token types or a mask of the shape of ``ids``, as integers; masks hold 0 and 1 in any type.
+
+    Raises:
+        TypeError: It does not hold integers.
+        ValueError: Texts of different lengths, another shape than ``ids``, or a mask with other values.
+    """
+    if isinstance(given, Mapping):
+        raise TypeError(f"{name} must be integers, got {type(given).__name__}; pass its '{name}'")
+    try:
+        tensor = torch.as_tensor(given)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} holds texts of different lengths; pad them: tokenizer(..., padding=True, return_tensors='pt')"
+        ) from error
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{name} must be integers, got {type(given).__name__}; run the tokenizer first") from error
+    if name.endswith("mask"):
+        if not bool(((tensor == 0) | (tensor == 1)).all()):
+            meaning = "special tokens and 0 for others" if name == "special_tokens_mask" else "tokens and 0 for padding"
+            raise ValueError(f"{name} must be 1 for {meaning}, got other values")
+    elif tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        raise TypeError(f"{name} must be integers, got {tensor.dtype}; run the tokenizer first")
+    if ids is not None and tensor.shape != ids.shape:
+        raise ValueError(f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(tensor.shape)}")
+    return tensor.long()
+
+
+def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a batch's inputs on the model's device, (batch, n) each, and which of its tokens are not padding.
+
+    Args:
+        model: The model that will read them.
+        input_ids: (batch, n), or (n,) for a batch of one.
+        others: Masks and token types of the same shape; None for those that are absent.
+
+    Raises:
+        TypeError: As for `token_tensor`.
+        ValueError: As for `token_tensor`, for ids of another shape, or outside the vocabulary, or that hold the
+            model's padding id where the attention mask is absent, or token types that the model does not have.
+    """
+    ids = token_tensor("input_ids", input_ids)
+    if ids.ndim not in (1, 2) or not ids.shape[-1]:
+        raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
+    model.check_ids(ids)
+    padding = model.padding
+    unmasked = "attention_mask" in others and others["attention_mask"] is None
+    if unmasked and padding is not None and bool((ids == padding).any()):
+        raise ValueError(
+            f"input_ids holds the padding id {padding} but there is no attention_mask; pass the tokenizer's, or ones "
+            "if every id is a token"
+        )
+    given = {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
+    inputs = {
+        name: tensor.reshape(-1, ids.shape[-1]).to(model.device) for name, tensor in {"input_ids": ids, **given}.items()
+    }
+    if "token_type_ids" in inputs:
+        _check_token_types(model, inputs["token_type_ids"])
+    return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+
+
+def _check_token_types(model: SequenceModel, types: Tensor) -> None:
+    """Refuse token types of which the model has none, or fewer."""
+    name = type(model.module).__name__
+    if not model.reads("token_type_ids"):
+        raise ValueError(f"{name} reads no token_type_ids; leave them out")
+    known = getattr(model.config, "type_vocab_size", None)
+    if known is not None and bool(((types < 0) | (types > max(known - 1, 0))).any()):
+        raise ValueError(f"token_type_ids must be in 0..{max(known - 1, 0)} for {name}")
+
+
+def tokens_first(real: Tensor) -> Tensor:
+    """Return the order that puts the tokens of each text before its padding, (batch, n): some models count from there.
+
+    Raises:
+        ValueError: There is padding between tokens.
+    """
+    if bool((runs_of_tokens(real) > 1).any()):
+        raise ValueError("attention_mask has holes; padding must be before or after the tokens, not between them")
+    return (~real).long().argsort(dim=1, stable=True)
+
+
+def runs_of_tokens(included: Tensor) -> Tensor:
+    """Return how many runs of included tokens each text has, (batch, n) of bool -> (batch,)."""
+    return (included[:, 1:] & ~included[:, :-1]).sum(1) + included[:, 0]
+
+
+def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches that are given as they are, and strings in tokenised batches, read as they are needed.
+
+    Args:
+        texts: Strings, or tokenised batches.
+        model: The model that will read them.
+        tokenizer: Its tokenizer; strings need it.
+        batch_size: Strings of a batch.
+
+    Raises:
+        TypeError: One text or batch instead of several, or strings among other items.
+        ValueError: Strings without a tokenizer, or one that has no tokens, or more than the model can read.
+    """
+    if isinstance(texts, str | Mapping):
+        kind = "text" if isinstance(texts, str) else "batch"
+        raise TypeError(f"texts must be a list of texts or of tokenised batches, got one {kind}; pass [{kind}]")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
+    for number, (strings, items) in enumerate(groupby(texts, lambda item: isinstance(item, str))):
+        if number:
+            got = f"{type(next(items)).__name__} after {'tokenised batches' if strings else 'strings'}"
+            raise TypeError(f"texts must be strings only, or tokenised batches only, got {got}")
+        yield from _tokenised(items, model, tokenizer, batch_size) if strings else items
+
+
+def _tokenised(
+    texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch_size: int
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs of as many texts at a time, (batch, n) each."""
+    if tokenizer is None:
+        raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
+    special, longest, numbered = special_ids(model, tokenizer), model.longest, enumerate(texts)
+    while batch := list(islice(numbered, batch_size)):
+        encoded = tokenizer([text for _, text in batch], padding=False, truncation=False, verbose=False)
+        for (number, text), ids in zip(batch, encoded["input_ids"], strict=True):
+            if special.issuperset(ids):
+                raise ValueError(f"texts[{number}], {brief(text)}, has no tokens but special ones; leave it out")
+            if longest and len(ids) > longest:
+                size = f"{len(ids)} tokens, the model can read {longest}"
+                raise ValueError(f"texts[{number}], {brief(text)}, has {size}; shorten or split it")
+        inputs = padded(tokenizer, encoded["input_ids"])
+        if "token_type_ids" in encoded:
+            inputs["token_type_ids"] = _rectangle(encoded["token_type_ids"])
+        yield inputs
+
+
+def padding_id(tokenizer: Any) -> int:
+    """Return the id that pads; GPT-2 has none, and does not see it."""
+    return tokenizer.pad_token_id or 0
+
+
+def padded(tokenizer: Any, rows: Iterable[list[int]]) -> dict[str, Tensor]:
+    """Return rows of token ids, padded at the end to one length, with their mask."""
+    rows = list(rows)
+    return {
+        "input_ids": _rectangle(rows, padding_id(tokenizer)),
+        "attention_mask": _rectangle([[1] * len(row) for row in rows]),
+    }
+
+
+def _rectangle(rows: Iterable[list[int]], padding: int = 0) -> Tensor:
+    """Return rows of integers as a tensor (batch, n)."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=padding)

@@ -1,0 +1,507 @@
+"""A model as this library runs it: what runs and on what, and all that is known of it, found once."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pelocality._checks import count
+from pelocality.models._calls import argument_names
+from pelocality.models._restore import inference, restoring
+from pelocality.models._weights import embedding_weight, execution_device, hooks_of, reads_tokens, token_embeddings
+from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
+from pelocality.models.observer import Attention, Observer
+
+logger = logging.getLogger(__name__)
+
+Content = Callable[[int, int], Any]
+"""From the number of a sample and a number of positions to the inputs of a model, with the same content everywhere."""
+
+_UNSEEN = "flash_attention_2, flex_attention and other kernels of their own"
+_OBSERVED = ("eager", "sdpa", None)
+
+
+class SequenceModel:
+    """A model as this library runs it.
+
+    Every function of ``pelocality.models`` builds a `SequenceModel` of the model that it is given. Build it yourself
+    for a module that is no transformers model, or that reads something else than token ids, and pass it in the place of
+    the model:
+
+    >>> class Own(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.words, self.positions = nn.Embedding(50, 8), nn.Embedding(32, 8)
+    ...         self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    ...     def forward(self, ids):
+    ...         return self.layers(self.words(ids) + self.positions(torch.arange(ids.shape[1])))
+    >>> from pelocality import positional_attention
+    >>> positional_attention(SequenceModel(Own(), vocabulary_size=50), length=16, words=4).attention.shape
+    torch.Size([2, 2, 16, 16])
+
+    Args:
+        model: A transformers model, with or without a head, a wrapper around one (DataParallel, torch.compile, peft,
+            SentenceTransformer), or any module. Of an encoder-decoder model the encoder runs, of a model of images and
+            text the language model.
+        inputs: For a model that reads something else than token ids: a function from the number of a sample and a
+            number of positions to the inputs of one call (a tensor, a tuple or a dict), which hold the same content at
+            every position. Ready functions: ``identical_patches``, ``steady_sound``, ``steady_spectrum`` and
+            ``periodic_series``.
+        vocabulary_size: For a module that is no transformers model: it reads token ids, from 0 to this number - 1, as
+            its first argument.
+        name: What results call the model; by default its hub name, or its class.
+
+    Attributes:
+        given: The model that was given.
+        module: The module that runs: of a transformers model the bare transformer without a head.
+        with_head: The transformers model that was given, with its head.
+        family: What is known of the weights of its family, an ``Architecture``.
+        content: The function ``inputs``; None for a model that reads token ids.
+
+    Raises:
+        TypeError: Something that is not a module, or a module that neither is nor holds a transformers model, without
+            ``inputs`` and ``vocabulary_size``.
+        ValueError: Several transformers models side by side, a transformers model that reads no token ids without
+            ``inputs``.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Content | None = None, *, vocabulary_size: int | None = None, name: str = ""
+    ) -> None:
+        if inputs is not None and not callable(inputs):
+            raise TypeError(f"inputs must be a function (sample, length) -> inputs, got {type(inputs).__name__}")
+        if inputs is not None and vocabulary_size is not None:
+            raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
+        self.given, self.content, self._name = model, inputs, name
+        self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
+        own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
+        self.module: Any = _bare(model) if own else _transformer(model)
+        self.family: Any = family_of(self.module)
+        self.with_head: Any = next(iter(_transformers_models(model)), self.module)
+        prompts = (each for each in model.modules() if _has_learned_prompt(each))
+        self._prompt = next((type(each).__name__ for each in prompts), "")
+
+    @classmethod
+    def of(cls, model: Any) -> "SequenceModel":
+        """Return the `SequenceModel` of a model to measure or change; a `SequenceModel` is returned as it is.
+
+        Raises:
+            TypeError: As for the class.
+            ValueError: As for the class, or a learned prompt (peft), which would be left out.
+        """
+        found = model if isinstance(model, SequenceModel) else cls(model)
+        if found._prompt:
+            advice = "pass model.get_base_model() to measure the model without it"
+            raise ValueError(f"{found._prompt} has a learned prompt, which would be left out; {advice}")
+        return found
+
+    def __str__(self) -> str:
+        """Return the class and type of the model, for errors."""
+        kind = getattr(self.config, "model_type", "")
+        return f"{type(self.module).__name__} (model type '{kind}')" if kind else type(self.module).__name__
+
+    # ---- what is known of it
+
+    @property
+    def config(self) -> Any:
+        """The configuration of a transformers model, or None."""
+        return self.module.config if isinstance(self.module, PreTrainedModel) else None
+
+    @property
+    def name(self) -> str:
+        """The hub name, the end of a local folder's path, or the class."""
+        inner = self.module if self.config is None else self.with_head
+        path = "" if self.config is None else "/".join(Path(inner.config._name_or_path).parts[-2:])
+        return self._name or path or type(inner).__name__
+
+    @property
+    def encodings(self) -> list[Any]:
+        """Each attached encoding, with its settings, in the order of the attention modules."""
+        return attached_biases(self.module)
+
+    @property
+    def encoding(self) -> str | None:
+        """The attached encodings with ``position_embeddings`` as text, all that differ between layers, or None."""
+        return _encoding_text(self.module)
+
+    @property
+    def label(self) -> str:
+        """The name of the model with the class of its attached encoding, if any."""
+        return label(self.name, _encoding_text(self.with_head))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the inputs: that of the token embeddings, or the device where offloaded ones run.
+
+        Raises:
+            ValueError: Weights are on the meta device and not offloaded.
+        """
+        embeddings = token_embeddings(self.module)
+        weight = next(self.module.parameters(), None) if embeddings is None else embedding_weight(self.module)
+        device = execution_device(self.module if embeddings is None else embeddings)
+        device = device or (torch.get_default_device() if weight is None else weight.device)
+        offloaded = execution_device(self.module) is not None
+        if device.type == "meta" or (not offloaded and any(each.is_meta for each in self.module.parameters())):
+            raise ValueError(
+                f"weights of {type(self.module).__name__} are on the meta device, which holds no values; load them "
+                "with from_pretrained"
+            )
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the model."""
+        if self.config is not None:
+            return self.module.dtype  # type: ignore[no-any-return]
+        floats = (each.dtype for each in self.module.parameters() if each.is_floating_point())
+        return next(floats, torch.get_default_dtype())
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids.
+
+        Raises:
+            ValueError: The model reads no token ids.
+        """
+        if self._vocabulary is None and self.content is not None:
+            raise ValueError(f"{self} reads no token ids")
+        return self._vocabulary or len(embedding_weight(self.module))
+
+    @cached_property
+    def padding(self) -> int | None:
+        """The token id that the configuration names as padding, or None."""
+        found: int | None = getattr(self.config, "pad_token_id", None)
+        return found
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether the model may put tokens of its own before its input: any but a transformers model of token ids."""
+        return self.config is None or self.content is not None
+
+    @property
+    def positions_disabled(self) -> bool:
+        """Whether an attached encoding has disabled the position embeddings."""
+        return positions_disabled(self.module)
+
+    @property
+    def longest(self) -> int | None:
+        """The largest number of positions, special tokens included; None without a limit."""
+        return longest_input(self.family, self.module) if self.config is not None else None
+
+    def reads(self, argument: str, *, with_head: bool = False) -> bool:
+        """Return whether the module that runs, or the model with its head, takes an argument of this name."""
+        return argument in argument_names(self.with_head if with_head else self.module)
+
+    def some_ids(self, number: int) -> list[int]:
+        """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
+        found = [token for token in range(self.vocabulary // 2, self.vocabulary) if token != self.padding][:number]
+        return (found * number)[:number]
+
+    # ---- checks of arguments
+
+    def check_ids(self, ids: Tensor, name: str = "input_ids") -> None:
+        """Refuse token ids outside the vocabulary, in an argument of this name.
+
+        Raises:
+            ValueError: There is such an id.
+        """
+        if self._vocabulary is None and token_embeddings(self.module) is None:
+            return
+        outside = ids[(ids < 0) | (ids >= self.vocabulary)]
+        if outside.numel():
+            raise ValueError(
+                f"{name} must be in 0..{self.vocabulary - 1}, the vocabulary of {type(self.module).__name__}, got "
+                f"{int(outside[0])}; is this the model's tokenizer? Tokens added to it need "
+                "model.resize_token_embeddings(len(tokenizer))"
+            )
+
+    def check_length(self, length: int, specials: int = 0) -> None:
+        """Refuse a length that the model has no positions for.
+
+        Raises:
+            TypeError: The length is not an integer.
+            ValueError: The length is not positive, or beyond the model's table of positions.
+        """
+        count("length", length)
+        most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
+        if most is not None and length + specials > most:
+            with_specials = f" and {specials} special tokens" if specials else ""
+            raise ValueError(
+                f"length={length}{with_specials} is beyond the {most} positions of {self}; "
+                f"ask for at most {most - specials}"
+            )
+        if most is None and isinstance(trained, int) and 0 < trained < length + specials:
+            logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
+
+    # ---- running it
+
+    def inference(self) -> AbstractContextManager[None]:
+        """Put the given model into evaluation mode without gradients in a with-statement, and restore both."""
+        return inference(self.given)
+
+    def run(self, inputs: Any, **options: Any) -> Any:
+        """Run the model on a batch: a dict of arguments, a tuple of them, or the only one.
+
+        A transformers model runs without generation caches. A decoder with cross-attention reads an encoder output of
+        one vector of zeros, so that cross-attention adds the same vector at every position.
+        """
+        if not isinstance(inputs, Mapping):
+            return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
+        if self.config is None and self.content is None:
+            return self.module(self._ids_without_padding(inputs))
+        if self.config is None:
+            return self.module(**inputs)
+        accepted, inputs = argument_names(self.module), {**inputs, **options}
+        for cache in ("use_cache", "use_mems"):
+            if cache in accepted:
+                inputs[cache] = False
+        crosses = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
+        crosses = crosses or any("cross" in name for name, _ in self.module.named_modules())
+        if "encoder_hidden_states" in accepted and crosses and "encoder_hidden_states" not in inputs:
+            width = getattr(self.config, "cross_attention_hidden_size", None) or self.config.hidden_size
+            first = next(iter(inputs.values()))
+            keys = 3 if first.shape[1] == 1 else 1  # another number than that of the tokens
+            zeros = torch.zeros(len(first), keys, width, dtype=self.dtype, device=first.device)
+            inputs["encoder_hidden_states"] = zeros
+        if "output_attentions" in accepted:
+            inputs["output_attentions"] = False
+        return self.module(**inputs, return_dict=True)
+
+    def _ids_without_padding(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the token ids of a batch for a module that reads them alone."""
+        mask = inputs.get("attention_mask")
+        if mask is not None and not bool(mask.all()):
+            advice = "give batches of texts of one length, or strings with batch_size=1"
+            raise ValueError(f"{self} reads token ids alone, not padding; {advice}")
+        ids: Tensor = inputs["input_ids"]
+        return ids
+
+    def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
+        """Run the model on a batch in evaluation mode, and pass each attention over n tokens to a callback.
+
+        Args:
+            inputs: As for `run`.
+            use: Called with each `Attention` as soon as it is computed.
+            length: The number of tokens n, None for any number.
+            options: More arguments of a transformers model.
+
+        Raises:
+            ValueError: The model fails, with the reason; an error of the callback is passed on.
+        """
+        own: list[Exception] = []
+
+        def use_and_remember(attention: Attention) -> None:
+            try:
+                use(attention)
+            except Exception as error:
+                own.append(error)
+                raise
+
+        observer = Observer(use_and_remember, length)
+        try:
+            with inference(self.module), self.observable(), observer.observing(self.module):
+                return self.run(inputs, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if error in own:
+                raise
+            raise self.unprobed(_reason(inputs, error)) from error
+
+    def unprobed(self, reason: str) -> ValueError:
+        """Return the error for a model whose attention cannot be measured."""
+        if "forward" in vars(self.module) and not hooks_of(self.module):
+            advice = "accelerate replaced its forward for mixed precision, which `del model.forward` undoes"
+            reason = f"{reason}; {advice}"
+        return ValueError(f"{self} cannot be probed: {reason}")
+
+    def outputs(self, inputs: Any, **options: Any) -> Any:
+        """Run the model on a batch in evaluation mode without gradients; arguments as for `watch`."""
+        with inference(self.module), restoring(self._forget_hooks):
+            return self.run(inputs, **options)
+
+    def _forget_hooks(self) -> None:
+        """Remove the hooks by which transformers captures hidden states: they cannot be pickled, and come back."""
+        for module in self.module.modules():
+            module.__dict__.pop("_output_capturing_hooks_installed", None)
+            for key, hook in list(module._forward_hooks.items()):
+                if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
+                    del module._forward_hooks[key]
+
+    def moved(self, inputs: Any) -> Any:
+        """Return the inputs of a call on the device of the model, floats in its precision."""
+        if isinstance(inputs, Mapping):
+            return {name: self.moved(each) for name, each in inputs.items()}
+        if isinstance(inputs, tuple | list):
+            return tuple(map(self.moved, inputs))
+        if not isinstance(inputs, Tensor):
+            return inputs
+        return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+
+    def check_repeats(self, inputs: Any) -> None:
+        """Refuse a model that is random: no model whose attention torch computes in evaluation mode."""
+
+    @contextmanager
+    def observable(self) -> Iterator[None]:
+        """Switch kernels that torch's functions do not show to torch's own kernel, in a with-statement."""
+        before = [(config, config._attn_implementation) for config in configurations(self.module)]
+        hidden = [config for config, implementation in before if implementation not in _OBSERVED]
+
+        def undo() -> None:
+            for config, implementation in before if hidden else ():  # outer first: setting it also sets those inside
+                config._attn_implementation = implementation
+
+        with restoring(undo):
+            for config in hidden:
+                config._attn_implementation = "sdpa" if getattr(self.module, "_supports_sdpa", False) else "eager"
+            yield
+
+
+def label(name: str, encoding: str | None) -> str:
+    """Return the name of a model with the class of its attached encoding."""
+    return name if encoding is None else f"{name} with {encoding.split('(')[0]} attached"
+
+
+def _encoding_text(module: nn.Module) -> str | None:
+    """Return the encodings attached to a module as text, all that differ, or None."""
+    texts = [
+        f"{type(bias.encoding).__name__}({bias.encoding.extra_repr()}), "
+        f"position_embeddings='{'disable' if bias.positions_disabled else 'keep'}'"
+        for bias in attached_biases(module)
+    ]
+    return "; ".join(dict.fromkeys(texts)) or None
+
+
+ROUNDING = 1e-5
+"""A `largest_difference` that is rounding: many families take the softmax in float32, of float64 too."""
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two outputs, relative to the largest number in the second; 0 if both are 0."""
+    one, other = one.cpu().double(), other.cpu().double()  # not every device has float64
+    difference = (one - other).abs().max()
+    return float(difference / other.abs().max()) if difference else 0.0
+
+
+def requested_layers(
+    layers: Sequence[int] | None, available: Sequence[int], depth: int, otherwise: str
+) -> tuple[int, ...]:
+    """Return the requested layers, counted from the start; all that are available for None.
+
+    Args:
+        layers: Indices into the model's layers, negative ones from the end.
+        available: The layers that can be returned.
+        depth: The number of the model's layers.
+        otherwise: The end of the error for layers that are not available, after their list.
+
+    Raises:
+        TypeError: ``layers`` is not a list.
+        ValueError: No layer, an index out of range, a layer that is not available, or a layer that is named twice.
+    """
+    if layers is not None and not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
+    wanted = available if layers is None else layers
+    if (layers is not None and not layers) or any(
+        isinstance(i, bool) or not isinstance(i, int | np.integer) or not -depth <= i < depth for i in wanted
+    ):
+        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
+    numbers = tuple(int(i) % depth for i in wanted)
+    missing = sorted(set(numbers) - set(available))
+    if missing or not numbers:
+        raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers must name each layer once, got {list(wanted)}")
+    return numbers
+
+
+def configurations(module: nn.Module) -> list[Any]:
+    """Return every configuration with an attention implementation, outer ones before those inside them."""
+    configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
+    for config in configs:  # grows by the configurations inside
+        configs += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
+    found = {id(config): config for config in configs if hasattr(config, "_attn_implementation")}
+    return list(found.values())
+
+
+# ---- finding what runs
+
+
+def _transformer(model: Any) -> Any:
+    """Return the bare transformer that reads token ids in a model."""
+    found = _transformers_models(model)
+    if len(found) > 1:
+        names = ", ".join(type(each).__name__ for each in found)
+        raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")
+    if not found:
+        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {_got(model)}")
+    base = family_of(found[0]).base(found[0])
+    if reads_tokens(base):
+        return base
+    parts = (f"model.{name}" for name, module in found[0].named_modules() if name and reads_tokens(module))
+    kind = f"{type(found[0]).__name__} (model type '{found[0].config.model_type}')"
+    advice = next((f"pass {part}" for part in parts), "pass SequenceModel(model, inputs=...), which says what it reads")
+    raise ValueError(f"{kind} reads no input_ids, or has no token embeddings; {advice}")
+
+
+def _got(model: Any) -> str:
+    """Return what was given in the place of a model, and what to give instead, for an error."""
+    if isinstance(model, type):
+        return f"the class {model.__name__}; load it with transformers.AutoModel.from_pretrained(...)"
+    got, advice = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
+    if isinstance(model, nn.Module):
+        advice = "pass SequenceModel(module, vocabulary_size=...) or SequenceModel(module, inputs=...)"
+    elif hasattr(model, "all_special_ids"):
+        advice = "that is a tokenizer: pass the model first, then its tokenizer"
+    elif hasattr(model, "model"):
+        advice = "pass its .model"
+    return f"{got}; {advice}"
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """Return a module without the wrappers of torch, and a transformers model without its head."""
+    inner: Any = model
+    while (name := next((each for each in ("_orig_mod", "module") if _wraps(inner, each)), None)) is not None:
+        inner = getattr(inner, name)
+    return inner.base_model if isinstance(inner, PreTrainedModel) else inner
+
+
+def _has_learned_prompt(module: nn.Module) -> bool:
+    """Return whether a module is a wrapper of peft that feeds a learned prompt."""
+    return bool(getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False))
+
+
+def _wraps(module: nn.Module, name: str) -> bool:
+    """Return whether a module of torch is a wrapper around its part of this name."""
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    return name in module._modules and (parallel or type(module).__name__ == "OptimizedModule")
+
+
+def _transformers_models(model: Any) -> list[Any]:
+    """Return the transformers models in a module that are not inside another one."""
+    if not isinstance(model, nn.Module):
+        return []
+
+    def outermost(module: nn.Module) -> list[Any]:
+        if isinstance(module, PreTrainedModel):
+            return [module]
+        return [found for child in module.children() for found in outermost(child)]
+
+    found = outermost(model)
+    within = {module for each in found for module in each.modules() if module is not each}
+    return [each for each in dict.fromkeys(found) if each not in within]
+
+
+def _reason(inputs: Any, error: Exception) -> str:
+    """Return why a model failed on a batch."""
+    reason = f"it fails with {type(error).__name__}: {error}"
+    if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+        reason = "it has no row for every position; ask for fewer tokens"
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    return reason if ids is None else f"on {ids.shape[0]} x {ids.shape[1]} tokens {reason}"
