@@ -16,10 +16,11 @@ from reprlib import repr as brief
 from typing import Any
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # a cell that a writer of tables quoted: "she said ""go"""
-_ANNOTATORS = re.compile(r"label\d")  # columns that SNLI's and MultiNLI's tables leave out where they are empty
+_QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
+_ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P)")
-_UNREADABLE = {b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"Rar!": "rar"}  # no module of the standard library
+# The standard library cannot read files that begin so.
+_UNREADABLE = {b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"Rar!": "rar"}
 _ARRAY = "the rows of a JSON array are read by read_pairs(json.load(file)), the other readers need an object a line"
 _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
@@ -34,7 +35,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         try:
             for number, line in enumerate(lines, 1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if "\0" in text:  # valid in UTF-8, but no text has it
+                if "\0" in text:  # UTF-8 allows it, but no text has it
                     raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
                 yield number, text
         except UnicodeDecodeError as error:
@@ -74,7 +75,7 @@ def _only_file(path: Path) -> Any:
         names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
         if len(names) == 1:
             return archive.open(names[0])
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # a method or a password
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the last: it needs a password
         raise ValueError(f"{path}: the compressed file cannot be read: {error}; unpack it first") from error
     raise ValueError(f"{path}: a .zip must hold one file, got {len(names)}: {brief(names)}; unpack it first")
 
@@ -87,9 +88,9 @@ def json_lines(path: Path) -> Iterator[Record]:
 def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
     """Yield the rows of a table with a header, each with the number of its last line."""
     lines = (line for _, line in text_lines(path))
-    # tab-separated files of this field (GLUE) do not quote: a lone " is a character like any other
+    # GLUE and SNLI do not quote the cells of their tab-separated files: " is a character like any other
     reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines, strict=True)
-    complete = 0  # lines of the rows read
+    complete = 0  # number of lines in the rows read so far
     try:
         header = next(reader, [])
         if not header or len(set(header)) != len(header):
@@ -132,7 +133,7 @@ def json_object(line: str) -> Mapping[str, Any]:
 
 
 def field(row: Mapping[str, Any], name: str, kind: Any, wanted: str, advice: str = "") -> Any:
-    """Return a field of a row; ``wanted`` is its type in words, and ``advice`` where it is missing, for the errors."""
+    """Return a field of a row. Errors name the type ``wanted``, and give ``advice`` if there is no such field."""
     if name not in row:
         raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}{advice}")
     return checked_field(row[name], f"field {name!r}", kind, wanted)

@@ -8,12 +8,12 @@ from typing import Any
 from pelocality.corpora.sentence import Constituent, Constituents, Dependencies, Sentence
 from pelocality.corpora.spacing import unescape
 
-# a bracket with its label and, at a leaf, its word and the closing bracket; else a closing bracket or a stray word
-# a word may have a no-break space
+# Groups: label and word after an opening bracket, the bracket that closes a leaf; or a closing bracket or other text.
+# Only ASCII white space ends a word: a word may have a no-break space.
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*((?a:[^\s()]*))\s*(\)?)|(\)|(?a:[^\s()]+))")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
-_NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # traces, codes such as the speaker, marks of disfluency
-# traces of treebanks that do not tag them -NONE-: (NP-SBJ *con*), (ADVP *T*-1), and (C 0) or (WNP 0)
+_NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # tags of traces, of codes, of marks
+# Some treebanks do not tag traces as -NONE-: (NP-SBJ *con*), (ADVP *T*-1), (C 0), (WNP 0).
 _TRACE = re.compile(r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|W[A-Z]+P)(?:[-=]\S+)? 0")
 _PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
 _TAGS = (
@@ -78,9 +78,9 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
         if closes and word and label and (unclosed or not found):
-            if not unclosed:  # a tree of one word
+            if not unclosed:  # the tree is one word: (NN Rain)
                 found.append([0, 0, ""])
-            # an ID beside the root is the name of the tree
+            # ID is the name of the tree if it stands beside the root
             is_code = label in _NOT_WORDS and (label != "ID" or [phrase[2] for phrase in unclosed] == [""])
             is_code = is_code or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
             if not is_code and not (word[0] in "*0" and _TRACE.fullmatch(f"{label} {word}")):

@@ -1,4 +1,4 @@
-"""A corpus: items read lazily from a source, again from the start at each pass, with a count of those left out."""
+"""A corpus: items read lazily from a source, anew at each pass, with a count of those left out."""
 
 import functools
 import itertools
@@ -15,12 +15,12 @@ from pelocality.corpora.sentence import Dropped
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Read = Callable[[Any, str], T | Dropped]  # from the content of a record and its place ("snli/dev.jsonl:7")
+Read = Callable[[Any, str], T | Dropped]  # reads the content of a record, and its place ("snli/dev.jsonl:7")
 
 
 @dataclass(eq=False, repr=False)
 class Corpus(Generic[T]):
-    """Sentences or pairs, read lazily, again from the start at each pass.
+    """Sentences or pairs, read lazily, anew at each pass.
 
     Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged. Reading takes
     two steps, so that the builders of ``pelocality.probes`` can share the slow second one among processes: ``records``

@@ -20,8 +20,8 @@ Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
 MISSING_LABELS = ("", "-")  # as in SNLI
 NOT_ENTAILMENT = "not entailment"
-_MARK = "\u0301"  # stands for every mark: re has no class for them
-# a word, a dash or an ellipsis of several characters, or another sign
+_MARK = "\u0301"  # replaces every mark in the text that _WORD searches: re has no class for marks
+# _WORD finds a word, a dash or an ellipsis of several characters, or another sign
 _WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|(?:--+|\.\.+|[^\w\s]){_MARK}*")
 
 
@@ -81,7 +81,7 @@ def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
             return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
-        if found is None:  # a text made from the parse would not be that of the corpus
+        if found is None:  # a text made from the parse would not be the text of the corpus
             return Dropped("text and parse disagree")
         words, spaces, constituents = found
         constituents = replace(constituents, source=f"{name}_parse of {where}")
@@ -89,7 +89,7 @@ def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
     return Pair(sides[0], sides[1], label, uid, where)
 
 
-@functools.lru_cache(maxsize=16)  # three pairs in a row have one premise
+@functools.lru_cache(maxsize=16)  # in SNLI three pairs in a row have the same premise
 def _parsed(bracketed: str, text: str) -> tuple[tuple[str, ...], tuple[str, ...], Constituents] | None:
     """Return words, spaces and phrases of a parse and its text, None if they disagree."""
     words, constituents = parse_bracketed(bracketed, "", automatic=True)
@@ -142,14 +142,15 @@ def read_pairs(
         >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
-    features = getattr(source, "features", None)  # of a Dataset; a data frame may have a column of this name
+    # a data frame may have a column of this name
+    features = getattr(source, "features", None)
     declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     if label_names is None:
         label_names = declared
     if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     _check_parser(parser)
-    names = None if label_names is None else list(label_names)  # a pandas series would look names up by its index
+    names = None if label_names is None else list(label_names)  # in a pandas series, [0] means the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
     read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
@@ -165,7 +166,7 @@ def read_pairs(
     if isinstance(source, Mapping):
         advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
         raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
-    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator, or an object that holds one
+    if not isinstance(source, Iterable) or iter(source) is iter(source):  # it can be read only once
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
@@ -188,7 +189,7 @@ class _PairReader:
     def __call__(self, row: Any, where: str) -> Pair | Dropped:
         row = json_object(row) if isinstance(row, str) else row
         if not isinstance(row, Mapping):
-            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # a table of one row
+            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # the row is a table itself
             raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
         advice = "; name one with label=, None for pairs without labels"
         label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
@@ -259,7 +260,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
-    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
+    if getattr(value, "shape", None) == ():  # it is a scalar of numpy or torch
         value = value.item()
     text = str(value).strip()
     if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):

@@ -113,7 +113,7 @@ def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence 
             start = places.get(first, -1)
             end = start + len(rows)
             whole = [places.get(place) for place in range(first, last)] == [*range(start, end)]
-            # a word at an edge may have been divided in one of the two
+            # One of the two may divide a word at an edge ("single-crystal"): then the neighbours are not aligned.
             left = start in edges or places.get(first - 1) == start - 1
             if found[number] is None and whole and left and (end in edges or places.get(last) == end):
                 found[number] = Sentence(tuple(forms[start:end]))
@@ -148,9 +148,8 @@ def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
         raise ValueError(f"rows must have {_COLUMNS}, got {' '.join(rows[0])!r}")
     if known is not None and not known.words:
         return Dropped("words not found")
-    forms = (
-        known.words if known else tuple(re.sub(r"^/(?=[.?-]$)", "", row[_WORD]) for row in rows)
-    )  # "/." of OntoNotes
+    # OntoNotes writes some marks as "/.", "/?" and "/-"
+    forms = known.words if known else tuple(re.sub(r"^/(?=[.?-]$)", "", row[_WORD]) for row in rows)
     if set(forms) == {_WITHHELD}:
         raise ValueError(f"words are withheld ({_WITHHELD}); pass words=, the sentences of this document in a treebank")
     tree = ""
@@ -167,7 +166,8 @@ def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
     sentence = known or Sentence(leaves)
     return replace(
         sentence,
-        spaces=() if sentence.spacing == "rule" else sentence.spaces,  # by the tags of this tree
+        # spaces that were guessed are guessed again, from the tags of this tree
+        spaces=() if sentence.spacing == "rule" else sentence.spaces,
         spacing="corpus",
         uid=sentence.uid or where,
         language=sentence.language or language,
@@ -191,7 +191,7 @@ def _frame(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Fra
     verbs = [(span.start, span.end) for span in spans if span.role == "V"]
     if opened or sum(cell.count(")") for cell in column) != len(spans) or len(verbs) != 1:
         raise ValueError(f"a column of a frame must have matching brackets and one V, got {' '.join(column)!r}")
-    # the roleset stands beside a word of the verb; else the columns have the order of the rolesets
+    # The roleset is in the row of a word of the verb. If no such row has one, columns have the order of rolesets.
     named = [row[_LEMMA : _ROLESET + 1] for row in (*rows[slice(*verbs[0])], *rows) if row[_ROLESET] != "-"]
     inside = sum(row[_ROLESET] != "-" for row in rows[slice(*verbs[0])])
     if len(named) <= (0 if inside else number):

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 _DOUBLE = ('"', "“", "”", "„", "``", "''", "«", "»")
 _SINGLE = ("'", "’", "‘", "`")
 _QUOTES = dict.fromkeys(("``", "''", '"'), _DOUBLE) | dict.fromkeys(("`", "'"), _SINGLE)
-# whether a quote opens, where its form tells it
+# True for forms of quotes that open, False for forms that close
 _SIDES = dict.fromkeys(("``", "`", "“", "„", "‘", "«"), True) | dict.fromkeys(("''", "”", "»"), False)
 _DASH_OR_ELLIPSIS = re.compile(r"---?|[–—]|\.{2,}|…")
-# tokens of English treebanks that are written without a space after them, or before them
+# No space follows an opening token, and no space precedes a closing one, in English treebanks.
 _OPENING = re.compile(r"[(\[{<]|[A-Z]*[$#£€]")
 _CLOSING = re.compile(r"[,.;:!?%)\]}>]|[!?]{2,}|\.{2,}|…|n['’]t|['’](?:s|m|d|ll|re|ve|em|n)?", re.IGNORECASE)
 _HALVES = frozenset(
@@ -26,7 +26,7 @@ _HALVES = frozenset(
 _ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _ESCAPES |= {"\\/": "/", "\\*": "*"}
 _QUOTES_IN_TREES = {"``": '"', "''": '"', "`": "'"}
-# scripts without spaces between words: there, a missing space does not mean that a word continues
+# Names of characters in scripts without spaces between words: a missing space does not join two words there.
 _UNSPACED = re.compile(
     "CJK|HIRAGANA|(HALFWIDTH )?KATAKANA|THAI|LAO|KHMER|MYANMAR|JAVANESE|BOPOMOFO|TIBETAN|IDEOGRAPHIC|FULLWIDTH"
 )
@@ -138,7 +138,7 @@ def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int,
         opening = _SIDES.get(token, {"``": True, "''": False}.get(tag))
         if opening is None:
             if kind == "'" and (tag == "POS" or (not unclosed[kind] and i and tokens[i - 1][-1] in "sSzZxX")):
-                continue  # the dogs' bowl
+                continue  # an apostrophe: the dogs' bowl
             opening = not unclosed[kind]
         opens[i] = unclosed[kind] = opening
     return opens

@@ -26,7 +26,7 @@ from pelocality.corpora.sentence import (
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
-# the lcodes of UniversalDependencies/docs-automation, codes_and_flags.yaml, in August 2026
+# The language codes (lcode) in codes_and_flags.yaml of UniversalDependencies/docs-automation, August 2026.
 _CODES = """
 ab af am ar as az be bg bm bn br ca ce co cs cu cy da de el en eo es et eu fa fi fo fr fy ga gd gl gn gu gv ha he hi
 hr ht hu hy id is it ja jv ka kk kn ko ks kv ky la lb lt lv mg mk ml mn mr mt ne nl no oc or pa pi pl ps pt rm ro ru
@@ -127,7 +127,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
     if language is None:
-        # a name of another form may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
+        # other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
         prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
         found = language_code(prefix[1]) if prefix else ""
         language = found if found in _TREEBANK_LANGUAGES else ""
@@ -151,7 +151,7 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
     forms = tuple(word["form"] for word in words)
     upos = tuple(word["upos"] or "_" for word in words)
-    # a line of underscores that a text does contain is tagged as a sign, or is one word
+    # a text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence
     if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
         advice = "get its text as the README of the treebank says"
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
@@ -191,9 +191,9 @@ def _checked_tokens(block: str) -> Any:
     if not rows:
         return None
     for row in rows:
-        if "  " in row.rpartition("\t")[0]:  # conllu takes it for a tab
+        if "  " in row.rpartition("\t")[0]:  # the conllu package would read them as a tab
             raise ValueError(f"a cell must not have two spaces side by side, got {brief(row)}")
-        if row.count("\t") > 9:  # conllu ignores what follows the tenth column
+        if row.count("\t") > 9:  # the conllu package would ignore the columns after the tenth
             raise ValueError(f"a row must have the 10 columns of CoNLL-U, got {row.count(chr(9)) + 1}: {brief(row)}")
     try:
         tokens = conllu.parse(block)[0]
@@ -219,7 +219,7 @@ def _spaces(
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(surface):
         misc = of_range.get(first, words[first])["misc"] or {}
-        # the exact white space of "# text", of which SpaceAfter tells less
+        # "# text" has the exact white space, SpaceAfter only whether there is any
         spaces[last - 1] = found[1][k] if found else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
     return tuple(spaces)

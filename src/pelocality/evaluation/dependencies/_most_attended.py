@@ -111,7 +111,7 @@ def check_alignment(tokenizer: Any) -> None:
         raise ValueError(f"tokenizer must be a fast one, whose word_ids() align words, got {type(tokenizer).__name__}")
     try:
         split = tokenizer(["the", "cat"], is_split_into_words=True, add_special_tokens=False)["input_ids"]
-    except AssertionError:  # raised by tokenizers without add_prefix_space
+    except AssertionError:  # tokenizers without add_prefix_space raise it
         split = None
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:

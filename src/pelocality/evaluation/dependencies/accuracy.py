@@ -92,7 +92,7 @@ def dependency_accuracy(
     with failing_together():
         found, layers_here, looks_ahead = most_attended(model, tokenizer, part, batch_size, progress)
     attended = gathered(found, len(chosen))
-    layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
+    layers = max(gathered([layers_here]))  # a process without sentences that fit has ()
     causal = not any(gathered([looks_ahead]))
     dropped += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
     rows, kept = [], []
