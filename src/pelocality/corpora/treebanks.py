@@ -26,19 +26,6 @@ from pelocality.corpora.sentence import (
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
-# The language codes (lcode) in codes_and_flags.yaml of UniversalDependencies/docs-automation, August 2026.
-_CODES = """
-ab af am ar as az be bg bm bn br ca ce co cs cu cy da de el en eo es et eu fa fi fo fr fy ga gd gl gn gu gv ha he hi
-hr ht hu hy id is it ja jv ka kk kn ko ks kv ky la lb lt lv mg mk ml mn mr mt ne nl no oc or pa pi pl ps pt rm ro ru
-sa sc sd si sk sl so sq sr sv sw ta te th ti tk tl tn tr tt ug uk ur uz vi wo yi yo zh abq aeb aii ajp akk aln ang apu
-apy aqz arh arr axm azz bal bar bav bej bgs bho bor brh bxr bzd ceb cgg ckb ckt cop cpg ctn cux dar drs dta egy eme
-ess eve evn frm fro fsl gcd gld glk gor got gqa grc gsw gub gun gwi gya hbo hil hit hsb huv hyw ifb jaa kab kbc kfm
-kfx kfz kmr koi kpv krl lad laj lez lij lrc ltg lus lzh lzz mag mdf mga mjg mjl mnc mns mov mpu mvf mxx myu myv nap
-naq nci ndg nds neg nhi nmf nyn nyq oac oge ojp olo orv osx ota otk pad pal pap pay pbv pcm peh pgl pln pnt pra pro
-prx qaf qee qfn qhe qpm qtd qte qti quc quz qxp rmc ruc sab sah say sce scn sdh sei sga shp sjo sme sms soj ssp sux
-swl tdt tpn trw tww ude ulc umo unk urb usp vep wbp wuu xal xav xcl xmf xnr xpg xum yrk yrl yue zmu zza
-"""
-_TREEBANK_LANGUAGES = frozenset(_CODES.split())
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -129,8 +116,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     if language is None:
         # other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
         prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
-        found = language_code(prefix[1]) if prefix else ""
-        language = found if found in _TREEBANK_LANGUAGES else ""
+        language = prefix[1] if prefix else ""
         if not language:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
     return file_corpus(path, _conllu_records, partial(_read_conllu_block, language=language_code(language)))
