@@ -7,6 +7,7 @@ import pytest
 
 from pelocality.corpora import (
     Constituents,
+    Frame,
     Sentence,
     plain_sentence,
     read_conllu,
@@ -102,7 +103,7 @@ bc/a/00/a_0000 0 4 /. . *)) - - - s1 * * * -
 
 #end document
 #begin document (bc/a/00/a_0000); part 001
-bc/a/00/a_0000 1 0 Yes UH (TOP(INTJ*)) - - - s1 * -
+bc/a/00/a_0000 1 0 Go VB (TOP(S(VP*))) go - - s1 * (V*) -
 
 #end document
 """
@@ -111,7 +112,11 @@ bc/a/00/a_0000 1 0 Yes UH (TOP(INTJ*)) - - - s1 * -
 def test_the_columns_of_conll_2012_are_read(tmp_path):
     (tmp_path / "a.v4_gold_conll").write_text(CONLL_2012)
     first, second = read_propbank(tmp_path / "a.v4_gold_conll")
-    assert (first.text, second.text, second.frames) == ("He kept biting nails.", "Yes", ())
+    assert (first.text, second.text, second.frames) == (
+        "He kept biting nails.",
+        "Go",
+        (Frame("go", (0, 1), (), second.frames[0].source),),
+    )
     assert frames_of(first) == [
         ("keep.04", (1, 2), [("ARG0", 0, 1), ("ARG1", 2, 4)]),
         ("bite.01", (2, 3), [("ARG1", 3, 4)]),

@@ -62,6 +62,8 @@ def test_align_undoes_treebank_escapes_and_quotes():
             ["We", "can", "not", "pay", "US$", "5", "/", "head", ",", "or", "#", "3", "."],
             "We cannot pay US$5/head, or #3.",
         ),
+        (["in", "the", "U.S.", "."], "in the U.S. ."),
+        (["He", "went", "...", "."], "He went...."),
         (["I", "'m", "gon", "na", "go", "[", "now", "]", "!!"], "I'm gonna go [now]!!"),
     ],
 )

@@ -79,9 +79,11 @@ def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     lines: list[int] = []
     blocks: list[_Block] = []
     frames = slice(_FRAMES, None)
-    for kind, group in itertools.groupby(text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"):
+    for is_comment, group in itertools.groupby(
+        text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"
+    ):
         numbers, texts = zip(*group, strict=True)
-        if kind:
+        if is_comment:
             frames = slice(_CONLL_FRAMES, -1) if any(text.startswith("#begin") for text in texts) else frames
             continue
         lines.append(numbers[0])
@@ -192,11 +194,12 @@ def _frame(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Fra
     if opened or sum(cell.count(")") for cell in column) != len(spans) or len(verbs) != 1:
         raise ValueError(f"a column of a frame must have matching brackets and one V, got {' '.join(column)!r}")
     # The roleset is in the row of a word of the verb. If no such row has one, columns have the order of rolesets.
-    named = [row[_LEMMA : _ROLESET + 1] for row in (*rows[slice(*verbs[0])], *rows) if row[_ROLESET] != "-"]
-    inside = sum(row[_ROLESET] != "-" for row in rows[slice(*verbs[0])])
-    if len(named) <= (0 if inside else number):
+    own = [row for row in rows[slice(*verbs[0])] if row[_ROLESET] != "-"]
+    named = own[:1] or [row for row in rows if row[_ROLESET] != "-"][number : number + 1]
+    named = named or [row for row in rows[slice(*verbs[0])] if row[_LEMMA] != "-"]  # files without senses
+    if not named:
         raise ValueError(f"a frame must have a roleset, its column is {' '.join(column)!r}")
-    lemma, roleset = named[0 if inside else number]
+    lemma, roleset = named[0][_LEMMA], named[0][_ROLESET].replace("-", "") or named[0][_LEMMA]
     roleset = f"{lemma}.{roleset}" if roleset.isdigit() else roleset  # "bite" and "01" in CoNLL-2012
     spans.sort(key=lambda span: (span.start, span.end))
     return Frame(roleset, verbs[0], tuple(span for span in spans if span.role != "V"), source)

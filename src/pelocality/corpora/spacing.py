@@ -91,7 +91,8 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
 
     No space stands before a closing mark (``.``, ``,``, ``)``, ``%``), a clitic (*n't*, *'s*, also with ``’``), an
     ellipsis or the second half of a word (*can not*, *gon na*), after an opening bracket or a currency sign, or beside
-    a slash. No space stands between a quote and the text it encloses. A space stands on each side of a dash.
+    a slash. No space stands between a quote and the text it encloses. A space stands on each side of a dash, and
+    between the period of an abbreviation and that of the sentence.
 
     Args:
         tokens: The tokens in order.
@@ -115,6 +116,9 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
     opens = _quote_sides(tokens, tags)
     spaces = []
     for i, (left, right) in enumerate(itertools.pairwise(tokens)):
+        if right == "." and re.search(r"\w\.$", left):
+            spaces.append(" ")  # treebanks repeat the period of an abbreviation at the end of a sentence
+            continue
         reasons = (
             opens[i] if i in opens else bool(_OPENING.fullmatch(left)),
             not opens[i + 1] if i + 1 in opens else bool(_CLOSING.fullmatch(right)),
