@@ -20,8 +20,6 @@ import inspect
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +162,7 @@ def tiny_model(model_type: str) -> Any:
 
 
 class Softmaxes(TorchFunctionMode):
-    """Keeps the weights of every softmax over n keys (and sinks), in the order of the run."""
+    """Keeps the weights of every softmax over n keys (and sinks), and of torch's kernel, in the order of the run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,32 +170,29 @@ class Softmaxes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is nn.functional.scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2] == LENGTH:
+            self.taken.append(torch.stack([self._of_text(i, args, kwargs) for i in range(len(args[0]))]))
         softmax = func in (nn.functional.softmax, torch.softmax, Tensor.softmax)
         if softmax and result.ndim > 2 and result.shape[-2] == LENGTH <= result.shape[-1]:
             self.taken.append(result.detach())
         return result
 
-
-@contextmanager
-def eager(model: Any) -> Iterator[None]:
-    """Run a model without gradients, step by step."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    for config in list(configs.values()):
-        for name in getattr(config, "sub_configs", {}):
-            if (part := getattr(config, name, None)) is not None:
-                configs[id(part)] = part
-    before = [
-        (config, config._attn_implementation) for config in configs.values() if hasattr(config, "_attn_implementation")
-    ]
-    for config, _ in before:
-        config._attn_implementation = "eager"
-        config._experts_implementation = "eager"  # the products of others have no float64
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
+    @staticmethod
+    def _of_text(text: int, args: Any, kwargs: Any) -> Tensor:
+        """The attention of one text of a batch, query by query: (head, n, n)."""
+        query, key, mask = args[0][text].double(), args[1][text].double(), kwargs.get("attn_mask")
+        weights = torch.zeros(len(query), LENGTH, LENGTH, dtype=torch.float64)
+        for head in range(len(query)):
+            for i in range(LENGTH):
+                scale = kwargs.get("scale") or query.shape[-1] ** -0.5
+                logits = scale * (key[head * len(key) // len(query)] @ query[head, i])
+                if kwargs.get("is_causal"):
+                    logits[i + 1 :] = -torch.inf
+                if mask is not None:
+                    row = mask.expand(len(args[0]), len(query), LENGTH, LENGTH)[text, head, i]
+                    logits = torch.where(row, logits, -torch.inf) if row.dtype == torch.bool else logits + row
+                weights[head, i] = (logits - logits.max()).exp() / (logits - logits.max()).exp().sum()
+        return weights
 
 
 def measured_off(model: Any) -> float:
@@ -209,7 +204,7 @@ def measured_off(model: Any) -> float:
     result = positional_attention(model, length=LENGTH, words=WORDS, progress=False)
     known, total = SequenceModel(model), None
     for word in WORDS:
-        with eager(model), Softmaxes() as softmaxes:
+        with torch.no_grad(), Softmaxes() as softmaxes:
             known.run({"input_ids": torch.full((1, LENGTH), word)})
         maps = [weights.reshape(-1, *weights.shape[-2:])[..., :LENGTH].double() for weights in softmaxes.taken]
         maps = [weights / weights.sum(-1, keepdim=True) for weights in maps]  # without what goes to learned sinks

@@ -213,7 +213,7 @@ def test_layers_of_hybrids_have_the_models_numbers():
     torch.testing.assert_close(one.attention[0], result.attention[1])
     found = position_share(model, [{"input_ids": tokens(4, N)}], special_tokens=True)
     assert found.layers == (1, 3)
-    assert "layers without attention: 0 linear_attention, 2 linear_attention" in repr(found)
+    assert "layers that are not measured: 0 linear_attention, 2 linear_attention" in repr(found)
     assert found.to_frame()["layer"].unique().tolist() == [1, 3]
     assert same(before, state(model))
 
@@ -393,7 +393,7 @@ def test_a_difference_of_two_maps_is_refused():
 def test_a_result_names_the_layers_without_attention():
     result = positional_attention(tiny_any("jamba"), length=N, words=4)
     assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
-    assert "layers without attention: 0 linear_attention, 2 linear_attention" in repr(result)
+    assert "layers that are not measured: 0 linear_attention, 2 linear_attention" in repr(result)
     lfm = hf.Lfm2Model(decoder(hf.Lfm2Config, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]))
     result = positional_attention(lfm.eval(), length=N, words=4)
     assert result.layers == (1,)

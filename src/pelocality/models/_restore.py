@@ -29,6 +29,16 @@ def restoring(undo: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
+def restoring_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo``, twice as `restoring`, if the block is left by an error or an interrupt."""
+    try:
+        yield
+    except BaseException:
+        with restoring(undo):
+            raise
+
+
+@contextmanager
 def changed(target: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute, and set it back on leaving; None where there was none."""
     before = getattr(target, name, None)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that torch's own documentation uses
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from pelocality.models._restore import hooked, restoring
@@ -27,7 +27,7 @@ Logits of words are far above this number, and far below it once a mask is added
 Block = tuple[nn.ModuleList, int]
 """A list of layers, and the index of a layer in it."""
 
-SOFTMAXES = (torch.softmax, Tensor.softmax, F.softmax)
+SOFTMAXES = (torch.softmax, Tensor.softmax, functional.softmax)
 MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 BATCHED = (*MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)
 PRODUCTS = (*BATCHED, torch.einsum)
@@ -80,19 +80,14 @@ class Observer(TorchFunctionMode):
         blocks = blocks_of(module)
         fast = torch.backends.mha.get_fastpath_enabled()  # of nn.TransformerEncoder: a kernel that no mode can see
 
-        def undo() -> None:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
         with (
             hooked(blocks, lambda block, args, kwargs: self.enter(blocks[block], args, kwargs)),
             torch.compiler.set_stance("force_eager"),  # compiled code calls no function of torch
-            restoring(undo),
+            restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)),
         ):
             torch.backends.mha.set_fastpath_enabled(False)
-            self.__enter__()  # type: ignore[no-untyped-call]
-            yield
+            with active(self):
+                yield
 
     def enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the block that begins to run."""
@@ -103,9 +98,9 @@ class Observer(TorchFunctionMode):
         if self._softmax is not None and func in PRODUCTS:
             self._multiply([*args, *kwargs.values()])
         result = func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
+        if func is functional.scaled_dot_product_attention:
             self.see_kernel(kernel_call(args, kwargs), result)
-        elif func is F.multi_head_attention_forward:
+        elif func is functional.multi_head_attention_forward:
             self._see_module(func, dict(inspect.signature(func).bind(*args, **kwargs).arguments))
         elif func in SOFTMAXES and self._covers(*result.shape):
             self.see_softmax(args[0] if args else kwargs["input"], result)
@@ -139,8 +134,8 @@ class Observer(TorchFunctionMode):
 
     def _see_module(self, function: Callable[..., Any], call: dict[str, Any]) -> None:
         """Compute the weights of a call of the function behind `torch.nn.MultiheadAttention`."""
-        n, keys = call["query"].shape[0], call["key"].shape[0]
-        if n != keys or not self._covers(1, n, keys):
+        n = call["query"].shape[0]
+        if not is_self_attention(call) or not self._covers(1, n, n):
             return
         weights = function(**call | {"need_weights": True, "average_attn_weights": False})[1]
         weights = weights if weights.ndim == 4 else weights[None]  # (batch, head, query, key and added keys)
@@ -174,9 +169,30 @@ class Observer(TorchFunctionMode):
                 return
 
 
+@contextmanager
+def active(mode: TorchFunctionMode) -> Iterator[None]:
+    """Put a mode into force in a with-statement; an interrupt at its end does not leave the mode in force."""
+
+    def undo() -> None:
+        if mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    with restoring(undo):
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        yield
+
+
 def kernel_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of `scaled_dot_product_attention` by name."""
     return dict(zip(_KERNEL, args, strict=False)) | kwargs
+
+
+def is_self_attention(call: Mapping[str, Any]) -> bool:
+    """Return whether the queries and keys of a call of `multi_head_attention_forward` are of the same tokens."""
+    query, key = call["query"], call["key"]
+    return query is key or (
+        query.shape == key.shape and (query.data_ptr() == key.data_ptr() or torch.equal(query, key))
+    )
 
 
 def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

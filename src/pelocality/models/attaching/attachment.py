@@ -13,19 +13,26 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
-from pelocality.encodings import Encoding
+from pelocality.encodings import Encoding, NoEncoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import called, override, restore_method, restoring, unhook
+from pelocality.models._restore import (
+    called,
+    override,
+    restore_method,
+    restoring,
+    restoring_on_error,
+    unhook,
+)
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching import proof
+from pelocality.models.attaching import modules, proof
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import disable_positions, enable_positions
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.families._mask import no_continuous_batching
 from pelocality.models.measuring.tokens import runs_of_tokens
-from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 Positions = Literal["disable", "keep"]
 
@@ -57,7 +64,7 @@ class Attachment:
         No weight of the model changes. A second call does nothing.
         """
         if self._is_attached():
-            with restoring(functools.partial(_undo, SequenceModel(self.model))):
+            with restoring(_undo_of(self.model)):
                 pass
 
     def _is_attached(self) -> bool:
@@ -65,7 +72,7 @@ class Attachment:
         return not self._keys.isdisjoint(self._attached_keys())
 
     def _attached_keys(self) -> frozenset[str]:
-        return frozenset(bias.key for bias in SequenceModel(self.model).encodings)
+        return frozenset(bias.key for bias in _biases(self.model))
 
     def __enter__(self) -> Self:
         if not self._is_attached():
@@ -85,8 +92,11 @@ def attach(
     *,
     position_embeddings: Positions = "disable",
     prove: bool = True,
+    example_inputs: Any = None,
+    layers: Sequence[int] | None = None,
+    disable: Sequence[str] = (),
 ) -> Attachment:
-    r"""Attach an encoding to every layer of a Hugging Face model.
+    r"""Attach an encoding to every layer of a model.
 
     $$\mathrm{attention} = \mathrm{softmax}(\mathrm{logits} + \mathrm{bias})$$
 
@@ -95,9 +105,9 @@ def attach(
     gives the same output with and without padding, a prefix the same with and without the tokens after it.
 
     Args:
-        model: A transformers model, with or without a task head. Of an encoder-decoder model the encoder is changed;
-            pass ``model.get_decoder()`` to change the decoder. In a hybrid the attention layers are changed, in a model
-            of images and text the language model.
+        model: A transformers model, with or without a task head; or any module, with ``example_inputs``. Of an
+            encoder-decoder model the encoder is changed; pass ``model.get_decoder()`` to change the decoder. In a
+            hybrid the attention layers are changed, in a model of images and text the language model.
         encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
             (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
             heads.
@@ -109,6 +119,11 @@ def attach(
             was hidden, padding or the future, stays hidden; with positions disabled and all masks opened, the order of
             tokens makes no difference (in a hybrid, to its attention layers); after removal the outputs are those
             before. False for a model that cannot be run here, such as one sharded over processes.
+        example_inputs: For a module that is no transformers model of token ids: a batch that it reads (a tensor, a
+            tuple or a dict), on which its attention is found and the bias is proved.
+        layers: The layers that get the encoding, by their number in the order in which they run; by default all.
+        disable: For such a module: the names of its parts or parameters that hold positions, such as ``["pos_embed"]``.
+            They give zeros while the encoding is attached.
 
     Returns:
         The handle, whose ``.remove()`` undoes everything, and so does leaving it as a context manager.
@@ -134,18 +149,26 @@ def attach(
         ...     [encoding.decay for encoding in attachment.encodings]
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
+    flag("prove", prove)
+    check_choice("position_embeddings", position_embeddings, get_args(Positions))
+    if example_inputs is not None and not isinstance(model, SequenceModel):
+        model = SequenceModel(model, inputs=lambda sample, length: example_inputs)
     model = SequenceModel.of(model)
+    _check_adapters(model.given)
+    if _biases(model.given):
+        raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
+    if model.adds_tokens:
+        return _attach_to_module(model, encoding, position_embeddings, prove, example_inputs, layers, disable)
+    if disable:
+        raise ValueError(f"disable is for modules whose positions are not known, those of {model} are; leave it out")
     _check_model(model, position_embeddings)
-    disable = position_embeddings == "disable"
-    encodings = _copies(encoding, model)
-    causal = _prove(model, disable=disable) if flag("prove", prove) else model.family.causal(model.module)
+    disabled = position_embeddings == "disable"
+    encodings = _copies(encoding, model, layers)
+    causal = _prove(model, disable=disabled) if prove else model.family.causal(model.module)
     _check_future(encodings, causal=causal)
-    try:
-        _install(encodings, model, disable=disable)
+    with restoring_on_error(functools.partial(_undo, model)):
+        _install(encodings, model, disable=disabled)
         return Attachment(model.given, tuple(encodings), position_embeddings)
-    except BaseException:
-        with restoring(functools.partial(_undo, model)):
-            raise
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:
@@ -166,12 +189,61 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
         >>> attached(bert) is None
         True
     """
-    model = SequenceModel.of(model)
-    biases = model.encodings
+    given = model.given if isinstance(model, SequenceModel) else model
+    biases = _biases(given)
     if not biases:
         return None
     position_embeddings: Positions = "disable" if biases[0].positions_disabled else "keep"
-    return Attachment(model.given, tuple(bias.encoding for bias in biases), position_embeddings)
+    return Attachment(given, tuple(bias.encoding for bias in biases), position_embeddings)
+
+
+def _biases(given: nn.Module) -> list[Any]:
+    """Return each encoding that is attached to a model: to any module, or to the bare transformer in it."""
+    found = attached_biases(given) if isinstance(given, nn.Module) else []
+    if found and any(isinstance(bias, modules.ModuleBias) for bias in found):
+        return found
+    return SequenceModel(given).encodings if found or not isinstance(given, nn.Module) else []
+
+
+def _undo_of(given: nn.Module) -> Callable[[], None]:
+    """Return the function that removes the encodings of a model, however they were attached."""
+    if any(isinstance(bias, modules.ModuleBias) for bias in _biases(given)):
+        return functools.partial(modules.undo, given)
+    return functools.partial(_undo, SequenceModel(given))
+
+
+def _attach_to_module(
+    model: SequenceModel,
+    encoding: Encoding | Sequence[Encoding],
+    position_embeddings: Positions,
+    prove: bool,
+    example_inputs: Any,
+    layers: Sequence[int] | None,
+    disable: Sequence[str],
+) -> Attachment:
+    """Attach an encoding to a module that is no transformers model of token ids."""
+    if position_embeddings == "disable" and not disable:
+        advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
+        raise ValueError(f"the positions of {model} are not known; {advice}")
+    if position_embeddings == "keep" and disable:
+        raise ValueError(f"position_embeddings='keep' keeps what disable={list(disable)} names; give one of them")
+    if example_inputs is None and model.content is not None:
+        raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
+    if example_inputs is None:
+        example_inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]])}
+    inputs = model.moved(example_inputs)
+    places = modules.find_places(model, inputs)
+    numbers = requested_layers(layers, range(len(places)), len(places), "which the model does not have")
+    places = [places[number] for number in numbers]
+    if prove:
+        modules.prove(model, places, inputs, disable)
+    encodings = _fitted(encoding, [(place.module, place.heads) for place in places], model.module)
+    _check_future(encodings, causal=all(place.causal for place in places))
+    with restoring_on_error(functools.partial(modules.undo, model.given)):
+        pairs = zip(encodings, places, strict=True)
+        biases = [modules.ModuleBias(each, place, positions_disabled=bool(disable)) for each, place in pairs]
+        modules.install(biases, places, model, disable)
+        return Attachment(model.given, tuple(encodings), position_embeddings)
 
 
 def _install(encodings: list[Encoding], model: SequenceModel, *, disable: bool) -> None:
@@ -229,10 +301,6 @@ def _prove(model: SequenceModel, *, disable: bool) -> bool:
 
 def _check_model(model: SequenceModel, position_embeddings: Positions) -> None:
     """Refuse a model to which encodings cannot be attached, with the reason."""
-    check_choice("position_embeddings", position_embeddings, get_args(Positions))
-    _check_adapters(model.given)
-    if model.encodings:
-        raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
     _ = model.device  # refuses weights on the meta device
     if not model.family.attention_modules(model.module):
         raise ValueError(f"{model} has no attention module that takes a mask, to which a bias could be added")
@@ -314,23 +382,37 @@ def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *
     return called(model, "init_continuous_batching", previous)(*args, **kwargs)
 
 
-def _copies(encoding: Encoding | Sequence[Encoding], model: SequenceModel) -> list[Encoding]:
-    """Return a copy of the encoding for each attention module, checked against the model."""
+def _copies(
+    encoding: Encoding | Sequence[Encoding], model: SequenceModel, layers: Sequence[int] | None = None
+) -> list[Encoding]:
+    """Return a copy of the encoding for each attention module, checked against the model; none for other layers."""
     base, family = model.module, model.family
-    modules = family.attention_modules(base)
-    encodings = [encoding] * len(modules) if isinstance(encoding, Encoding) else encoding
+    attentions = [(module, family.heads(base, module)) for module in family.attention_modules(base)]
+    if layers is None:
+        return _fitted(encoding, attentions, base)
+    depth = len(attentions)
+    numbers = requested_layers(layers, range(depth), depth, "which the model does not have")
+    given = iter(_fitted(encoding, [attentions[number] for number in numbers], base))
+    return [next(given) if number in numbers else NoEncoding() for number in range(depth)]
+
+
+def _fitted(
+    encoding: Encoding | Sequence[Encoding], attentions: Sequence[tuple[nn.Module, int]], base: nn.Module
+) -> list[Encoding]:
+    """Return a copy of the encoding for each attention module, given with its heads, checked against the model."""
+    encodings = [encoding] * len(attentions) if isinstance(encoding, Encoding) else encoding
     if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
         raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {encoding!r}")
-    if len(encodings) != len(modules):
+    if len(encodings) != len(attentions):
         raise ValueError(
-            f"encoding must be one, or a list of {len(modules)}, one per layer that does not share its weights, "
+            f"encoding must be one, or a list of {len(attentions)}, one per layer that does not share its weights, "
             f"got a list of {len(encodings)}"
         )
-    for each, module in zip(encodings, modules, strict=True):
-        check_encoding(each, family.heads(base, module))
+    for each, (_, heads) in zip(encodings, attentions, strict=True):
+        check_encoding(each, heads)
         if any(tensor.is_meta for tensor in each.state_dict().values()):
             raise ValueError(f"{type(each).__name__} is on the meta device; build it where tensors have numbers")
-    return [_fitting(each, module, base) for each, module in zip(encodings, modules, strict=True)]
+    return [_fitting(each, module, base) for each, (module, _) in zip(encodings, attentions, strict=True)]
 
 
 def _check_future(encodings: list[Encoding], *, causal: bool) -> None:

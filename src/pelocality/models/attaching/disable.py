@@ -19,7 +19,7 @@ def disable_positions(record: Architecture, base: Any) -> None:
     """
     for table in record.position_tables(base):
         if type(table).forward is nn.Embedding.forward:
-            table.register_forward_pre_hook(_look_up_the_first_row)
+            table.register_forward_pre_hook(look_up_the_first_row)
         table.register_forward_hook(functools.partial(_without_position, record))
     for module in record.position_readers(base):
         module.register_forward_pre_hook(_zero_position_ids, with_kwargs=True)
@@ -28,11 +28,17 @@ def disable_positions(record: Architecture, base: Any) -> None:
 def enable_positions(base: nn.Module) -> None:
     """Undo `disable_positions`, also where peft has put its layers around a table since."""
     for module in base.modules():
-        unhook(module, _look_up_the_first_row, _without_position, _zero_position_ids)
+        unhook(module, look_up_the_first_row, return_zeros, _without_position, _zero_position_ids)
 
 
-def _look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (torch.zeros_like(args[0]), *args[1:])  # an index beyond the table would raise
+def look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Look up the first row for every index (a hook), as an index beyond the table would raise."""
+    return (torch.zeros_like(args[0]), *args[1:])
+
+
+def return_zeros(table: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """Return zeros in the place of what a table of positions returns (a hook)."""
+    return Architecture().without_position(output)
 
 
 def _without_position(record: Architecture, table: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

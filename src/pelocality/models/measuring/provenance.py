@@ -72,6 +72,6 @@ def over_texts(source: Provenance) -> str:
 
 
 def other_layers_note(others: Mapping[int, str]) -> tuple[str, ...]:
-    """Return a note that says what the layers without attention are, if there are any."""
+    """Return a note that says what the layers without attention over the tokens alone are, if there are any."""
     kinds = ", ".join(f"{layer} {kind}" for layer, kind in others.items())
-    return (f"layers without attention: {kinds}",) if others else ()
+    return (f"layers that are not measured: {kinds}",) if others else ()

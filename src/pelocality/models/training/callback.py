@@ -17,6 +17,7 @@ from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
 from pelocality.models.measuring.words import check_words
+from pelocality.models.sequence_model import Content, SequenceModel
 
 Source = Literal["attention", "logits", "encodings"]
 BIDIRECTIONAL = (*PUBLISHED, "adjusted_locality", "direction_balance")
@@ -51,6 +52,8 @@ class LocalityCallback(TrainerCallback):
         seed: Seed of the words.
         name: The first part of this callback's keys. Two callbacks on one Trainer, of two sources or lengths, need
             two names.
+        inputs: For a model that reads something else than token ids, as for `SequenceModel`.
+        vocabulary_size: For a module that is no transformers model, as for `SequenceModel`.
 
     Attributes:
         log_history: That of the last training.
@@ -95,11 +98,14 @@ class LocalityCallback(TrainerCallback):
         words: int | list[str | int] = 16,
         seed: int = 0,
         name: str = "pelocality",
+        inputs: Content | None = None,
+        vocabulary_size: int | None = None,
     ):
         check_words(words)
         check_choice("source", source, get_args(Source))
         self.every, self.length, self.seed = count("every", every), count("length", length), count("seed", seed, 0)
         self.source, self.words, self.name = source, words, name
+        self.inputs, self.vocabulary_size = inputs, vocabulary_size
         self.log_history: list[dict[str, Any]] = []
         trajectory([], name=name)  # refuses an invalid name
 
@@ -161,7 +167,8 @@ class LocalityCallback(TrainerCallback):
             return [(layer, *self._of_encoding(encoding)) for layer, encoding in enumerate(encodings)]
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
         run: Any = positional_attention if self.source == "attention" else positional_logits
-        result = run(model, tokenizer, **options)
+        known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
+        result = run(known, tokenizer if self.inputs is None else None, **options)
         causal = result.source.causal if self.source == "attention" else result.causal
         adjusted = metrics.adjusted_locality(result)
         return list(zip(result.layers, result.attention, adjusted, itertools.repeat(causal)))

@@ -1,0 +1,325 @@
+"""Encodings in any module: beside the same bias added to the logits by hand."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+from benchmarks.attaching import AddedToLogits
+from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
+from pelocality.models import SequenceModel, attach, attached, positional_attention
+from tests.families import assert_same_outputs, same_weights, tiny, tokens
+from tests.test_models_restore import every_interrupt
+from tests.test_models_sequence_model import (
+    HEADS,
+    VOCABULARY,
+    WIDTH,
+    WITHOUT_TOKENS,
+    X_TRANSFORMERS,
+    N,
+    Own,
+    encoder_layer,
+    seeded,
+)
+
+IDS = tokens(2, N) % VOCABULARY
+
+
+def table(heads, length=N):
+    """A signed table of random numbers, without a symmetry that would hide a wrong formula."""
+    found = DistanceTable(heads, length=length, signed=True)
+    with torch.no_grad():
+        found.values.copy_(torch.randn(found.values.shape, generator=torch.Generator().manual_seed(0)))
+    return found
+
+
+def output_of(model, inputs):
+    """The first tensor that a model returns."""
+    with torch.no_grad():
+        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def assert_close(actual, expected):
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * max(scale, 1))
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_bias_enters_the_logits_of_an_own_module(causal, kernel):
+    model, by_hand = seeded(lambda: Own(causal, kernel)).eval(), seeded(lambda: Own(causal, kernel=False)).eval()
+    before, bias = output_of(model, IDS), table(HEADS)
+    with AddedToLogits(bias(N).detach()):
+        expected = output_of(by_hand, IDS)
+    with attach(model, bias, example_inputs=IDS, position_embeddings="keep") as attachment:
+        assert_close(output_of(model, IDS), expected)
+        assert len(attachment.encodings) == 2
+        assert attached(model).encodings == attachment.encodings
+    assert torch.equal(output_of(model, IDS), before)
+    assert attached(model) is None
+    assert set(vars(model.blocks[0])) == set(vars(Own().blocks[0]))
+
+
+def test_positions_that_are_named_are_disabled():
+    model, without = seeded(Own).eval(), seeded(Own).eval()
+    with torch.no_grad():
+        without.positions.weight.zero_()
+    with AddedToLogits(table(HEADS)(N).detach()):
+        expected = output_of(seeded_like(without, kernel=False), IDS)
+    before = copy.deepcopy(model.state_dict())
+    with attach(model, table(HEADS), example_inputs=IDS, disable=["positions"]):
+        assert_close(output_of(model, IDS), expected)
+        with pytest.raises(IndexError):
+            model.words(torch.tensor([VOCABULARY]))
+        assert model.positions(torch.tensor([99])).eq(0).all()  # any length
+    assert same_weights(before, model.state_dict())
+
+
+def seeded_like(model, **options):
+    """The same weights in a module with other options."""
+    found = Own(**options).eval()
+    found.load_state_dict(model.state_dict())
+    return found
+
+
+def test_one_layer_alone_gets_the_encoding():
+    model, by_hand = seeded(Own).eval(), seeded(lambda: Own(kernel=False)).eval()
+    with torch.no_grad(), AddedToLogits(table(HEADS)(N).detach()):
+        states = by_hand.blocks[0](by_hand.words(IDS) + by_hand.positions(torch.arange(N)))
+    expected = by_hand.blocks[1](states).detach()
+    with attach(model, table(HEADS), example_inputs=IDS, layers=[0], position_embeddings="keep") as attachment:
+        assert len(attachment.encodings) == 1
+        assert_close(output_of(model, IDS), expected)
+    bert = tiny("bert").float()
+    with attach(bert, table(2), layers=[1], position_embeddings="keep") as attachment:
+        assert [type(each) for each in attachment.encodings] == [NoEncoding, DistanceTable, NoEncoding]
+
+
+def test_grouped_queries_of_a_kernel_get_the_bias():
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(VOCABULARY, 4 * 8 + 2 * 2 * 8)
+
+        def forward(self, ids):
+            query, key, value = self.words(ids).split([32, 16, 16], -1)
+            query, key, value = (each.unflatten(-1, (-1, 8)).transpose(1, 2) for each in (query, key, value))
+            return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+    model = seeded(Grouped)
+    query, key, value = model.words(IDS).detach().split([32, 16, 16], -1)
+    query, key, value = (each.unflatten(-1, (-1, 8)).transpose(1, 2) for each in (query, key, value))
+    logits = query @ key.repeat_interleave(2, 1).mT / 8**0.5 + table(4)(N).detach()
+    future = torch.ones(N, N, dtype=torch.bool).triu(1)
+    expected = logits.masked_fill(future, -torch.inf).softmax(-1) @ value.repeat_interleave(2, 1)
+    with attach(model, table(4), example_inputs=IDS, position_embeddings="keep"):
+        assert_close(output_of(model, IDS), expected)
+
+
+PADDING = torch.arange(N) >= torch.tensor([N, 9])[:, None]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_torchs_encoder_gets_the_bias_beside_its_fast_path(padded, training):
+    """The witness is the encoder's own mask."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, dropout=0.0)
+    model = seeded(lambda: nn.TransformerEncoder(layer, 2)).train(training)
+    batch = {"src": torch.randn(2, N, WIDTH), "src_key_padding_mask": PADDING if padded else None}
+    real = ~PADDING if padded else torch.ones_like(PADDING)
+    mask = table(HEADS)(N).detach().repeat(2, 1, 1)
+    floats = {"src_key_padding_mask": torch.zeros(2, N).masked_fill(PADDING, -torch.inf) if padded else None}
+    expected = output_of(model, batch | floats | {"mask": mask})
+    with attach(model, table(HEADS), example_inputs=batch, position_embeddings="keep"):
+        assert_close(output_of(model, batch)[real], expected[real])
+
+
+def test_one_attention_of_torch_gets_the_bias_and_cross_attention_does_not():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own, self.cross = (nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2))
+
+        def forward(self, states, other):
+            states = self.own(states, states, states, need_weights=False)[0]
+            return self.cross(states, other, other, need_weights=False)[0]
+
+    model, batch = seeded(Both), {"states": torch.randn(2, N, WIDTH), "other": torch.randn(2, N, WIDTH)}
+    with torch.no_grad():
+        mask = table(HEADS)(N).repeat(2, 1, 1)
+        states = model.own(batch["states"], batch["states"], batch["states"], attn_mask=mask)[0]
+        expected = model.cross(states, batch["other"], batch["other"])[0]
+    with attach(model, table(HEADS), example_inputs=batch, position_embeddings="keep") as attachment:
+        assert len(attachment.encodings) == 1
+        assert_close(output_of(model, batch), expected)
+
+
+@pytest.mark.parametrize("name", X_TRANSFORMERS)
+def test_x_transformers_get_the_bias(name):
+    x = pytest.importorskip("x_transformers")
+
+    def make(**more):
+        decoder = x.Decoder(dim=WIDTH, depth=2, heads=HEADS, attn_dim_head=8, **more)
+        return seeded(lambda: x.TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=decoder)).eval()
+
+    model, plain = make(**X_TRANSFORMERS[name]), make(**{**X_TRANSFORMERS[name], "attn_flash": False})
+    plain.load_state_dict(model.state_dict())
+    with AddedToLogits(table(HEADS)(N).detach()):
+        expected = output_of(plain, IDS)
+    with attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep"):
+        assert_close(output_of(model, IDS), expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", WITHOUT_TOKENS)
+def test_models_of_images_sound_and_series_get_the_bias(name, implementation):
+    make, content, added = WITHOUT_TOKENS[name]
+    model, inputs = seeded(make).eval(), content(0, N)
+    model.set_attn_implementation("eager")
+    with AddedToLogits(table(2, N + added)(N + added).detach()) as by_hand:
+        expected = output_of(model, inputs)
+    assert by_hand.found == 2
+    model.set_attn_implementation(implementation)
+    before = output_of(model, inputs)
+    known = SequenceModel(model, inputs=content)
+    with attach(known, table(2, N + added), example_inputs=inputs, position_embeddings="keep"):
+        assert_close(output_of(model, inputs), expected)
+        assert positional_attention(known, length=N, words=1).source.encoding is not None
+    assert_same_outputs(output_of(model, inputs), before)
+
+
+def test_a_parameter_of_positions_is_disabled():
+    model = seeded(WITHOUT_TOKENS["vit"][0]).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    without = copy.deepcopy(model)
+    with torch.no_grad():
+        without.embeddings.position_embeddings.zero_()
+    before = copy.deepcopy(model.state_dict())
+    with attach(model, NoEncoding(), example_inputs=inputs, disable=["embeddings.position_embeddings"]):
+        assert_same_outputs(output_of(model, inputs), output_of(without, inputs))
+        model(**inputs).last_hidden_state.sum().backward()
+        assert all(weight.grad is None for name, weight in model.named_parameters() if "position_emb" in name)
+    assert same_weights(before, model.state_dict())
+    assert type(model.embeddings) is type(without.embeddings)
+
+
+def test_encodings_that_normalise_over_keys_see_the_mask():
+    model, longer = seeded(Own).eval(), IDS
+    encoding = AttenuatedEncoding(HEADS, decay=0.3, form="weights")
+    with attach(model, encoding, example_inputs=IDS, position_embeddings="keep"):
+        whole = output_of(model, longer)
+        assert_close(output_of(model, longer[:, :9]), whole[:, :9])  # causal: a prefix does not see the rest
+
+
+def test_encodings_train_are_copied_and_saved_as_parts_of_the_module():
+    model = seeded(Own)
+    encoding = AttenuatedEncoding(HEADS, decay=0.3, form="logits", learnable=["decay"])
+    attachment = attach(model, encoding, example_inputs=IDS, position_embeddings="keep")
+    model(IDS).square().mean().backward()
+    assert all(each.log_decay.grad.abs().sum() > 0 for each in attachment.encodings)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        attached(copied).encodings[0].log_decay.add_(1)
+    assert not torch.equal(output_of(copied, IDS), output_of(model, IDS))
+    other = seeded(Own)
+    attach(other, encoding, example_inputs=IDS, position_embeddings="keep")
+    other.load_state_dict(copied.state_dict())
+    assert torch.equal(output_of(other, IDS), output_of(copied, IDS))
+    attached(copied).remove()
+    assert attached(model) is not None
+    attachment.remove()
+    attachment.remove()
+    assert_same_outputs(output_of(model, IDS), output_of(copied, IDS))
+
+
+def test_a_compiled_module_gets_the_bias():
+    model = seeded(Own).eval()
+    with attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep"):
+        expected = output_of(model, IDS)
+        compiled = torch.compile(model, backend="eager")
+        assert_close(output_of(compiled, IDS), expected)
+    torch.compiler.reset()
+
+
+KEEP = {"position_embeddings": "keep"}
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({}, r"the positions of Own are not known; name what holds positions, disable=\[\.\.\.\], or add"),
+    ({"disable": ["position"]}, "disable must hold names of parts or parameters of the model, got 'position'; such as"),
+    (KEEP | {"disable": ["positions"]}, "'keep' keeps what disable=.* names; give one of them"),
+    (KEEP | {"layers": [2]}, "layers must be indices into the model's 2 layers"),
+    (KEEP | {"encoding": ALiBi(2)}, "must have 1 or 3 heads, as the attention has, got 2"),
+    (KEEP | {"encoding": [ALiBi(HEADS)]}, "or a list of 2, one per layer"),
+    (KEEP | {"example_inputs": IDS + VOCABULARY}, "it has no row for every position"),
+    (KEEP | {"encoding": AttenuatedEncoding(HEADS, symmetry=0.5)}, "acts on future keys only"),
+])  # fmt: skip
+def test_what_cannot_be_attached_is_refused_and_changes_nothing(options, message):
+    model = seeded(Own)
+    names, before = [set(vars(module)) for module in model.modules()], output_of(model, IDS)
+    options = {"encoding": ALiBi(HEADS), "example_inputs": IDS} | options
+    with pytest.raises(ValueError, match=message):
+        attach(model, options.pop("encoding"), **options)
+    assert [set(vars(module)) for module in model.modules()] == names
+    assert torch.equal(output_of(model, IDS), before)
+
+
+def test_attention_that_leaves_out_the_bias_is_refused():
+    class Stubborn(nn.Module):
+        """Attends by a kernel at first, and by products that no function of torch shows later."""
+
+        def __init__(self):
+            super().__init__()
+            self.words, self.runs = nn.Embedding(VOCABULARY, 8), 0
+
+        def forward(self, ids):
+            self.runs += 1
+            states = self.words(ids)[:, None]
+            if self.runs > 2:
+                weights = (states @ states.mT / 8**0.5).exp()
+                return (weights / weights.sum(-1, keepdim=True)) @ states
+            return nn.functional.scaled_dot_product_attention(states, states, states)
+
+    with pytest.raises(ValueError, match=r"with a bias of zero its outputs differ|0 attentions ran"):
+        attach(seeded(Stubborn), table(1), example_inputs=IDS, position_embeddings="keep")
+
+
+def test_an_interrupt_while_attaching_restores_the_module():
+    from pelocality.models.attaching import attachment, modules
+
+    model, handles = seeded(Own).eval(), []
+    names, before = [set(vars(module)) for module in model.modules()], output_of(model, IDS)
+
+    def check(at):
+        assert [set(vars(module)) for module in model.modules()] == names, at
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()), at
+        assert torch.equal(output_of(model, IDS), before), at
+        assert torch.is_grad_enabled(), at
+        assert not _get_current_function_mode_stack(), at
+
+    def prepare():
+        while handles:
+            handles.pop().remove()
+
+    def call():
+        handles.append(attach(model, table(HEADS), example_inputs=IDS, disable=["positions"]))
+
+    def check_or_remove(at):
+        prepare()
+        check(at)
+
+    files = (attachment.__file__, modules.__file__)
+    assert every_interrupt(call, check_or_remove, files, prepare) > 50
+
+
+def test_a_layer_of_torch_with_a_hook_leaves_its_fast_path():
+    layer = seeded(encoder_layer).eval()
+    states = torch.randn(2, N, WIDTH)
+    with torch.no_grad():
+        expected = layer(states, src_mask=table(HEADS)(N).repeat(2, 1, 1))
+    with attach(layer, table(HEADS), example_inputs=states, position_embeddings="keep"):
+        assert_close(output_of(layer, states), expected)

