@@ -22,7 +22,8 @@ parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder
 arguments = parser.parse_args()
 plt.switch_backend("agg")
 
-corpora = {path.name.split("_")[0]: read_conllu(path) for path in arguments.treebanks}
+languages = {path: path.name.split("_")[0] for path in arguments.treebanks}
+corpora = {language: read_conllu(path, language) for path, language in languages.items()}
 found = dependency_distances(corpora, punctuation=not arguments.no_punctuation)
 frame = found.to_frame()
 print("| language | relation | n | mean | median | sd | quartiles | adjacent | head later |")

@@ -22,12 +22,12 @@ logging.disable(logging.INFO)
 print("| language | sentences | Shuffle-3 to 6 | windows | swaps | most swaps skipped for |")
 print("|---|---:|---:|---:|---:|---|")
 for path in treebanks:
-    corpus = read_conllu(path)
+    language = path.name.split("_")[0]
+    corpus = read_conllu(path, language)
     shuffled = constituency_shuffling(corpus, size=range(3, 7))
     windows = window_shuffling(corpus, size=range(3, 7))
     swapped = probe_info(semantic_role_swap(corpus, source="dependencies", label_policy="contradiction"))
     reasons = "; ".join(
         f"{reason} ({count})" for reason, count in Counter(swapped.skipped or swapped.dropped).most_common(3)
     )
-    language = path.name.split("_")[0]
     print(f"| {language} | {swapped.items} | {len(shuffled)} | {len(windows)} | {swapped.rows} | {reasons} |")

@@ -83,7 +83,7 @@ def main() -> None:
     logging.set_verbosity_error()
 
     read = read_conllu if arguments.treebank.suffix == ".conllu" else read_frames
-    sentences = [sentence for sentence in read(arguments.treebank) if sentence.dependencies]
+    sentences = [sentence for sentence in read(arguments.treebank, "en") if sentence.dependencies]
     source = arguments.model or packaged_model()
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModel.from_pretrained(source)

@@ -12,6 +12,7 @@ import csv
 import hashlib
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -29,7 +30,7 @@ SOURCES = {
     "trees": (read_frames, "constituents"),
     "snli": (read_snli, "constituents"),
     "text": (read_pairs, "dependencies"),
-    "conllu": (read_conllu, "dependencies"),
+    "conllu": (partial(read_conllu, language="en"), "dependencies"),
 }
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pelocality.corpora import (
+    Dependencies,
     Sentence,
     SpacyParser,
     StanzaParser,
@@ -19,8 +21,10 @@ from pelocality.corpora import (
     read_frames,
     read_pairs,
     read_snli,
+    read_texts,
     read_trees,
 )
+from pelocality.probes import constituency_shuffling, probe_info, random_shuffling, semantic_role_swap
 from tests.data import DATA, NEEDS_DATA, corpora
 
 TREES = "(ROOT (S (NP (DT A) (NN cat)) (VP (VBZ naps)) (. .)))"
@@ -66,6 +70,39 @@ def test_a_pair_whose_text_is_not_that_of_its_parse_is_dropped_and_counted(tmp_p
     assert corpus.dropped == {"text and parse disagree": 1}
 
 
+def table(path, *rows):
+    path.write_text("".join("\t".join(map(str, row)) + "\r\n" for row in rows), newline="")
+    return path
+
+
+def test_the_official_tables_of_snli_multinli_and_hans_are_read_with_their_parses(tmp_path):
+    row = snli_row(sentence1='A "cat" naps.', sentence1_parse=TREES.replace("(NN cat)", "(`` ``) (NN cat) ('' '')"))
+    row = {"gold_label": row.pop("gold_label"), "sentence1_binary_parse": "( x )", **row}
+    labels = ["label1", "label2", "label3", "label4", "label5"]
+    # SNLI's tables fill up the labels that an annotator did not give, MultiNLI's leave out their cells
+    snli = table(tmp_path / "snli_1.0_dev.txt", [*row, *labels], [*row.values(), "neutral", "", "", "", ""])
+    multinli = table(tmp_path / "multinli.txt", [*row, *labels], [*row.values(), "neutral"])
+    hans = table(tmp_path / "heuristics.txt", [*row, "template"], [*row.values(), "temp1"])
+    for path in (snli, multinli, hans):
+        [pair] = read_snli(path)
+        assert (pair.premise.text, pair.label, pair.uid) == ('A "cat" naps.', "neutral", "p1")
+        assert pair.premise.constituents.spans[0].labels == ("S",)
+    with pytest.raises(ValueError, match=r"a\.txt:2: a row must have 8 cells, got 7"):
+        list(read_snli(table(tmp_path / "a.txt", [*row, "template"], row.values())))
+
+
+def test_the_official_table_of_sick_is_read_as_plain_pairs(tmp_path):
+    names = ["pair_ID", "sentence_A", "sentence_B", "entailment_label", "relatedness_score"]
+    path = table(tmp_path / "SICK.txt", names, [7, "A man's here", 'A "man" is', "NEUTRAL", 4.5])
+    columns = {"premise": "sentence_A", "hypothesis": "sentence_B", "label": "entailment_label", "uid": "pair_ID"}
+    [pair] = read_pairs(path, **columns)
+    assert (pair.premise.text, pair.hypothesis.text) == ("A man's here", 'A "man" is')
+    assert (pair.label, pair.uid) == ("NEUTRAL", "7")
+    compressed = tmp_path / "SICK.txt.gz"
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
+    assert [pair.uid for pair in read_pairs(compressed, **columns)] == ["7"]
+
+
 def test_two_files_of_one_name_give_their_sentences_two_names(tmp_path):
     row = {"premise": "a", "hypothesis": "b", "label": "n"}
     for folder in ("mnli", "snli"):
@@ -109,9 +146,10 @@ def test_conllu_reads_multiword_tokens_empty_nodes_spacing_and_features(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "language"), [("en-ud-dev.conllu", "en"), ("EN_x-ud-dev.conllu", "en"), ("eng_x.conllu", "en"),
-                           ("de_pud.conllu.gz", "de"), ("dev.conllu", ""), ("my-dev.conllu", ""),
-                           ("gum_test.conllu", ""), ("dev_x.conllu", ""), ("my_x.conllu", ""), ("lzh_x.conllu", "lzh")],
+    ("name", "language"), [("en-ud-dev.conllu", "en"), ("EN_x-ud-dev.conllu", "en"), ("eng_x-ud-dev.conllu", "en"),
+                           ("de_pud-ud-test.conllu.gz", "de"), ("lzh_x-ud-dev.conllu", "lzh"), ("dev.conllu", ""),
+                           ("my-dev.conllu", ""), ("dev_x.conllu", ""), ("no_labels.conllu", ""),
+                           ("it_works.conllu", ""), ("mt_output.conllu", ""), ("de_pud.conllu", "")],
 )  # fmt: skip
 def test_the_language_of_a_treebank_is_in_its_name_or_a_warning_is_logged(tmp_path, name, language, caplog):
     content = conllu("1 Go _ VERB _ _ 0 root _ _").encode()
@@ -297,6 +335,39 @@ def test_a_parser_may_be_a_generator_function():
     assert (pair.premise.words, pair.hypothesis.words) == (("a", "b"), ("c",))
 
 
+def test_texts_come_from_a_list_or_a_file_with_one_a_line_and_go_to_every_builder(tmp_path):
+    texts = ["The cat chased a dog.", " ", "Rain falls."]
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress("\n".join(texts).encode()))
+
+    def parser(texts):
+        heads, relations = (2, 3, 0, 5, 3, 3), ("det", "nsubj", "root", "det", "obj", "punct")
+        tags = ("DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT")
+        tree = Dependencies(heads, relations, "x", tags)
+        return [replace(plain_sentence(text), dependencies=tree if "cat" in text else None) for text in texts]
+
+    for source, name in ((texts, "list"), (path, f"{tmp_path.name}/a.txt.gz")):
+        corpus = read_texts(source)
+        assert [(s.text, s.uid) for s in corpus] == [(texts[0], f"{name}:1"), (texts[2], f"{name}:3")]
+        assert len(random_shuffling(corpus)) == 2
+        parsed = read_texts(source, parser=parser, language="en")
+        assert len(constituency_shuffling(parsed, 2)) == 1
+        assert semantic_role_swap(parsed, source="dependencies")["hypothesis"] == ["A dog chased the cat."]
+
+
+def test_a_text_by_itself_or_something_else_than_texts_is_refused(tmp_path):
+    for source, error, says in (
+        ("A cat naps.", FileNotFoundError, r"got 'A cat naps.'"),
+        ([3], ValueError, "list:1: a text must be a string, got 3"),
+        ((text for text in ["a"]), TypeError, "texts must be a file, or a list of texts, got a generator"),
+        (3, TypeError, "got a int"),
+    ):
+        with pytest.raises(error, match=says):
+            list(read_texts(source))
+    with pytest.raises(TypeError, match=r"parser must be callable, such as SpacyParser\(\), got 'spacy'"):
+        read_texts(["a"], parser="spacy")
+
+
 def test_dashes_and_ellipses_of_plain_text_separate_surface_tokens():
     sentence = plain_sentence("He left--then came...and went -- home.")
     moved = [sentence.surface(*token) for token in sentence.surface_tokens]
@@ -396,9 +467,32 @@ def test_every_sentence_with_frames_comes_back_as_written(path):
 @pytest.mark.parametrize("path", corpora(".conllu"))
 def test_every_sentence_of_a_treebank_comes_back_as_written(path):
     lines = path.read_text(encoding="utf-8").splitlines()
-    sentences = list(read_conllu(path))
+    sentences = list(read_conllu(path, path.name[:2]))
     assert [sentence.text for sentence in sentences] == [line[9:].strip() for line in lines if line[:8] == "# text ="]
     assert {sentence.language for sentence in sentences} == {path.name[:2]}
+
+
+def test_a_treebank_with_tags_alone_is_read_where_no_tree_is_needed(tmp_path):
+    rows = ["1 Dogs _ NOUN NNS _ _ _ _ _", "2 bark _ VERB VBP _ _ _ _ SpaceAfter=No", "3 . _ PUNCT . _ _ _ _ _"]
+    [sentence] = corpus = read_conllu(write(tmp_path / "tagged.conllu", conllu(*rows)), "en")
+    assert (sentence.text, sentence.dependencies) == ("Dogs bark.", None)
+    assert random_shuffling(corpus)["sentence"] == ["bark Dogs."]
+    assert probe_info(constituency_shuffling(corpus, 2)).dropped == {"no tree": 1}
+
+
+@pytest.mark.parametrize("tags", [("PRON", "VERB"), ("X", "X"), ("_", "_")])
+def test_a_treebank_that_withholds_its_words_is_refused(tmp_path, tags):
+    rule = conllu("1 ___ _ PUNCT _ _ 0 root _ _")  # a line of a text
+    words = conllu("# text = _ __", f"1 _ _ {tags[0]} _ _ 2 nsubj _ _", f"2 __ _ {tags[1]} _ _ 0 root _ _")
+    corpus = read_conllu(write(tmp_path / "en_esl-ud-dev.conllu", rule + words))
+    assert corpus[0].text == "___"
+    with pytest.raises(ValueError, match=r"dev\.conllu:3: words must be those of a text, each of the 2 is withheld"):
+        list(corpus)
+
+
+def test_tags_of_the_language_are_read(tmp_path):
+    [sentence] = read_conllu(write(tmp_path / "x.conllu", conllu("1 Go _ VERB VB _ 0 root _ _")), "en")
+    assert sentence.dependencies.xpos == ("VB",)
 
 
 def test_data_sets_like_those_of_other_papers_are_made_from_spans():

@@ -1,9 +1,14 @@
 """Readers on malformed records, and labels of every type."""
 
+import bz2
 import csv
 import gzip
+import io
 import json
+import lzma
 import re
+import tarfile
+import zipfile
 
 import numpy as np
 import pandas
@@ -84,6 +89,63 @@ def test_a_file_with_a_byte_order_mark_or_compressed_is_read_like_any_other(tmp_
     assert [sentence.text for sentence in read_trees(tmp_path / "a.mrg")] == ["A cat naps."]
 
 
+def zipped(content, *names):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in names:
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+ROW = {"premise": "a", "hypothesis": "b", "label": "n"}
+PACKED = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zip": lambda content: zipped(content, "data/", "data/a.jsonl", "__MACOSX/data/._a.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.{}", "{}.jsonl"])
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_compressed_file_is_read_whether_its_suffix_says_so_or_not(tmp_path, kind, name):
+    path = tmp_path / name.format(kind)
+    path.write_bytes(PACKED[kind](json.dumps(ROW).encode()))
+    assert [pair.label for pair in read_pairs(path)] == ["n"]
+
+
+def test_an_archive_of_several_files_or_of_an_unknown_kind_is_refused_with_its_reason(tmp_path):
+    tape = io.BytesIO()
+    with tarfile.open(fileobj=tape, mode="w:gz") as archive:
+        archive.add(write(tmp_path / "b.jsonl", ROW), "b.jsonl")
+    for content, says in (
+        (zipped("{}", "a.jsonl", "b.jsonl"), r"a \.zip must hold one file, got 2: \['a.jsonl', 'b.jsonl'\]; unpack it"),
+        (b"\x28\xb5\x2f\xfd 12", "got zstd; unpack it first"),
+        (tape.getvalue(), "must be UTF-8, got the byte 0x00 after .*; unpack an archive"),
+        ("a".encode("utf-16"), "got the byte 0xff after ''; .*convert other encodings with iconv"),
+        (zipped("{}", "a.jsonl")[:40], "the compressed file cannot be read: File is not a zip file"),
+        (bz2.compress(b"{}" * 99)[:30], "the compressed file is damaged"),
+        (lzma.compress(b"{}" * 99)[:40], "the compressed file is damaged"),
+    ):
+        (tmp_path / "a.jsonl").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"a\.jsonl:?.*{says}"):
+            list(read_pairs(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("content", ["[\n{}\n]", "[{}]", "[]"])
+def test_a_json_array_is_an_error_that_says_which_reader_takes_it(tmp_path, content):
+    for read in (read_snli, read_frames, read_pairs):
+        with pytest.raises(ValueError, match=r"a\.jsonl:1: expected one JSON object a line, .*read_pairs\(json\.load"):
+            list(read(write(tmp_path / "a.jsonl", content)))
+
+
+@pytest.mark.parametrize("read", [read_snli, read_trees, read_conllu, read_frames])
+@pytest.mark.parametrize("rows", [[ROW], pandas.DataFrame([ROW]), 3])
+def test_a_reader_of_files_says_which_reader_takes_rows(read, rows):
+    with pytest.raises(TypeError, match=f"path must be the name of a file, got a {type(rows).__name__}; read_pairs"):
+        read(rows)
+
+
 def test_bytes_that_are_not_utf8_are_errors_with_file_and_line(tmp_path):
     rows = [json.dumps({"premise": x, "hypothesis": "b", "label": "n"}, ensure_ascii=False) for x in ("a", "café")]
     (tmp_path / "a.jsonl").write_bytes("\n".join(rows).encode("latin-1"))
@@ -142,7 +204,7 @@ def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
             "lead to a root, word 2 does not",
         ),
         (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got 7"),
-        (["1 Go _ VERB _ _ _ root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got None"),
+        (["1 Go _ VERB _ _ _ x _ _", "2 on _ ADV _ _ 0 root _ _"], r"head of word 1 must be .* in 0\.\.2, got None"),
         (["1 Go _"], "word 1 must have the 10 columns"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
         (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"got \[0, 4\)"),

@@ -248,8 +248,29 @@ def test_sentences_that_cannot_be_used_are_counted():
 def test_a_word_without_tokens_attends_to_no_word_and_is_never_attended_to():
     s = sentence(["cats", "\u200b", "river"], [3, 3, 0])  # the normaliser drops a zero-width space
     found = dependency_accuracy(tiny("bert"), wordpiece(), [s])
-    assert (found.attended[1] == -1).all()
+    assert (found.attended[1] == -2).all()
     assert set(found.attended[[0, 2]].ravel()) == {0, 2}
+
+
+def test_arcs_of_words_without_tokens_are_not_scored_but_counted():
+    relations = ["nsubj", "discourse", "root", "det", "obj"]
+    heads = [3, 3, 0, 2, 4]  # "det" has a head without tokens, "discourse" is one
+    sentences = [sentence(["cats", "\ufffd", "river", "a", word], heads, relations) for word in WORDS * 9]
+    found = dependency_accuracy(tiny("bert"), wordpiece(), sentences)
+    note = "arcs of words of which the tokenizer keeps no token are not scored (108 of 216)"
+    assert found.notes == (note,)
+    assert note in repr(found)
+    assert "nan" not in repr(found).lower()
+    best = found.best(1).set_index(["relation", "direction"])
+    assert {relation for relation, _ in best.index} == {"all", "nsubj", "obj"}
+    for direction in DIRECTIONS:
+        for relation in ("discourse", "det"):
+            assert np.isnan(found.accuracy(relation, direction)).all()
+        assert len(found._items("all", direction).hits) == 108
+    whole = [
+        sentence(["cats", "river", "a", word], [2, 0, 2, 3], ["nsubj", "root", "det", "obj"]) for word in WORDS * 9
+    ]
+    assert dependency_accuracy(tiny("bert"), wordpiece(), whole).notes == ()
 
 
 def prefixed_byte_level():
@@ -529,7 +550,7 @@ def test_distances_of_treebanks_agree_with_their_raw_columns(path):
         cells = line.split("\t")
         if len(cells) == 10 and cells[0].isdigit() and cells[6] != "0":
             raw[cells[7]].append(abs(int(cells[0]) - int(cells[6])))
-    frame = dependency_distances(read_conllu(path)).to_frame()
+    frame = dependency_distances(read_conllu(path, path.name[:2])).to_frame()
     assert (frame["language"] == path.name[:2]).all()
     for row in frame[frame["relation"] != "all"].itertuples():
         assert (row.n, row.mean) == (len(raw[row.relation]), pytest.approx(np.mean(raw[row.relation])))

@@ -71,7 +71,7 @@ def blocks(path):
 
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
 def test_every_sentence_is_a_projective_tree_with_one_root(path):
-    sentences = list(read_conllu(path))  # which refuses cycles and heads out of range
+    sentences = list(read_conllu(path, path.name[:2]))  # which refuses cycles and heads out of range
     assert len({sentence.uid for sentence in sentences}) == len(sentences)
     for sentence in sentences:
         layer = sentence.dependencies
@@ -127,7 +127,7 @@ def test_verbs_agree_with_their_subjects_and_articles_with_their_nouns(path):
 
 
 def test_the_numbers_of_sentences_and_pairs_are_those_of_the_readme():
-    assert {path.name: len(list(read_conllu(path))) for path in TREEBANKS} == {
+    assert {path.name: len(list(read_conllu(path, path.name[:2]))) for path in TREEBANKS} == {
         "de_sentences.conllu": 14,
         "en_sentences.conllu": 76,
         "fr_sentences.conllu": 14,
@@ -142,12 +142,12 @@ def test_the_numbers_of_sentences_and_pairs_are_those_of_the_readme():
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
 def test_texts_are_read_exactly(path):
     texts = [sentence.metadata["text"] for sentence in blocks(path)]
-    assert [sentence.text for sentence in read_conllu(path)] == texts
+    assert [sentence.text for sentence in read_conllu(path, path.name[:2])] == texts
     assert len(set(texts)) == len(texts)
 
 
 def test_trees_frames_and_dependencies_are_of_the_same_sentences():
-    readers = (read_conllu(ENGLISH), read_trees(EXAMPLES / "trees.mrg"), read_frames(EXAMPLES / "frames.jsonl"))
+    readers = (read_conllu(ENGLISH, "en"), read_trees(EXAMPLES / "trees.mrg"), read_frames(EXAMPLES / "frames.jsonl"))
     for sentence, tree, frames, block in zip(*readers, blocks(ENGLISH), strict=True):
         assert sentence.words == tree.words == frames.words
         assert sentence.text == tree.text == frames.text
@@ -214,12 +214,12 @@ def test_parses_of_pairs_contain_their_sentences():
 @pytest.mark.parametrize("builder", [constituency_shuffling, window_shuffling])
 def test_shuffles_find_constituents_and_windows_of_every_size(builder, size):
     assert len(builder(read_snli(PAIRS), size)) >= 9
-    assert len(builder(read_conllu(ENGLISH), size)) >= 9
+    assert len(builder(read_conllu(ENGLISH, "en"), size)) >= 9
 
 
 @pytest.mark.parametrize("path", TREEBANKS, ids=lambda path: path.name)
 def test_every_language_gives_shuffles_and_distances(path):
-    corpus = read_conllu(path)
+    corpus = read_conllu(path, path.name[:2])
     assert len(constituency_shuffling(corpus, range(3, 7))) >= 5
     assert len(window_shuffling(corpus, range(3, 7))) >= 3
     assert len(random_shuffling(corpus)) >= 14
@@ -230,7 +230,7 @@ def test_every_language_gives_shuffles_and_distances(path):
 def test_role_swaps_are_found_by_every_source_in_active_and_passive():
     for corpus, arguments in (
         (read_frames(EXAMPLES / "frames.jsonl"), {"source": "frames"}),
-        (read_conllu(ENGLISH), {"source": "dependencies"}),
+        (read_conllu(ENGLISH, "en"), {"source": "dependencies"}),
         (read_trees(EXAMPLES / "trees.mrg"), {"source": "constituents"}),
     ):
         skipping, reinflecting = (
@@ -250,7 +250,7 @@ def test_role_swaps_are_found_by_every_source_in_active_and_passive():
 
 def test_languages_that_mark_roles_by_order_are_swapped_and_those_that_mark_them_by_case_are_not():
     asked = {"source": "dependencies", "languages": ("de", "en", "fr")}
-    swapped = {path.name[:2]: semantic_role_swap(read_conllu(path), **asked) for path in TREEBANKS}
+    swapped = {path.name[:2]: semantic_role_swap(read_conllu(path, path.name[:2]), **asked) for path in TREEBANKS}
     assert len(swapped["de"]) == 0
     assert {"La souris regarde le chat.", "Le voleur surprend la voisine."} <= set(swapped["fr"]["hypothesis"])
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -453,7 +454,7 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
         (lambda: random_shuffling([{"premise": "a"}]), TypeError, "see read_pairs"),
-        (lambda: random_shuffling(["one two"]), TypeError, r"got str; .* plain_sentence\(text\) or a parser"),
+        (lambda: random_shuffling(["one two"]), TypeError, r"got str; .* read_texts\(texts\) makes sentences"),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
     ],
 )
@@ -514,7 +515,7 @@ def test_shuffles_of_pairs_keep_every_character(path):
 
 @pytest.mark.parametrize("path", corpora(".conllu"))
 def test_shuffles_of_treebanks_keep_every_character_but_spaces(path):
-    corpus = read_conllu(path)
+    corpus = read_conllu(path, path.name[:2])
     probe = constituency_shuffling(corpus, range(3, 7), spans="all")
     assert len(probe) > 0.4 * len(list(corpus))
     for row in probe:
@@ -564,3 +565,33 @@ def test_generators_are_those_of_seed_and_digest(seed):
     digest = int.from_bytes(hashlib.blake2b(b"a\0b", digest_size=16).digest())
     expected = np.random.default_rng([seed, digest]).random(3)
     assert generator_for(seed, "a", "b").random(3).tolist() == expected.tolist()
+
+
+FORKED = """
+import os, pickle, sys
+from pathlib import Path
+from pelocality.corpora import plain_sentence
+from pelocality.probes import random_shuffling
+
+words = [plain_sentence("one two three")]
+probe = random_shuffling(words)
+child = os.fork()
+if not child:
+    Path(sys.argv[1], "of_child").write_text(random_shuffling(words).cache_files[0]["filename"])
+    sys.exit()
+os.waitpid(child, 0)
+print(Path(probe.cache_files[0]["filename"]).exists(), len(probe.select([0]).flatten_indices()))
+Path(sys.argv[1], "pickled").write_bytes(pickle.dumps(probe))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork exists on POSIX systems only")
+def test_a_probe_outlives_a_forked_child_and_its_pickle_says_that_its_file_was_temporary(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "True 1\n"
+    assert not list(tmp_path.glob("pelocality-*"))  # child and parent removed their own
+    assert "pelocality-" in (tmp_path / "of_child").read_text()
+    with pytest.raises(FileNotFoundError, match="temporary-use-save_to_disk"):
+        pickle.loads((tmp_path / "pickled").read_bytes())

@@ -10,8 +10,14 @@ from pelocality.corpora.constituents import (
     phrases as phrases,
 )
 from pelocality.corpora.corpus import Corpus as Corpus
-from pelocality.corpora.pairs import plain_sentence as plain_sentence, read_pairs as read_pairs, read_snli as read_snli
+from pelocality.corpora.pairs import (
+    plain_sentence as plain_sentence,
+    read_pairs as read_pairs,
+    read_snli as read_snli,
+    read_texts as read_texts,
+)
 from pelocality.corpora.parsers import SpacyParser as SpacyParser, StanzaParser as StanzaParser
+from pelocality.corpora.propbank import read_propbank as read_propbank
 from pelocality.corpora.sentence import (
     Argument as Argument,
     Constituent as Constituent,

@@ -8,10 +8,19 @@ from typing import Any
 from pelocality.corpora.sentence import Constituent, Constituents, Dependencies, Sentence
 from pelocality.corpora.spacing import unescape
 
-# a bracket with its label and, at a leaf, its word and the closing bracket; else a closing bracket or a stray word
-# a word may have a no-break space
+# Groups: label and word after an opening bracket, the bracket that closes a leaf; or a closing bracket or other text.
+# Only ASCII white space ends a word: a word may have a no-break space.
 _NODE = re.compile(r"\(\s*([^\s()]*)\s*((?a:[^\s()]*))\s*(\)?)|(\)|(?a:[^\s()]+))")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
+_NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # tags of traces, of codes, of marks
+# Some treebanks do not tag traces as -NONE-: (NP-SBJ *con*), (ADVP *T*-1), (C 0), (WNP 0).
+_TRACE = re.compile(r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|W[A-Z]+P)(?:[-=]\S+)? 0")
+_PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
+_TAGS = (
+    "CC CD DT EX FW HYPH IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN"
+)
+_TAGS += " VBP VBZ WDT WP WP$ WRB WHADJP WHADVP WHNP WHPP . , : $ # `` '' -LRB- -RRB- -NONE-"
+_LABELS = frozenset(f"{_PHRASES} {_TAGS}".split())
 _BINARY = "a tree must label each node and word, got {!r}; of a binary parse take the labelled one, sentence1_parse"
 
 
@@ -39,8 +48,9 @@ def category(label: str) -> str:
 def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tuple[tuple[str, ...], Constituents]:
     """Read a bracketed tree, Penn Treebank style.
 
-    Traces (``-NONE-``) and phrases that hold nothing else are left out, function tags are removed, and escapes such
-    as ``-LRB-`` are replaced by the characters that they stand for.
+    Traces (``-NONE-``), codes that are not words (``CODE``, ``ID`` and ``-DFL-`` of Switchboard and the historical
+    corpora) and phrases that hold nothing else are left out, function tags are removed, and escapes such as ``-LRB-``
+    are replaced by the characters that they stand for.
 
     Args:
         bracketed: One tree, such as ``(S (NP (DT The) (NN dog)) (VP (VBD ran)))``.
@@ -61,15 +71,19 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     """
     if _looks_binary(bracketed):
         raise ValueError(_BINARY.format(bracketed.strip()[:60]))
+    has_codes = "CODE" in bracketed
     words: list[str] = []
     tags: list[str] = []
     found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
         if closes and word and label and (unclosed or not found):
-            if not unclosed:  # a tree of one word
+            if not unclosed:  # the tree is one word: (NN Rain)
                 found.append([0, 0, ""])
-            if label != "-NONE-":
+            # ID is the name of the tree if it stands beside the root
+            is_code = label in _NOT_WORDS and (label != "ID" or [phrase[2] for phrase in unclosed] == [""])
+            is_code = is_code or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
+            if not is_code and not (word[0] in "*0" and _TRACE.fullmatch(f"{label} {word}")):
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
         elif other == ")" and unclosed:
@@ -100,12 +114,13 @@ def _looks_binary(bracketed: str) -> bool:
     """Return whether a binary parse has the form of a labelled tree: ``( They ( are ( sleeping . ) ) )``.
 
     A binary tree has one more word than brackets, a labelled one only if it has one or two words; SNLI's binary parses
-    have a space after each bracket, and words are seldom all capitals, as labels are.
+    have a space after each bracket, and a word stands there where a labelled tree has a label.
     """
     if re.search(r"\([^\s)]", bracketed):
         return False
-    tokens = bracketed.replace("(", " ").replace(")", " ").split()
-    return len(tokens) == bracketed.count("(") + 1 and not all(token.isupper() for token in tokens[:-1])
+    words = len(re.findall(r"[^\s()]+", bracketed))
+    labels = re.findall(r"\(\s*([^\s()]+)", bracketed)
+    return words == bracketed.count("(") + 1 and not all(category(label) in _LABELS for label in labels)
 
 
 def dependency_constituents(dependencies: Dependencies) -> Constituents:

@@ -1,8 +1,9 @@
-"""A corpus: items read lazily from a source, again from the start at each pass, with a count of those left out."""
+"""A corpus: items read lazily from a source, anew at each pass, with a count of those left out."""
 
 import functools
 import itertools
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from pelocality.corpora.sentence import Dropped
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Read = Callable[[Any, str], T | Dropped]  # from the content of a record and its place ("snli/dev.jsonl:7")
+Read = Callable[[Any, str], T | Dropped]  # reads the content of a record, and its place ("snli/dev.jsonl:7")
 
 
 @dataclass(eq=False, repr=False)
 class Corpus(Generic[T]):
-    """Sentences or pairs, read lazily, again from the start at each pass.
+    """Sentences or pairs, read lazily, anew at each pass.
 
     Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged. Reading takes
     two steps, so that the builders of ``pelocality.probes`` can share the slow second one among processes: ``records``
@@ -96,6 +97,10 @@ class Corpus(Generic[T]):
 
 def file_corpus(path: str | Path, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
     """Return the corpus of a file, which must exist."""
+    given_path: object = path
+    if not isinstance(given_path, str | os.PathLike):
+        given = f"got a {type(path).__name__}; read_pairs reads the rows of a Dataset, a data frame or a list"
+        raise TypeError(f"path must be the name of a file, {given}, and read_texts a list of texts")
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
     return Corpus(str(path), functools.partial(records, Path(path)), read)

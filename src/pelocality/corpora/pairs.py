@@ -1,4 +1,4 @@
-"""Readers of sentence pairs: SNLI and MultiNLI with their parses, and plain pairs of any origin."""
+"""Readers of SNLI, MultiNLI and HANS with their parses, and of plain pairs and texts of any origin."""
 
 import functools
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality.corpora._records import field, identifier, json_lines, json_object, table_rows
+from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
@@ -20,16 +20,17 @@ Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
 MISSING_LABELS = ("", "-")  # as in SNLI
 NOT_ENTAILMENT = "not entailment"
-_MARK = "\u0301"  # stands for every mark: re has no class for them
-# a word, a dash or an ellipsis of several characters, or another sign
+_MARK = "\u0301"  # replaces every mark in the text that _WORD searches: re has no class for marks
+# _WORD finds a word, a dash or an ellipsis of several characters, or another sign
 _WORD = re.compile(rf"\w[\w{_MARK}]*(?:[-'’.]\w[\w{_MARK}]*)*|(?:--+|\.\.+|[^\w\s]){_MARK}*")
 
 
 def read_snli(path: str | Path) -> Corpus[Pair]:
-    r"""Read SNLI or MultiNLI JSON lines with the parses they contain.
+    r"""Read SNLI, MultiNLI or HANS with the parses that their files contain.
 
     Args:
-        path: A file such as ``snli_1.0_test.jsonl`` or ``multinli_1.0_dev_matched.jsonl``, also compressed (``.gz``).
+        path: JSON lines such as ``snli_1.0_test.jsonl``, or a table such as ``snli_1.0_test.txt``,
+            ``heuristics_evaluation_set.txt`` (HANS) or GLUE's ``.tsv``, also compressed.
 
     Returns:
         The pairs, read lazily, text spaced as in ``sentence1`` and ``sentence2``. Pairs without a gold label
@@ -52,11 +53,18 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
         ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
-    return file_corpus(path, json_lines, _read_snli_line)
+    is_table = isinstance(path, str | Path) and _suffix(path) in (".txt", ".tsv")
+    return file_corpus(path, functools.partial(table_rows, tabs=True) if is_table else json_lines, _read_snli_row)
 
 
-def _read_snli_line(line: str, where: str) -> Pair | Dropped:
-    row = json_object(line)
+def _suffix(path: str | Path) -> str:
+    """Return the suffix of a file name in lower case, without that of a compressed file."""
+    path = Path(str(path).lower())
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
+
+
+def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
+    row = json_object(row) if isinstance(row, str) else row
     if row.get("gold_label") is None:
         return NO_GOLD_LABEL
     label = field(row, "gold_label", str, "a text, '-' where there is none").strip()
@@ -73,7 +81,7 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
             return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
-        if found is None:  # a text made from the parse would not be that of the corpus
+        if found is None:  # a text made from the parse would not be the text of the corpus
             return Dropped("text and parse disagree")
         words, spaces, constituents = found
         constituents = replace(constituents, source=f"{name}_parse of {where}")
@@ -81,7 +89,7 @@ def _read_snli_line(line: str, where: str) -> Pair | Dropped:
     return Pair(sides[0], sides[1], label, uid, where)
 
 
-@functools.lru_cache(maxsize=16)  # three pairs in a row have one premise
+@functools.lru_cache(maxsize=16)  # in SNLI three pairs in a row have the same premise
 def _parsed(bracketed: str, text: str) -> tuple[tuple[str, ...], tuple[str, ...], Constituents] | None:
     """Return words, spaces and phrases of a parse and its text, None if they disagree."""
     words, constituents = parse_bracketed(bracketed, "", automatic=True)
@@ -103,9 +111,9 @@ def read_pairs(
     """Read plain pairs, and let a parser add their trees.
 
     Args:
-        source: A ``.jsonl``, ``.tsv`` or ``.csv`` file (with a header; also compressed, ``.gz``), a
-            ``datasets.Dataset``, a pandas data frame, or any iterable of mappings that can be read again. Cells of a
-            ``.tsv`` are not quoted, as in GLUE.
+        source: A ``.jsonl``, ``.tsv``, ``.txt`` or ``.csv`` file (tables with a header; also compressed), a
+            ``datasets.Dataset``, a pandas data frame, or any iterable of mappings that can be read again. Cells of
+            ``.tsv`` and ``.txt`` are separated by tabs and not quoted, as in GLUE and SICK.
         parser: Function from texts to sentences, such as ``SpacyParser()`` or ``StanzaParser("de")``. None splits
             texts into words at spaces and punctuation, without any structure; random_shuffling needs none.
         premise: Field of the premise.
@@ -134,30 +142,31 @@ def read_pairs(
         >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
-    features = getattr(source, "features", None)  # of a Dataset; a data frame may have a column of this name
+    # a data frame may have a column of this name
+    features = getattr(source, "features", None)
     declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     if label_names is None:
         label_names = declared
     if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
-    if parser is not None and not callable(parser):
-        raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
-    names = None if label_names is None else list(label_names)  # a pandas series would look names up by its index
+    _check_parser(parser)
+    names = None if label_names is None else list(label_names)  # in a pandas series, [0] means the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
     read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
     if isinstance(source, str | Path):
-        suffix = Path(str(source).lower().removesuffix(".gz")).suffix
+        suffix = _suffix(source)
         if suffix in (".jsonl", ".json"):
             return file_corpus(source, json_lines, read)
-        if suffix in (".tsv", ".csv"):
-            return file_corpus(source, functools.partial(table_rows, tabs=suffix == ".tsv"), read)
-        raise ValueError(f"source must end in .jsonl, .tsv or .csv, got {str(source)!r}; or pass the rows themselves")
+        if suffix in (".tsv", ".txt", ".csv"):
+            return file_corpus(source, functools.partial(table_rows, tabs=suffix != ".csv"), read)
+        wanted = "source must end in .jsonl, .tsv, .txt or .csv"
+        raise ValueError(f"{wanted}, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
     if isinstance(source, Mapping):
         advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
         raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
-    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator, or an object that holds one
+    if not isinstance(source, Iterable) or iter(source) is iter(source):  # it can be read only once
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
@@ -180,7 +189,7 @@ class _PairReader:
     def __call__(self, row: Any, where: str) -> Pair | Dropped:
         row = json_object(row) if isinstance(row, str) else row
         if not isinstance(row, Mapping):
-            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # a table of one row
+            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # the row is a table itself
             raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
         advice = "; name one with label=, None for pairs without labels"
         label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
@@ -191,6 +200,48 @@ class _PairReader:
         uid = identifier(row, self.uid) if self.uid else where
         first, second = parsed(self.parser or _plain, texts, self.language)
         return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
+
+
+def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, language: str = "") -> Corpus[Sentence]:
+    """Read plain texts, each as one sentence, and let a parser add their trees.
+
+    Args:
+        texts: A file with a text on each line, also compressed, or a list of texts.
+        parser: Function from texts to sentences, such as ``SpacyParser()`` or ``StanzaParser("de")``. None splits
+            texts into words at spaces and punctuation; ``random_shuffling`` needs no tree.
+        language: ISO code, where no parser names it.
+
+    Returns:
+        The sentences, read lazily. Empty texts are dropped and counted.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        TypeError: ``texts`` is neither a file nor a list.
+        ValueError: While reading, with the number of the text: it is not a string.
+
+    Examples:
+        >>> [sentence.words for sentence in read_texts(["A cat naps.", "It's old."])]
+        [('A', 'cat', 'naps', '.'), ("It's", 'old', '.')]
+    """
+    _check_parser(parser)
+    read = functools.partial(_read_text, parser=parser or _plain, language=language_code(language))
+    if isinstance(texts, str | Path):
+        return file_corpus(texts, text_lines, read)
+    name = type(texts).__name__
+    if not isinstance(texts, Collection):
+        raise TypeError(f"texts must be a file, or a list of texts, got a {name}")
+    return Corpus(name, functools.partial(enumerate, texts, 1), read)
+
+
+def _read_text(text: Any, where: str, parser: Parser, language: str) -> Sentence | Dropped:
+    if not isinstance(text, str):
+        raise ValueError(f"a text must be a string, got {brief(text)}")
+    return replace(parsed(parser, [text.strip()], language)[0], uid=where) if text.strip() else Dropped("empty text")
+
+
+def _check_parser(parser: Any) -> None:
+    if parser is not None and not callable(parser):
+        raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
 
 
 def parsed(parser: Parser, texts: Sequence[str], language: str) -> list[Sentence]:
@@ -209,7 +260,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
-    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
+    if getattr(value, "shape", None) == ():  # it is a scalar of numpy or torch
         value = value.item()
     text = str(value).strip()
     if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):

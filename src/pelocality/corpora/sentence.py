@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
-# three-letter codes of the languages that have rules of their own
+# The rules of a language look for its two-letter code.
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
 
@@ -69,7 +69,7 @@ class Constituents:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
-        # as `parse_bracketed`: only ASCII white space ends a word
+        # only ASCII white space ends a word, as in `parse_bracketed`
         return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=r"(?a:[^\s()])+")
 
 
@@ -84,6 +84,7 @@ class Dependencies:
         upos: The part of speech of each word, None where unknown.
         features: The morphological features of each word, None where unknown.
         automatic: Whether the source is a parser: rules then trust the tree less.
+        xpos: The language's own tag of each word (Penn Treebank tags in English), None where unknown.
 
     Raises:
         ValueError: The heads do not make a tree: every word must lead to a root.
@@ -95,9 +96,10 @@ class Dependencies:
     upos: tuple[str, ...] | None = None
     features: tuple[Mapping[str, str], ...] | None = None
     automatic: bool = False
+    xpos: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        heads: Sequence[Any] = self.heads  # also integers of numpy
+        heads: Sequence[Any] = self.heads  # they may be integers of numpy
         n = len(heads)
         for word, head in enumerate(heads, 1):
             if not isinstance(head, numbers.Integral) or not 0 <= int(head) <= n:
@@ -125,7 +127,7 @@ class Dependencies:
             These words, counted from 0.
         """
         found = [word]
-        for each in found:  # grows while it is read
+        for each in found:  # the list grows during the loop
             found += self.children[each]
         return set(found)
 
@@ -227,7 +229,7 @@ class Sentence:
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
         self._check_layers()
-        if not self.spaces:  # by the tags, which are checked
+        if not self.spaces:  # the rules use the tags, whose number was checked above
             object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
             object.__setattr__(self, "spacing", "rule")
 
@@ -255,7 +257,7 @@ class Sentence:
         self._check_kinds()
         n = len(self.words)
         layers = {"spaces": self.spaces or None, "constituents.tags": getattr(self.constituents, "tags", None)}
-        for name in ("heads", "relations", "upos", "features"):
+        for name in ("heads", "relations", "upos", "features", "xpos"):
             layers[f"dependencies.{name}"] = getattr(self.dependencies, name, None)
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:

@@ -14,11 +14,19 @@ from collections.abc import Sequence
 _DOUBLE = ('"', "“", "”", "„", "``", "''", "«", "»")
 _SINGLE = ("'", "’", "‘", "`")
 _QUOTES = dict.fromkeys(("``", "''", '"'), _DOUBLE) | dict.fromkeys(("`", "'"), _SINGLE)
-# whether a quote opens, where its form tells it
+# True for forms of quotes that open, False for forms that close
 _SIDES = dict.fromkeys(("``", "`", "“", "„", "‘", "«"), True) | dict.fromkeys(("''", "”", "»"), False)
-_DASHES = frozenset({"--", "---", "–", "—"})
-_ELLIPSIS = re.compile(r"\.{2,}|…")
-# scripts without spaces between words: there, a missing space does not mean that a word continues
+_DASH_OR_ELLIPSIS = re.compile(r"---?|[–—]|\.{2,}|…")
+# No space follows an opening token, and no space precedes a closing one, in English treebanks.
+_OPENING = re.compile(r"[(\[{<]|[A-Z]*[$#£€]")
+_CLOSING = re.compile(r"[,.;:!?%)\]}>]|[!?]{2,}|\.{2,}|…|n['’]t|['’](?:s|m|d|ll|re|ve|em|n)?", re.IGNORECASE)
+_HALVES = frozenset(
+    {"can not", "gon na", "wan na", "got ta", "gim me", "lem me", "d' ye", "more 'n", "'t is", "'t was"}
+)
+_ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_ESCAPES |= {"\\/": "/", "\\*": "*"}
+_QUOTES_IN_TREES = {"``": '"', "''": '"', "`": "'"}
+# Names of characters in scripts without spaces between words: a missing space does not join two words there.
 _UNSPACED = re.compile(
     "CJK|HIRAGANA|(HALFWIDTH )?KATAKANA|THAI|LAO|KHMER|MYANMAR|JAVANESE|BOPOMOFO|TIBETAN|IDEOGRAPHIC|FULLWIDTH"
 )
@@ -37,14 +45,12 @@ def unescape(token: str) -> str:
         >>> unescape("-LRB-"), unescape(":-RRB-"), unescape("``"), unescape("dog")
         ('(', ':)', '"', 'dog')
     """
-    if token in ("``", "''", "`"):
-        return "'" if token == "`" else '"'
-    if "B-" in token:  # an escape may also occur inside a token (":-RRB-" is ":)")
-        from nltk.tokenize.treebank import TreebankWordDetokenizer
-
-        for escape, plain in TreebankWordDetokenizer.CONVERT_PARENTHESES:
-            token = escape.sub(plain, token)
-    return token.replace("\\/", "/").replace("\\*", "*") if "\\" in token else token
+    if token in _QUOTES_IN_TREES:
+        return _QUOTES_IN_TREES[token]
+    if "B-" in token or "\\" in token:  # an escape may also occur inside a token (":-RRB-" is ":)")
+        for escape, plain in _ESCAPES.items():
+            token = token.replace(escape, plain)
+    return token
 
 
 def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -83,9 +89,10 @@ def align(tokens: Sequence[str], text: str) -> tuple[tuple[str, ...], tuple[str,
 def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> tuple[str, ...]:
     """Guess the white space after each token from English Penn Treebank conventions.
 
-    The rules are nltk's ``TreebankWordDetokenizer``, for both forms of the apostrophe (*n't* and *n’t*); if its text
-    cannot be aligned with the tokens, every token is followed by a space. Quotes, dashes and ellipses have rules of
-    their own: no space between a quote and the text it encloses, a space on each side of a dash, one after an ellipsis.
+    No space stands before a closing mark (``.``, ``,``, ``)``, ``%``), a clitic (*n't*, *'s*, also with ``’``), an
+    ellipsis or the second half of a word (*can not*, *gon na*), after an opening bracket or a currency sign, or beside
+    a slash. No space stands between a quote and the text it encloses. A space stands on each side of a dash, and
+    between the period of an abbreviation and that of the sentence.
 
     Args:
         tokens: The tokens in order.
@@ -104,27 +111,24 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         >>> spaces_by_rule(["He", "said", ",", '"', "Go", ".", '"'])
         (' ', '', ' ', '', '', '', '')
     """
-    from nltk.tokenize.treebank import TreebankWordDetokenizer
-
     if tags and len(tags) != len(tokens):
         raise ValueError(f"tags must be one per token ({len(tokens)}), got {len(tags)}")
-    if not tokens:
-        return ()
     opens = _quote_sides(tokens, tags)
-    # as words, these get the spaces of their outer side from the detokenizer, which would treat them as punctuation
-    shown = ["w" if i in opens or _separates(token) else token for i, token in enumerate(tokens)]
-    # the detokenizer joins n't and 's only if the apostrophe is plain
-    shown = [token.replace("’", "'") if len(token) > 1 else token for token in shown]
-    found = align(shown, TreebankWordDetokenizer().detokenize(shown))
-    spaces = list(found[1]) if found else [" "] * (len(tokens) - 1) + [""]
-    for i, token in enumerate(tokens):
-        tag = tags[i] if tags else ""
-        if tag == "HYPH" or opens.get(i) is True:
-            spaces[i] = ""
-        in_script = i and _unspaced(_last_letter(tokens[i - 1])) and _unspaced(token[0])
-        if i and (in_script or tag == "HYPH" or opens.get(i) is False or _ELLIPSIS.fullmatch(token)):
-            spaces[i - 1] = ""
-    return tuple(spaces)
+    spaces = []
+    for i, (left, right) in enumerate(itertools.pairwise(tokens)):
+        if right == "." and re.search(r"\w\.$", left):
+            spaces.append(" ")  # treebanks repeat the period of an abbreviation at the end of a sentence
+            continue
+        reasons = (
+            opens[i] if i in opens else bool(_OPENING.fullmatch(left)),
+            not opens[i + 1] if i + 1 in opens else bool(_CLOSING.fullmatch(right)),
+            "/" in (left, right),
+            f"{left} {right}".lower() in _HALVES,
+            "HYPH" in (tags or ())[i : i + 2],
+            _unspaced(_last_letter(left)) and _unspaced(right[0]),
+        )
+        spaces.append("" if any(reasons) else " ")
+    return (*spaces, "") if tokens else ()
 
 
 def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int, bool]:
@@ -138,7 +142,7 @@ def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int,
         opening = _SIDES.get(token, {"``": True, "''": False}.get(tag))
         if opening is None:
             if kind == "'" and (tag == "POS" or (not unclosed[kind] and i and tokens[i - 1][-1] in "sSzZxX")):
-                continue  # the dogs' bowl
+                continue  # an apostrophe: the dogs' bowl
             opening = not unclosed[kind]
         opens[i] = unclosed[kind] = opening
     return opens
@@ -197,11 +201,6 @@ def _last_letter(word: str) -> str:
     return word[-1] if word.isascii() else next((c for c in reversed(word) if not is_mark(c)), word[-1])
 
 
-@functools.lru_cache(maxsize=65536)
-def _separates(word: str) -> bool:
-    return word in _DASHES or _ELLIPSIS.fullmatch(word) is not None
-
-
 def is_glued(left: str, space: str, right: str) -> bool:
     """Return whether two neighbouring words belong to one surface token.
 
@@ -212,7 +211,7 @@ def is_glued(left: str, space: str, right: str) -> bool:
         >>> is_glued("do", "", "n't"), is_glued("do", " ", "not"), is_glued("他", "", "来"), is_glued("２０", "", "％")
         (True, False, False, True)
     """
-    if space or _separates(left) or _separates(right):
+    if space or _DASH_OR_ELLIPSIS.fullmatch(left) or _DASH_OR_ELLIPSIS.fullmatch(right):
         return False
     if left[-1].isdigit() and unicodedata.normalize("NFKC", right) in ("%", "‰"):
         return True

@@ -1,4 +1,4 @@
-"""Readers of treebanks: bracketed trees, CoNLL-U, and PropBank frames with both."""
+"""Readers of treebanks: bracketed trees, CoNLL-U, and JSON lines with frames and trees."""
 
 import itertools
 import logging
@@ -26,26 +26,13 @@ from pelocality.corpora.sentence import (
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
-# the lcodes of UniversalDependencies/docs-automation, codes_and_flags.yaml, in August 2026
-_CODES = """
-ab af am ar as az be bg bm bn br ca ce co cs cu cy da de el en eo es et eu fa fi fo fr fy ga gd gl gn gu gv ha he hi
-hr ht hu hy id is it ja jv ka kk kn ko ks kv ky la lb lt lv mg mk ml mn mr mt ne nl no oc or pa pi pl ps pt rm ro ru
-sa sc sd si sk sl so sq sr sv sw ta te th ti tk tl tn tr tt ug uk ur uz vi wo yi yo zh abq aeb aii ajp akk aln ang apu
-apy aqz arh arr axm azz bal bar bav bej bgs bho bor brh bxr bzd ceb cgg ckb ckt cop cpg ctn cux dar drs dta egy eme
-ess eve evn frm fro fsl gcd gld glk gor got gqa grc gsw gub gun gwi gya hbo hil hit hsb huv hyw ifb jaa kab kbc kfm
-kfx kfz kmr koi kpv krl lad laj lez lij lrc ltg lus lzh lzz mag mdf mga mjg mjl mnc mns mov mpu mvf mxx myu myv nap
-naq nci ndg nds neg nhi nmf nyn nyq oac oge ojp olo orv osx ota otk pad pal pap pay pbv pcm peh pgl pln pnt pra pro
-prx qaf qee qfn qhe qpm qtd qte qti quc quz qxp rmc ruc sab sah say sce scn sdh sei sga shp sjo sme sms soj ssp sux
-swl tdt tpn trw tww ude ulc umo unk urb usp vep wbp wuu xal xav xcl xmf xnr xpg xum yrk yrl yue zmu zza
-"""
-_TREEBANK_LANGUAGES = frozenset(_CODES.split())
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     r"""Read bracketed trees, Penn Treebank style, one after the other, on one line or over many.
 
     Args:
-        path: The file, UTF-8, also compressed (``.gz``).
+        path: The file, UTF-8, also compressed.
         language: ISO code of its language.
 
     Returns:
@@ -101,25 +88,25 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     are left out.
 
     Args:
-        path: The file, UTF-8, also compressed (``.gz``).
-        language: ISO code. None takes it from a file name such as ``de_pud-ud-test.conllu`` or
-            ``de-ud-test.conllu`` that begins with the code of a language of Universal Dependencies, and warns of any
-            other name: rules of one language then do not apply.
+        path: The file, UTF-8, also compressed.
+        language: ISO code. None takes it from a file name in the form of Universal Dependencies, such as
+            ``de_pud-ud-test.conllu`` or ``de-ud-test.conllu``, and warns of any other name: rules of one language
+            then do not apply.
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``. Those whose ``# text`` is not that of their words, and comments without words, are dropped and
-        counted.
+        ``SpaceAfter``. A sentence in which no word has a head (a file with tags only) has no dependencies. Sentences
+        whose ``# text`` is not that of their words, and comments without words, are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: While reading, with file and line: a sentence is malformed, or its heads do not make a
-            tree: no root, or a cycle.
+        ValueError: While reading, with file and line: a sentence is malformed, its heads do not make a tree (no root,
+            or a cycle), or the treebank withholds its words (each is ``_``).
 
     Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder, "de_toy.conllu")
+        ...     file = Path(folder, "de_toy-ud-test.conllu")
         ...     rows = ["1-2 am _ _ _ _ _ _ _ _", "1 an _ ADP _ _ 3 case _ _", "2 dem _ DET _ _ 3 det _ _"]
         ...     rows += ["3 See _ NOUN _ _ 0 root _ SpaceAfter=No", "4 . _ PUNCT _ _ 3 punct _ _"]
         ...     _ = file.write_text("\n".join(row.replace(" ", "\t") for row in rows) + "\n\n")
@@ -127,9 +114,9 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
     if language is None:
-        prefix = re.match(r"([a-z]{2,3})(?:_|-ud-)", Path(path).name, re.IGNORECASE)
-        found = language_code(prefix[1]) if prefix else ""
-        language = found if found in _TREEBANK_LANGUAGES else ""  # "dev_x.conllu", "gum_x.conllu"
+        # other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
+        prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
+        language = prefix[1] if prefix else ""
         if not language:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
     return file_corpus(path, _conllu_records, partial(_read_conllu_block, language=language_code(language)))
@@ -148,14 +135,22 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         return Dropped("comments without words")
     words = [token for token in tokens if isinstance(token["id"], int)]
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
-    dependencies = Dependencies(
-        tuple(word["head"] for word in words),
-        tuple(word["deprel"] or "_" for word in words),
-        where,
-        tuple(word["upos"] or "_" for word in words),
-        tuple(dict(word["feats"] or {}) for word in words),
-    )
     forms = tuple(word["form"] for word in words)
+    upos = tuple(word["upos"] or "_" for word in words)
+    # a text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence
+    if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
+        advice = "get its text as the README of the treebank says"
+        raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
+    dependencies = None
+    if any(word["head"] is not None for word in words):
+        dependencies = Dependencies(
+            tuple(word["head"] for word in words),
+            tuple(word["deprel"] or "_" for word in words),
+            where,
+            upos,
+            tuple(dict(word["feats"] or {}) for word in words),
+            xpos=tuple(word["xpos"] or "_" for word in words),
+        )
     multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
     check_apart(multiword_tokens)
     surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
@@ -182,9 +177,9 @@ def _checked_tokens(block: str) -> Any:
     if not rows:
         return None
     for row in rows:
-        if "  " in row.rpartition("\t")[0]:  # conllu takes it for a tab
+        if "  " in row.rpartition("\t")[0]:  # the conllu package would read them as a tab
             raise ValueError(f"a cell must not have two spaces side by side, got {brief(row)}")
-        if row.count("\t") > 9:  # conllu ignores what follows the tenth column
+        if row.count("\t") > 9:  # the conllu package would ignore the columns after the tenth
             raise ValueError(f"a row must have the 10 columns of CoNLL-U, got {row.count(chr(9)) + 1}: {brief(row)}")
     try:
         tokens = conllu.parse(block)[0]
@@ -210,7 +205,7 @@ def _spaces(
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(surface):
         misc = of_range.get(first, words[first])["misc"] or {}
-        # the exact white space of "# text", of which SpaceAfter tells less
+        # "# text" has the exact white space, SpaceAfter only whether there is any
         spaces[last - 1] = found[1][k] if found else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
     return tuple(spaces)
@@ -224,7 +219,7 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     ``V``; and, where known, ``text``, ``tokens``, ``head``, ``deprel``, ``upos``.
 
     Args:
-        path: The file, UTF-8, also compressed (``.gz``).
+        path: The file, UTF-8, also compressed.
         language: ISO code of its language.
 
     Returns:

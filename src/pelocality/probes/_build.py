@@ -4,11 +4,14 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
+import shutil
 import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -39,7 +42,7 @@ class Skipped(NamedTuple):
 class Perturbation(Protocol):
     """A change of word order with its settings: called with an item, it yields rows and unusable candidates."""
 
-    default_side: ClassVar[str]  # the side of a pair that is perturbed unless the caller names another
+    default_side: ClassVar[str]  # the side of a pair to perturb if the caller names none
 
     def __call__(self, item: Item) -> Iterable[Row | Dropped | Skipped]:
         """Perturb one item."""
@@ -51,7 +54,7 @@ class Perturbation(Protocol):
 def generator_for(seed: int, *names: str) -> np.random.Generator:
     """Return a random generator that depends on the seed and the names alone, on every machine."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=16).digest()
-    # the words of [seed, digest], which numpy would take twice as long to cut from Python's integers
+    # numpy makes the same generator of [seed, digest], in twice the time
     words = [seed] if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32]
     return np.random.default_rng(np.concatenate([np.array(words, np.uint32), np.frombuffer(digest[::-1], "<u4")]))
 
@@ -104,10 +107,11 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
             f"pairs must hold Pair or Sentence, got {type(first).__name__}; "
-            "see read_pairs; of a text plain_sentence(text) or a parser of pelocality.corpora makes a Sentence, "
+            "see read_pairs; read_texts(texts) makes sentences of texts, with parser=SpacyParser() also their trees, "
             "as semantic_role_swap(texts, parser='spacy') does"
         )
-    if not isinstance(source, Corpus | Collection) and first is not None:  # it may be readable only once
+    # the first item of an iterator cannot be read again
+    if not isinstance(source, Corpus | Collection) and first is not None:
         source = itertools.chain([first], items)
     return source, Pair if first is None else type(first)
 
@@ -116,7 +120,7 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
 class _Worker:
     """What a process needs to turn records into rows."""
 
-    parse: Callable[[Any], Any] | None  # of a corpus, from a record to an item
+    parse: Callable[[Any], Any] | None  # the method of a corpus that makes an item of a record
     kind: type[Pair] | type[Sentence]
     perturb: Perturbation
 
@@ -152,7 +156,7 @@ def _results(worker: _Worker, records: Iterable[Any], workers: int) -> Iterator[
             yield from pool.map(_run_worker, batch)
 
 
-_worker: _Worker  # in a process that makes rows for another
+_worker: _Worker  # set in each process of the pool
 
 
 def _init_process(worker: _Worker) -> None:
@@ -171,7 +175,8 @@ def write_dataset(rows: Iterator[Row], features: datasets.Features, split: datas
     The cache of ``datasets`` would identify results by a hash of a function and its arguments, which does not notice
     that a file has changed; and it is never emptied.
     """
-    path = Path(_scratch().name, f"{uuid.uuid4().hex}.arrow")
+    # If a pickled dataset is read after the file was removed, the error shows this name.
+    path = _scratch(os.getpid()) / f"{uuid.uuid4().hex}-temporary-use-save_to_disk.arrow"
     schema = features.arrow_schema
     with pa.ipc.new_stream(path, schema) as file:
         while batch := list(itertools.islice(rows, _BATCH)):
@@ -180,5 +185,8 @@ def write_dataset(rows: Iterator[Row], features: datasets.Features, split: datas
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="pelocality-")
+def _scratch(process: int) -> Path:
+    """Return the folder for the files that a process makes; the process itself removes it, not one forked from it."""
+    folder = Path(tempfile.mkdtemp(prefix="pelocality-"))
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
+    return folder

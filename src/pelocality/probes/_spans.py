@@ -37,7 +37,7 @@ Choices = Iterator[WordSpan | Skipped | Dropped]
 Phrases = dict[tuple[int, int, bool], tuple[str, ...]]  # first, last, whether the edges split no token -> labels
 Rng = Callable[[], np.random.Generator]
 NO_ROOM = Dropped("no room was found for windows that are not constituents")
-_PLACEMENTS = 20  # random placements of all windows of a sentence to try before there is no room
+_PLACEMENTS = 20  # number of random placements of all windows of a sentence that are tried
 
 
 def phrases_in_tokens(sentence: Sentence) -> Phrases:

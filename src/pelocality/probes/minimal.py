@@ -58,7 +58,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     try:
         of = probe_info(probe)
         settings = {"of": of.builder, **of.settings}
-    except ValueError:  # read from a file without info
+    except ValueError:  # the probe was read from a file that keeps no info
         settings = {}
     record_info(pairs, ProbeInfo("minimal_pairs", settings, len(probe), len(pairs), {}, {}))
     return pairs
@@ -71,7 +71,7 @@ def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         both = row["side"] == "both"
         for side in ("premise", "hypothesis") if both else (row["side"],):
             about = {name: row[name] for name in _COPIED} | {"side": side}
-            if both:  # the row has the largest size and the categories of both sides
+            if both:  # size and category of the row are those of both sides together
                 here = [span for span in row["spans"] if span["side"] == side]
                 about["size"] = max(span["size"] for span in here)
                 about["category"] = " ".join(dict.fromkeys(span["category"] for span in here))

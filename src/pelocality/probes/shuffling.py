@@ -232,7 +232,7 @@ class _Shuffle:
                     chosen.append(choice)
                 else:
                     yield choice
-                    if choice == NO_ROOM:  # the constituency shuffle perturbs this side
+                    if choice == NO_ROOM:  # a row for the other side alone would differ from the constituency shuffle
                         return
             if not chosen:
                 continue
@@ -260,7 +260,7 @@ def _permuted(
         texts = [sentence.surface(*place) for place in places]
         start, end = places[0][0], places[-1][1]
         original = changed = sentence.surface(start, end)
-        while changed == original:  # ends: a span is chosen only if an exchange of two neighbours changes it
+        while changed == original:  # it ends: a span is chosen only if exchanging two neighbours changes it
             order = [texts[k] for k in rng.permutation(len(texts))]
             here = [(*place, text) for place, text in zip(places, order, strict=True)]
             changed = sentence.replaced(here, start, end)

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer
+from pelocality.evaluation.dependencies._sentences import NO_TOKENS
 from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
 from pelocality.models.sequence_model import SequenceModel
 
@@ -32,9 +33,9 @@ def most_attended(
         progress: Show a progress bar.
 
     Returns:
-        For each sentence (words, layer, head): the index of the word, -1 where there is none (a word without
-        tokens, or no attention on any other word); None for sentences longer than the model. Then the layers of the
-        model that the layer axis stands for, and whether a token saw a later one in any of them.
+        For each sentence (words, layer, head): the index of the word, -1 where no other word is attended to,
+        ``NO_TOKENS`` for a word without tokens; None for sentences longer than the model. Then the layers of the model
+        that the layer axis stands for, and whether a token saw a later one in any of them.
 
     Raises:
         TypeError: A model that is not from transformers.
@@ -111,7 +112,7 @@ def check_alignment(tokenizer: Any) -> None:
         raise ValueError(f"tokenizer must be a fast one, whose word_ids() align words, got {type(tokenizer).__name__}")
     try:
         split = tokenizer(["the", "cat"], is_split_into_words=True, add_special_tokens=False)["input_ids"]
-    except AssertionError:  # raised by tokenizers without add_prefix_space
+    except AssertionError:  # tokenizers without add_prefix_space raise it
         split = None
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the cat")]
     if split not in whole:
@@ -128,8 +129,10 @@ def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: in
 
 
 def _argmax(weights: Tensor, membership: Tensor) -> Tensor:
-    """Return the most attended other word of each word, -1 for none: (batch, words, head)."""
+    """Return the most attended other word of each word, -1 or ``NO_TOKENS`` for none: (batch, words, head)."""
     attention = word_attention(weights, membership)
     attention.diagonal(dim1=-2, dim2=-1).zero_()  # as Clark et al. do: a word is not its own head
     most, word = attention.max(-1)  # (batch, head, words)
-    return torch.where(most > 0, word, -1).transpose(1, 2)
+    word = torch.where(most > 0, word, -1).transpose(1, 2)
+    has_tokens = membership.to(word.device).any(1)  # (batch, words)
+    return torch.where(has_tokens[..., None], word, NO_TOKENS)

@@ -5,7 +5,8 @@ from typing import Any
 
 from pelocality.corpora import Sentence
 
-ALL = "all"  # denotes all relations together
+ALL = "all"  # the name of all relations together
+NO_TOKENS = -2  # the most attended word of a word without tokens
 
 
 def checked_sentences(sentences: Any) -> Iterator[Sentence]:

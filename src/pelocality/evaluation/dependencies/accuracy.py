@@ -49,6 +49,9 @@ def dependency_accuracy(
     words to the earlier, by heads and offsets alike: a relation whose heads all come later (``det`` in English) has no
     items from dependent to head.
 
+    A word of which the tokenizer keeps no token (a space of width zero, U+FFFD) has no attention. Its arcs are not
+    scored, and ``notes`` of the result counts them.
+
     Where ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
 
     Args:
@@ -89,7 +92,7 @@ def dependency_accuracy(
     with failing_together():
         found, layers_here, looks_ahead = most_attended(model, tokenizer, part, batch_size, progress)
     attended = gathered(found, len(chosen))
-    layers = max(gathered([layers_here]))  # () where a process has no sentence that fits
+    layers = max(gathered([layers_here]))  # a process without sentences that fit has ()
     causal = not any(gathered([looks_ahead]))
     dropped += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})
     rows, kept = [], []

@@ -13,7 +13,7 @@ from scipy import stats
 
 from pelocality._checks import check_choice, count
 from pelocality._display import DisplayMixin
-from pelocality.evaluation.dependencies._sentences import ALL
+from pelocality.evaluation.dependencies._sentences import ALL, NO_TOKENS
 from pelocality.statistics import mean_over_groups, proportion_over_groups, sign_flip, wilson_over_groups
 
 Direction = Literal["dependent to head", "head to dependent"]
@@ -75,7 +75,8 @@ class DependencyAccuracy(DisplayMixin):
         words: One row for each word: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
             sentence, -1 for the root), ``relation``, ``half`` (0 where heads are chosen, 1 where they are scored).
         attended: (words, layer, head), the word that each word attends to most, from 0 within the sentence; -1
-            where there is none: the word has no tokens, or no other word is visible (the first word of a causal model).
+            where no other word is visible (the first word of a causal model); -2 for a word of which the tokenizer
+            keeps no token (such as U+200B), whose arcs are not scored.
         layers: The layers of the model that the layer axis stands for; those without attention are not among them.
         model: Name of the model, and what was attached to it.
         sentences: Number of sentences used.
@@ -107,7 +108,7 @@ class DependencyAccuracy(DisplayMixin):
             direction: ``"dependent to head"`` or ``"head to dependent"``.
 
         Returns:
-            (layer, head), in [0, 1]; NaN where no item's correct word is visible, in a causal model.
+            (layer, head), in [0, 1]; NaN where no arc of the relation is scored.
 
         Raises:
             ValueError: A relation that does not occur, or an unknown direction.
@@ -124,9 +125,10 @@ class DependencyAccuracy(DisplayMixin):
         chosen = (head >= 0) & ((self.words["relation"] == relation).to_numpy() | (relation == ALL))
         if self.causal:
             chosen &= ~self._answer_is_later(direction)
+        chosen &= ~self._lacks_tokens
         arcs = np.flatnonzero(chosen)
         dependent = self.words["word"].to_numpy()[arcs]
-        # rows of a sentence are consecutive, so that row and word differ by the same between head and dependent
+        # the rows of a sentence are consecutive: head and dependent are as far apart in rows as in words
         row_of_head = arcs + head[arcs] - dependent
         if direction == "dependent to head":
             rows, item, target = arcs, np.arange(len(arcs)), head[arcs]
@@ -143,6 +145,16 @@ class DependencyAccuracy(DisplayMixin):
             self.words["half"].to_numpy()[rows],
             self.words["sentence"].to_numpy()[rows],
         )
+
+    @functools.cached_property
+    def _lacks_tokens(self) -> NDArray[np.bool_]:
+        """Whether a word, or its head, has no token: such an arc would be a miss for every head."""
+        empty = (self.attended == NO_TOKENS).all((1, 2))
+        head, word = self.words["head"].to_numpy(), self.words["word"].to_numpy()
+        lacks: NDArray[np.bool_] = (head >= 0) & (
+            empty | empty[np.arange(len(empty)) + np.where(head < 0, 0, head - word)]
+        )
+        return lacks
 
     def _answer_is_later(self, direction: Direction) -> NDArray[np.bool_]:
         """Return for each word, as a dependent, whether the answer to its arc comes after the query word."""
@@ -231,12 +243,16 @@ class DependencyAccuracy(DisplayMixin):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The arcs that a causal model is not scored on, in one sentence; empty for other models."""
-        if not self.causal:
-            return ()
+        """The arcs that are not scored and why, in a sentence for each reason."""
+        found = []
         arcs, later = (self.words["head"] >= 0).sum(), self._answer_is_later("dependent to head").sum()
-        where = f"{later} of {arcs} from dependent to head, {arcs - later} from head to dependent"
-        return (f"causal: no word sees a later one, and arcs to later words are not scored ({where})",)
+        if self.causal:
+            where = f"{later} of {arcs} from dependent to head, {arcs - later} from head to dependent"
+            found.append(f"causal: no word sees a later one, and arcs to later words are not scored ({where})")
+        if self._lacks_tokens.any():
+            where = f"{self._lacks_tokens.sum()} of {arcs}"
+            found.append(f"arcs of words of which the tokenizer keeps no token are not scored ({where})")
+        return tuple(found)
 
     def _table(self) -> pd.DataFrame:
         rows = []
