@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 from tests.scripts import ROOT, python_blocks
 
@@ -24,6 +25,18 @@ SMALLER = {
 def small_decoder(tokenizer):
     sizes = SIZES | {"num_key_value_heads": 4}
     return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes))
+
+
+class NanoGpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(50_304, 48), "wpe": nn.Embedding(128, 48)})
+        self.attention = nn.Linear(48, 144)
+
+    def forward(self, ids):
+        states = self.transformer.wte(ids) + self.transformer.wpe(torch.arange(ids.shape[1]))
+        query, key, value = self.attention(states).unflatten(-1, (3, 12, 4)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 @pytest.fixture
@@ -61,6 +74,10 @@ def known(tmp_path, monkeypatch):
         "arguments": hf.TrainingArguments(str(tmp_path / "runs"), use_cpu=True, report_to="none", max_steps=1),
         "train": lambda model: None,
         "my_function": lambda ids: [torch.ones(len(ids), 2, ids.shape[1], ids.shape[1]) / ids.shape[1]],
+        "nano_gpt": NanoGpt().eval(),
+        "token_ids": torch.arange(40).reshape(4, 10),
+        "vit_model": hf.ViTModel(hf.ViTConfig(**SIZES)).eval(),
+        "image_batches": [{"pixel_values": torch.randn(2, 3, 224, 224)}],
         "layers": SIZES["num_hidden_layers"],
         "heads": SIZES["num_attention_heads"],
         "device": "cpu",

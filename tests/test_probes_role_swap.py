@@ -568,7 +568,11 @@ def test_verb_forms_hold_the_irregular_ones():
 SOURCES = [
     ("frames.jsonl", read_frames, {"spans": "all"}),
     ("nli_pairs.jsonl", read_snli, {"source": "constituents", "label_policy": "contradiction"}),
-    (".conllu", read_conllu, {"source": "dependencies", "languages": ("de", "en", "fi", "fr", "tr", "zh")}),
+    (
+        ".conllu",
+        lambda path: read_conllu(path, path.name[:2]),
+        {"source": "dependencies", "languages": ("de", "en", "fi", "fr", "tr", "zh")},
+    ),
 ]
 
 

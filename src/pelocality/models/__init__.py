@@ -1,10 +1,13 @@
-"""Hugging Face models: what their positions do, and encodings attached to them.
+"""Models: what their positions do, and encodings attached to them.
+
+``SequenceModel`` is the model that every function here works on. A transformers model that reads token ids is passed as
+it is; a ``SequenceModel`` says of any other module what it reads.
 
 Measured:
 
 - ``positional_attention``: the attention of one repeated word, averaged over words.
-- ``text_average``: the mean attention over texts, for any model.
-- ``AttentionFunction``: any function to attention, for both of these, ``position_share`` and ``dependency_accuracy``.
+- ``text_average``: the mean attention over texts.
+- ``AttentionFunction``: any function from token ids to attention, as a model.
 - ``positional_logits``: the position-only logits, in closed form where the family has one.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``position_share``: how much of each head's attention on real text position explains.
