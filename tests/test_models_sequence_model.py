@@ -270,6 +270,21 @@ def test_a_sentence_transformer_is_measured_as_the_model_inside():
     torch.testing.assert_close(result.attention, positional_attention(inner, length=N, words=[2003]).attention)
 
 
+def test_a_vit_of_timm_is_measured():
+    timm = pytest.importorskip("timm", reason="timm needs torchvision", exc_type=ImportError)
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, depth=2, img_size=64).eval()
+    content, maps = identical_patches(16, argument=None), []
+    result = positional_attention(SequenceModel(model, inputs=content), length=N, words=1)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda module, args, output: maps.append(output))
+    with torch.no_grad():
+        model(content(0, N))
+    expected = torch.cat(maps)[..., 1:, 1:]  # without [CLS]
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+
+
 # ---- models of transformers without token ids
 
 
