@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from benchmarks.attaching import AddedToLogits
 from pelocality.encodings import ALiBi, AttenuatedEncoding, DistanceTable, NoEncoding
-from pelocality.models import SequenceModel, attach, attached, positional_attention
+from pelocality.models import SequenceModel, attach, attached, load, positional_attention
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_models_restore import every_interrupt
 from tests.test_models_sequence_model import (
@@ -234,6 +235,29 @@ def test_encodings_train_are_copied_and_saved_as_parts_of_the_module():
     attachment.remove()
     attachment.remove()
     assert_same_outputs(output_of(model, IDS), output_of(copied, IDS))
+
+
+def test_a_model_of_images_is_saved_and_loaded_with_its_encoding(tmp_path):
+    model, inputs = seeded(WITHOUT_TOKENS["vit with a head"][0]).eval(), {"pixel_values": torch.randn(2, 3, 16, 16)}
+    encoding, names = AttenuatedEncoding(2, decay=0.3, learnable=True), set(model.state_dict())
+    table_name = "embeddings.position_embeddings"
+    attachment = attach(model, encoding, example_inputs=inputs, disable=[table_name])
+    with torch.no_grad():
+        attachment.encodings[1].log_decay.add_(1)
+    assert {name for name in model.state_dict() if "pelocality" not in name} == names
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+        hf.AutoModelForImageClassification.from_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert same_weights(model.state_dict(), loaded.state_dict())
+    assert_same_outputs(output_of(loaded, inputs), output_of(model, inputs))
+    assert repr(attached(loaded).encodings) == repr(attachment.encodings)
+    attached(loaded).remove()
+    attachment.remove()
+    assert_same_outputs(output_of(loaded, inputs), output_of(model, inputs))
+    loaded.save_pretrained(tmp_path / "plain")
+    plain = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "plain")
+    assert_same_outputs(output_of(plain, inputs), output_of(model, inputs))
 
 
 def test_a_compiled_module_gets_the_bias():

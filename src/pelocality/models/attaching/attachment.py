@@ -240,9 +240,10 @@ def _attach_to_module(
     encodings = _fitted(encoding, [(place.module, place.heads) for place in places], model.module)
     _check_future(encodings, causal=all(place.causal for place in places))
     with restoring_on_error(functools.partial(modules.undo, model.given)):
-        pairs = zip(encodings, places, strict=True)
-        biases = [modules.ModuleBias(each, place, positions_disabled=bool(disable)) for each, place in pairs]
-        modules.install(biases, places, model, disable)
+        modules.install(encodings, places, model.module, disable)
+        for part in {model.with_head, model.module}:
+            if isinstance(part, PreTrainedModel):
+                mark_saved_folders(part)
         return Attachment(model.given, tuple(encodings), position_embeddings)
 
 

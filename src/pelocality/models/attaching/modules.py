@@ -5,7 +5,7 @@ Models of transformers that read token ids have their own way (``attachment``), 
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from pelocality._checks import HIDDEN
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.models._restore import called, hooked, override, restore_method, restoring, unhook
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import enable_positions, look_up_the_first_row, return_zeros
+from pelocality.models.attaching.saving import unmark_saved_folders
 from pelocality.models.families import ATTACHED, Architecture
 from pelocality.models.observer import (
     SOFTMAXES,
@@ -54,10 +56,16 @@ class Place(NamedTuple):
 class ModuleBias(PositionalBias):
     """An encoding as a submodule of a module that computes attention, and the change of its forward pass."""
 
-    def __init__(self, encoding: Encoding, place: Place, *, positions_disabled: bool) -> None:
-        super().__init__(encoding, Architecture(), positions_disabled=positions_disabled, implementation=None)
-        self.heads, self.sink = place.heads, place.sink
+    def __init__(self, encoding: Encoding, place: Place, disabled: Sequence[str], implementation: str | None) -> None:
+        self.heads, self.sink, self.causal, self.disabled = place.heads, place.sink, place.causal, tuple(disabled)
+        super().__init__(encoding, Architecture(), positions_disabled=bool(disabled), implementation=implementation)
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The configuration of any attached encoding, with what is known of the module around it."""
+        place = {"heads": self.heads, "sink": self.sink, "causal": self.causal}
+        return super().configuration | {"module": place, "disabled": list(self.disabled)}
 
     def install(self, attention: nn.Module) -> None:
         """Add this module to a module that computes attention, whose logits then get the bias."""
@@ -202,13 +210,12 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
     return list(found.values())
 
 
-def install(
-    biases: Sequence[ModuleBias], places: Sequence[Place], model: SequenceModel, disable: Sequence[str]
-) -> None:
-    """Add biases to modules that compute attention, and disable tables of positions; `undo` undoes it."""
-    for bias, place in zip(biases, places, strict=True):
-        bias.install(place.module)
-    modules, parameters = dict(model.module.named_modules()), dict(model.module.named_parameters())
+def install(encodings: Sequence[Encoding], places: Sequence[Place], base: Any, disable: Sequence[str]) -> None:
+    """Add encodings to modules that compute attention, and disable tables of positions; `undo` undoes it."""
+    implementation = getattr(getattr(base, "config", None), "_attn_implementation", None)
+    for encoding, place in zip(encodings, places, strict=True):
+        ModuleBias(encoding, place, disable, implementation).install(place.module)
+    modules, parameters = dict(base.named_modules()), dict(base.named_parameters())
     for name in disable:
         if name in modules:
             if type(modules[name]).forward is nn.Embedding.forward:
@@ -217,10 +224,38 @@ def install(
         elif name in parameters:
             parent, _, attribute = name.rpartition(".")
             parametrize.register_parametrization(modules[parent], attribute, _Zeros(), unsafe=True)
+            modules[parent].register_state_dict_post_hook(_keep_names)
+            modules[parent].register_load_state_dict_pre_hook(_take_names)
         else:
             similar = [each for each in (*modules, *parameters) if "pos" in each.lower() and ATTACHED not in each]
             advice = f"such as {', '.join(similar[:5])}" if similar else "of named_modules() or named_parameters()"
             raise ValueError(f"disable must hold names of parts or parameters of the model, got {name!r}; {advice}")
+
+
+def install_saved(base: Any, saved: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+    """Add encodings that `ModuleBias.configuration` describes to these parts of a bare model."""
+    places = [Place(module, **configuration["module"]) for module, configuration in saved.items()]
+    configurations = list(saved.values())
+    install([each["encoding"] for each in configurations], places, base, configurations[0]["disabled"])
+
+
+def _keep_names(module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Give disabled parameters their own names in a state dict (a hook)."""
+    for name in _disabled_parameters(module):
+        state_dict[prefix + name] = state_dict.pop(f"{prefix}parametrizations.{name}.original")
+
+
+def _take_names(module: Any, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Load disabled parameters by their own names (a hook)."""
+    for name in _disabled_parameters(module):
+        if prefix + name in state_dict:
+            state_dict[f"{prefix}parametrizations.{name}.original"] = state_dict.pop(prefix + name)
+
+
+def _disabled_parameters(module: Any) -> list[str]:
+    """Return the names of the parameters of a module that give zeros."""
+    chains = module.parametrizations if parametrize.is_parametrized(module) else {}
+    return [name for name, chain in chains.items() if isinstance(chain[0], _Zeros)]
 
 
 class _Zeros(nn.Module):
@@ -236,10 +271,14 @@ def undo(root: nn.Module) -> None:
     for module in list(root.modules()):
         if isinstance(module._modules.get(ATTACHED), ModuleBias):
             getattr(module, ATTACHED).uninstall(module)
-        if parametrize.is_parametrized(module):
-            for name, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
-                if isinstance(chain[0], _Zeros):
-                    parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        for name in _disabled_parameters(module):
+            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
+            for key, hook in list(hooks.items()):
+                if getattr(hook, "hook", hook) in (_keep_names, _take_names):
+                    del hooks[key]
+        if isinstance(module, PreTrainedModel):
+            unmark_saved_folders(module)
     enable_positions(root)
 
 
@@ -257,8 +296,7 @@ def prove(model: SequenceModel, places: Sequence[Place], inputs: Any, disable: S
     @contextmanager
     def trial(make: Callable[[int], Encoding], disabled: Sequence[str]) -> Iterator[None]:
         with restoring(lambda: undo(model.module)):
-            biases = [ModuleBias(make(place.heads), place, positions_disabled=bool(disabled)) for place in places]
-            install([bias.to(model.device) for bias in biases], places, model, disabled)
+            install([make(place.heads).to(model.device) for place in places], places, model.module, disabled)
             yield
 
     with trial(lambda heads: NoEncoding(), ()):
