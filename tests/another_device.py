@@ -24,7 +24,6 @@ from pelocality.metrics.accumulate import MeanAttention, MeanOver
 from pelocality.metrics.without_matrix import measure_relative
 from pelocality.models import (
     AttentionFunction,
-    _terms,
     attach,
     attached,
     audit,
@@ -37,6 +36,7 @@ from pelocality.models import (
     relocate,
     text_average,
 )
+from pelocality.models.logits import terms
 from tests.families import ANY, FAMILIES, tiny, tiny_any, tokens
 from tests.names import METRICS
 from tests.test_encodings import FIXED, LEARNED
@@ -59,7 +59,7 @@ else:
 def _subclasses_are_plain(monkeypatch):
     """The weights of the pretended device are of a subclass, as those of quantised models are."""
     if DEVICE != "cuda":
-        monkeypatch.setattr(_terms, "refuse_quantised", lambda *_: None)
+        monkeypatch.setattr(terms, "refuse_quantised", lambda *_: None)
 
 
 def moved(value):
@@ -73,13 +73,13 @@ def assert_same(there, here, rtol=1e-5, atol=1e-6):
         torch.testing.assert_close(there.cpu(), here, rtol=rtol, atol=atol, equal_nan=True)
     elif isinstance(here, (tuple, list)):
         for one, other in zip(there, here, strict=True):
-            assert_same(one, other)
+            assert_same(one, other, rtol, atol)
     elif isinstance(here, float):
         assert there == pytest.approx(here, rel=rtol, abs=atol)
     else:
         for name, value in vars(here).items():
             if isinstance(value, Tensor):
-                assert_same(getattr(there, name), value)
+                assert_same(getattr(there, name), value, rtol, atol)
 
 
 def test_the_other_device_refuses_tensors_of_the_cpu():
