@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 Content = Callable[[int, int], Any]
 """From the number of a sample and a number of positions to the inputs of a model, with the same content everywhere."""
 
-_UNSEEN = "flash_attention_2, flex_attention and other kernels of their own"
 _OBSERVED = ("eager", "sdpa", None)
 
 
