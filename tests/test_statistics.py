@@ -238,6 +238,29 @@ def test_groups_are_told_apart_by_their_names():
         assert mean_over_groups(values, names) == expected
 
 
+def test_groups_named_by_tensors_and_arrays_are_those_of_their_numbers():
+    rows, numbers = [1] * 20 + [0] * 20 + [1] * 20 + [0] * 20 + [1] * 20, [i // 20 for i in range(100)]
+    expected = proportion_over_groups(rows, numbers)
+    for names in (torch.tensor(numbers), torch.tensor(numbers, dtype=torch.bfloat16), torch.tensor(numbers)[:, None],
+                  [torch.tensor(number) for number in numbers], [np.array(number) for number in numbers],
+                  [("a", torch.tensor(number)) for number in numbers], list(np.array(numbers))):  # fmt: skip
+        assert proportion_over_groups(rows, names) == expected
+    assert mean_over_groups(rows, torch.tensor(numbers) > 1) == mean_over_groups(rows, [n > 1 for n in numbers])
+
+
+@pytest.mark.parametrize("names", [torch.zeros(3, 2), np.zeros((3, 2)), [("a", torch.zeros(2))] * 3])
+def test_groups_named_by_several_numbers_are_refused_with_the_way_out(names):
+    with pytest.raises(TypeError, match=r"can be keys.*of shape \(2,\); give one number or tuple for each row"):
+        mean_over_groups([1, 0, 1], names)
+
+
+def test_values_may_be_a_list_of_tensors():
+    tensors = [torch.tensor(0.5, requires_grad=True), torch.tensor(0.75, dtype=torch.bfloat16), torch.tensor(1)]
+    assert mean_over_runs(tensors) == mean_over_runs([0.5, 0.75, 1.0])
+    assert mean_over_runs(torch.tensor([0.5j, 0.75j, 1j]).imag) == mean_over_runs([0.5, 0.75, 1.0])
+    assert mean_over_runs(torch.tensor([0.5j, 0.75j, 1j]).conj().imag) == mean_over_runs([-0.5, -0.75, -1.0])
+
+
 @pytest.mark.parametrize("names", [
     [None, None, float("nan"), float("nan"), "c", "c"],
     [None, None, np.nan, float("nan"), "None", "None"],

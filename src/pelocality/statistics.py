@@ -3,6 +3,7 @@
 Numbers may be given as lists, arrays or tensors; the results are numpy's, in float64, or an `Estimate`.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -224,8 +225,8 @@ def mean_over_groups(
 
     Args:
         values: (rows,) numbers.
-        groups: (rows,) names of groups: anything that can be the key of a dictionary, 1 and "1" being two, as None
-            and NaN are.
+        groups: (rows,) names of groups: a tensor, or anything that can be the key of a dictionary, 1 and "1" being two,
+            as None and NaN are.
         confidence: Coverage, in (0, 1).
         resamples: Number of resamples.
         seed: Seeds the resamples.
@@ -295,7 +296,7 @@ def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
     check_unmasked("groups", groups)
     try:
-        rows = pd.Series(list(groups), dtype=object).to_numpy(copy=True)
+        rows = pd.Series([_as_key(each) for each in groups], dtype=object).to_numpy(copy=True)
         missing = pd.isna(rows)
         rows[missing] = [type(each) for each in rows[missing]]  # pandas takes None, NaN and NaT for one name
         numbers, names = pd.factorize(rows)
@@ -305,6 +306,17 @@ def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
         return names.argsort().argsort()[numbers]
     except TypeError:  # such as 1 and "1"
         return numbers
+
+
+def _as_key(name: Any) -> Any:
+    """Return a name with numbers for its tensors and arrays; two equal tensors would be two keys."""
+    if isinstance(name, tuple):
+        return tuple(_as_key(each) for each in name)
+    if not (hasattr(name, "detach") or isinstance(name, np.ndarray)):
+        return name
+    if math.prod(name.shape) != 1:
+        raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
+    return name.item()
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
