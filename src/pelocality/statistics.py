@@ -304,7 +304,9 @@ def mean_over_groups(
     if not len(rows):
         return Estimate(float("nan"), float("nan"), float("nan"))
     mean, sizes = float(rows.mean()), np.bincount(index)
-    deviations = np.bincount(index, weights=rows - mean)
+    deviations = np.bincount(index, weights=rows - mean).astype(float)
+    centre: Any = np.nan
+    half: Any = np.nan
     if (least, most) == (-1, 1) and np.isin(rows, (-1, 0, 1)).all():
         gained, lost = (rows > 0).mean(), (rows < 0).mean()
         usual = max((1 - gained - lost, 0), (gained, 1), (lost, -1))[1]
@@ -316,8 +318,6 @@ def mean_over_groups(
     elif len(sizes) > 1:
         error, effective_groups = _jackknife(deviations, sizes)
         centre, half = mean, _t(confidence, effective_groups - 1) * error
-    else:
-        centre = half = np.nan
     low, high = np.clip([centre - half, centre + half], [least, mean], [mean, most])
     return Estimate(mean, float(low), float(high))
 

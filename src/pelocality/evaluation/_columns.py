@@ -29,7 +29,8 @@ def check_texts(what: str, texts: Iterable[Any]) -> None:
 def joined_groups(names: Sequence[Any], texts: Sequence[Hashable]) -> list[Any]:
     """Return the name of each row's group, after joining groups that have a text in common."""
     by_name, by_text = (pd.factorize(pd.Series(list(each), dtype=object))[0] for each in (names, texts))
-    before, first = None, pd.Series(range(len(texts)))
+    first = pd.Series(range(len(texts)))
+    before = first[:0]
     while not first.equals(before):  # the first row of each group
         before, first = first, first.groupby(by_name).transform("min").groupby(by_text).transform("min")
     return [names[row] for row in first]
