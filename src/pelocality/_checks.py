@@ -45,10 +45,10 @@ def count(name: str, value: Any, least: int | None = 1, most: int | None = None)
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a boolean argument after checking its type: 1 or "no" would be read as True."""
-    if not isinstance(value, bool):
+    """Return a boolean argument, which may be numpy's, after checking its type: 1 or "no" would be read as True."""
+    if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
+    return bool(value)
 
 
 def number(name: str, value: Any) -> float:
