@@ -1,5 +1,6 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
@@ -241,7 +242,26 @@ class Encoding(Configurable, nn.Module, ABC):
             raise ValueError(f"mask must be {wanted}, got shape {shape}")
         return mask if mask.dtype == torch.bool else mask != 0
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (metadata := getattr(destination, "_metadata", {}).get(prefix[:-1])) is not None:
+            metadata["arguments"] = self._choices()  # which no tensor holds
+
+    def _choices(self) -> dict[str, Any]:
+        """Return the arguments that determine the bias of a state dict and are not in it."""
+        arguments = inspect.signature(type(self)).parameters.keys() - {*self._per_head, "heads", "learnable"}
+        values = {name: getattr(self, name, None) for name in sorted(arguments)}
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        local_metadata, _, _, _, errors = options
+        saved, own = local_metadata.get("arguments", {}), self._choices()
+        errors += [
+            f"{prefix[:-1] or type(self).__name__} has {name}={own[name]!r}, the state was saved with {name}={value!r};"
+            " build the encoding with the same arguments"
+            for name, value in saved.items()
+            if name in own and own[name] != value
+        ]
         for name in (f"fixed_{argument}" for argument in self._per_head):
             # one number for all heads and one for each load into one another: the buffer takes the shape of the state
             here, given = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)

@@ -191,7 +191,8 @@ class DistanceTable(RelativeEncoding):
 
         Raises:
             TypeError: A factor that is not a number or a sequence of numbers.
-            ValueError: Not one number per head of the table (one if it is shared), or NaN or infinite.
+            ValueError: Not one number per head of the table (one if it is shared), NaN or infinity, or factors so large
+                that the result is.
 
         Note:
             The decay ends with the table, as all distances beyond have its last number: `resize` it first.
@@ -210,7 +211,11 @@ class DistanceTable(RelativeEncoding):
         reverse = v.flip(-1) if self.signed else v
         k = torch.arange(-reach if self.signed else 0, self.length, device=v.device)
         # in this order the defaults give v exactly, and b = 0 gives equal numbers at k and -k
-        return self._with_values((a + b) / 2 * v + (a - b) / 2 * reverse - c * k.abs())
+        values = ((a + b) / 2 * v + (a - b) / 2 * reverse - c * k.abs()).to(self.values.dtype)
+        # the attention of two numbers whose difference overflows is NaN or on one key
+        if not bool((values.amax(-1) - values.amin(-1)).isfinite().all()):
+            raise ValueError(f"symmetric, antisymmetric and decay must give numbers that {values.dtype} can hold")
+        return self._with_values(values)
 
     def resize(self, length: int) -> Self:
         """Return a table with the same numbers for another length.

@@ -117,7 +117,7 @@ def map_matrices(
             several = ", ".join(map(str, shapes))
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
-        return torch.stack([map_matrices(layer, kernel, mask=mask, visible=seen, **options) for layer, seen in by_layer])
+        return torch.stack([map_matrices(each, kernel, mask=mask, visible=seen, **options) for each, seen in by_layer])
     given = float_tensor("attention", attention)
     weights = on_float64_device(given)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or weights.shape[-1] == 0:
