@@ -181,12 +181,21 @@ def test_keys_that_no_query_attends_to_warn_of_padding(name):
         with pytest.warns(UserWarning, match=f"attends to {words}, as if it were padding; .*mask=attention_mask"):
             metric(padded)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.filterwarnings("error", "no query")
             metric(padded, mask=tokens)
             metrics.crop(padded, 2, 6)
             metric(padded[:1])
             metric(torch.eye(8).roll(-1, -1))
             metric(torch.stack([padded[0, 0], padded[1, 0]]))  # not all heads
+            metric(torch.eye(8)[[0] * 8].expand(2, 8, 8))
+
+
+def test_a_result_in_which_every_key_is_visible_is_not_taken_for_causal():
+    single = far_future(torch.float32)
+    for name in ("adjusted_locality", "entropy", "toeplitz_share"):
+        metric = getattr(metrics, name)
+        found = metric(SimpleNamespace(attention=single, visible=None))
+        torch.testing.assert_close(found, metric(single, causal=False))
 
 
 def test_a_flag_may_be_one_of_numpy():
@@ -281,7 +290,8 @@ def test_visible_keys_of_a_result_are_used():
     for arguments in ({"causal": True}, {"visible": torch.ones(12, 12).tril().bool()}):
         assert metrics.adjusted_locality(result, **arguments)[0, 0] > 0.3
     everything = SimpleNamespace(attention=attention, visible=None)
-    torch.testing.assert_close(metrics.adjusted_locality(everything), metrics.adjusted_locality(attention))
+    expected = metrics.adjusted_locality(attention, causal=False)
+    torch.testing.assert_close(metrics.adjusted_locality(everything), expected)
 
 
 def test_visible_combines_with_layers_and_masks():

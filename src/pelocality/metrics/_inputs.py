@@ -108,6 +108,7 @@ def map_matrices(
     if torch.compiler.is_compiling():  # which cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
         return eager(attention, kernel, mask=mask, visible=visible, **options)
+    options["may_be_padded"] |= hasattr(attention, "attention")  # a result of this library has no padding
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
@@ -131,7 +132,7 @@ def map_matrices(
     traced = transformed(flat)  # whose numbers cannot be read
     if not traced:
         _refuse_bands(flat)
-    if mask is None and not may_be_padded and not traced:
+    if mask is None and not options["may_be_padded"] and not traced:
         _warn_of_padding(weights)
     matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat))
     whole = mask is None and without_first == 0
@@ -156,15 +157,18 @@ def unwrap(attention: Attention) -> Any:
 
 
 def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
-    """Return visible, or else the ``.visible`` of a result; None if there is neither or ``causal`` is given."""
+    """Return visible, or else the ``.visible`` of a result (all keys, if that is None); None if causality decides."""
     if causal is not None:
         flag("causal", causal)
     if visible is not None and causal is not None:
         raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
     check_unmasked("visible", visible)
-    carried = getattr(attention, "visible", None)
-    if visible is not None or causal is not None or carried is None:
+    if visible is not None or causal is not None or not hasattr(attention, "visible"):
         return None if visible is None else as_tensor("visible", visible)
+    carried = getattr(attention, "visible", None)
+    if carried is None:  # of a result: every query sees every key, though weights may be 0
+        n = unwrap(attention).shape[-1]
+        return torch.ones(n, n, dtype=torch.bool, device="cpu")
     axes: int = unwrap(attention).ndim - carried.ndim
     return as_tensor("visible", carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
 
@@ -230,13 +234,20 @@ def _refuse_bands(flat: Tensor) -> None:
 
 
 def _warn_of_padding(weights: Tensor) -> None:
-    """Warn of keys at either end that no query of any head attends to; weights (..., head, n, n)."""
+    """Warn if all heads of a sequence, (..., head, n, n), leave out the same keys at one end, and no other keys."""
     if weights.ndim < 3 or weights.shape[-3] < 2 or weights.shape[-1] < 3:
         return
     for end in (0, -1):
-        # two queries decide nearly always; only then look at the whole column
+        # two queries decide nearly always; only then look at all
         suspicious = (weights.detach()[..., [0, -1], end] == 0).all(-1).all(-1)
-        if bool(suspicious.any()) and bool((weights.detach()[suspicious][..., end] == 0).all(-1).all(-1).any()):
+        if not bool(suspicious.any()):
+            continue
+        attended = (weights.detach()[suspicious] > 0).any(-2)  # (sequence, head, key)
+        if end == 0:
+            attended = attended.flip(-1)
+        one_run = ~attended[..., -1] & attended[..., 1] & (attended.int().diff(dim=-1) <= 0).all(-1)
+        # a few sharp heads may leave any key out, but not all heads the same ones at one end
+        if bool((one_run & (attended == attended[:, :1]).all(-1)).all(-1).any()):
             warn_caller(
                 f"no query of any head attends to the {'last' if end else 'first'} key, as if it were padding; leave "
                 "padding out with mask=attention_mask"

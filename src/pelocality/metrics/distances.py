@@ -42,7 +42,7 @@ def adjusted_locality(
         causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
         visible: Which keys each query sees where that is neither all nor the past (a sliding window): boolean
             (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the
-            ``.visible`` of a result, otherwise see causal.
+            ``.visible`` of a result (if that is None, every key is visible), otherwise see causal.
         mask: As for `locality`.
         without_first: As for `locality`.
 
