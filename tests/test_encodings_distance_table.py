@@ -261,6 +261,21 @@ def test_an_added_decay_is_that_of_alibi_and_makes_attention_more_local():
     assert (locality(table.scaled(decay=0.5).weights(20)) > locality(table.weights(20))).all()
 
 
+def test_attention_whose_future_is_too_small_for_its_dtype_is_causal_unless_said_otherwise():
+    k = torch.arange(9.0) - torch.arange(9.0)[:, None]
+    weights = torch.where(k > 0, -60 * k - 60, -0.1 * k.abs()).softmax(-1)[None, None]
+    assert DistanceTable.from_attention(weights)[0].causal
+    for table in (
+        DistanceTable.from_attention(weights, causal=False)[0],
+        DistanceTable.from_attention(SimpleNamespace(attention=weights, visible=None))[0],
+    ):
+        assert not table.causal
+        assert table.signed
+        assert (table.values[:, 7:] < -40).all()
+    with pytest.raises(ValueError, match="causal=True hides keys with attention"):
+        DistanceTable.from_attention(ALiBi(1).weights(9)[None], causal=True)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
