@@ -75,7 +75,7 @@ def contenders(n: int, device: str) -> dict[str, Contender]:
         found[name] = biased(encoding)
     for name in ("fixed: ALiBi", "learned: signed distance table"):
         encoding = encodings()[name].to(device)
-        found[f"{name}, as a mask"] = sdpa(encoding, *encoding.parameters())
+        found[f"{name}, as a mask"] = sdpa(once_if_fixed(encoding, n), *encoding.parameters())
         found |= padded(name, encoding, n)
     mask = torch.nn.Parameter(torch.zeros(HEADS, n, n, device=device))
     found["limit for learned: SDPA, learnable (heads, n, n) mask"] = sdpa(lambda n: mask, mask)
@@ -93,22 +93,28 @@ def contenders(n: int, device: str) -> dict[str, Contender]:
     else:
         alibi = AlibiPositionalBias(HEADS).to(device)
         found["peer: x-transformers' ALiBi"] = sdpa(lambda n: alibi(n, n))
-    found["eager, fixed ALiBi"] = eager(ALiBi(HEADS).to(device))
+    found["eager, fixed ALiBi"] = eager(once_if_fixed(ALiBi(HEADS).to(device), n))
     distance_table = DistanceTable(HEADS, 512).to(device)
     found["eager, learned distance table"] = eager(distance_table, *distance_table.parameters())
     return found | flexible(n) if device == "cuda" else found
 
 
+def once_if_fixed(encoding: RelativeEncoding, n: int) -> Callable[[int], Tensor]:
+    """Return the bias as a function of n: a fixed one is built once, as models share it between layers."""
+    fixed = encoding(n).detach()
+    return encoding if tuple(encoding.parameters()) else lambda n: fixed
+
+
 def padded(name: str, encoding: RelativeEncoding, n: int) -> dict[str, Contender]:
     """Return attention with padding in the last quarter of every sequence."""
     visible = torch.arange(n, device=encoding.relative(1).device).view(1, 1, 1, n) < n - n // 4
-    learned = tuple(encoding.parameters())
+    learned, bias = tuple(encoding.parameters()), once_if_fixed(encoding, n)
 
     def with_encoding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return biased_attention(q, k, v, encoding, mask=visible)
 
     def mask(n: int) -> Tensor:
-        return torch.where(visible[0], encoding(n), -torch.inf)
+        return torch.where(visible[0], bias(n), -torch.inf)
 
     return {f"{name}, padded": Contender(with_encoding, learned), f"{name}, padded, as a mask": sdpa(mask, *learned)}
 

@@ -36,7 +36,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from nltk.tokenize import wordpunct_tokenize
-from runs import DATA, claim, fingerprint, lines_of, markdown, over_groups, packaged_model, shuffled_and_windows, signed
+from runs import (
+    DATA,
+    claim,
+    fingerprint,
+    lines_of,
+    markdown,
+    over_groups,
+    packaged_model,
+    percent,
+    shuffled_and_windows,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from pelocality import read_frames, read_snli
@@ -46,6 +56,7 @@ from pelocality.probes import (
     random_shuffling,
     semantic_role_swap,
 )
+from pelocality.statistics import mean_over_groups, proportion_over_groups
 
 SIZES = (3, 4, 5, 6)
 
@@ -130,17 +141,17 @@ def summary(found):
     """Return each cell's share of preferred originals and differences, with intervals clustered by sentence."""
     rows = []
     for (corpus, probe), (decoder, neighbours, sentences) in found.items():
-        correct, wrong = 100 * decoder["correct"].astype(float), ~neighbours["correct"]
+        correct, wrong = decoder["correct"], ~neighbours["correct"]
         rows.append(
             {
                 "corpus": corpus,
                 "probe": probe,
                 "pairs": len(decoder),
-                "original preferred, %": over_groups(correct, sentences),
+                "original preferred, %": percent(proportion_over_groups(correct, sentences)),
                 "difference, nats": over_groups(decoder["difference"], sentences),
-                "bigrams, %": over_groups(100 * neighbours["correct"].astype(float), sentences),
+                "bigrams, %": percent(proportion_over_groups(neighbours["correct"], sentences)),
                 "pairs that bigrams get wrong": wrong.sum(),
-                "preferred there, %": over_groups(correct[wrong], sentences[wrong]),
+                "preferred there, %": percent(proportion_over_groups(correct[wrong], sentences[wrong])),
             }
         )
     return pd.DataFrame(rows)
@@ -151,9 +162,10 @@ def constituents_beyond_windows(found):
     rows = []
     for size in SIZES:
         inside, window = (found["EWT", f"{name}-{size}"][0].set_index("uid") for name in ("Shuffle", "Windows"))
-        change = [100.0 * (inside["correct"].astype(float) - window["correct"].astype(float))]
-        change.append(inside["difference"] - window["difference"])
-        rows.append([size, len(inside), *(signed(over_groups(each, each.index), "+.1f") for each in change)])
+        accuracy = inside["correct"].astype(int) - window["correct"].astype(int)
+        nats = inside["difference"] - window["difference"]
+        change = percent(mean_over_groups(accuracy, accuracy.index)), over_groups(nats, nats.index)
+        rows.append([size, len(inside), *(format(each, "+.1f") for each in change)])
     return pd.DataFrame(rows, columns=["size", "pairs", "shuffle minus windows, points", "nats"])
 
 

@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from past_locality import read
 from pretrain import pretrain
-from runs import half_way, markdown, parse_runs, runs_parser, signed
+from runs import half_way, markdown, parse_runs, runs_parser
 from torch import ones
 
 from pelocality import past_locality, plots
@@ -50,7 +50,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         for column, name in COLUMNS.items():
             first, last = (of_layer[of_layer["step"] == step].set_index("seed")[column] for step in steps)
             row[name] = f"{first.mean():.3f} → {mean_over_runs(last)}"
-            row[f"{name}, rise"] = signed(mean_over_runs(last - first))
+            row[f"{name}, rise"] = format(mean_over_runs(last - first), "+.3f")
         rows.append(row)
     return pd.DataFrame(rows)
 

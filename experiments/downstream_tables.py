@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from cells import SCALINGS
-from runs import markdown, signed
+from runs import markdown
 from scipy.stats import t as student_t
 from sentence_tasks import SENTEVAL
 from statsmodels.regression.linear_model import OLS
@@ -110,7 +110,7 @@ def slopes(table: pd.DataFrame, held: str | None = None) -> pd.DataFrame:
         number = chosen["cell"].nunique()
         metrics = METRICS if held or group == "from nothing" else (*METRICS, "token_loss")
         if number > 3:
-            numbers = {metric.replace("_", " "): signed(slope(chosen, metric, held), "+.2f") for metric in metrics}
+            numbers = {metric.replace("_", " "): format(slope(chosen, metric, held), "+.2f") for metric in metrics}
             found.append({"scores": kind, "cells": f"{group} ({number})"} | numbers)
     return pd.DataFrame(found).fillna("")
 
@@ -168,7 +168,7 @@ def by_seed(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def points(values: pd.Series) -> str:
     """Format the mean of differences, with its interval over seeds if there are several; NaN where one has no score."""
     values = values.dropna()
-    return signed(mean_over_runs(values), "+.1f") if len(values) > 1 else f"{values.mean():+.1f}"
+    return format(mean_over_runs(values), "+.1f") if len(values) > 1 else f"{values.mean():+.1f}"
 
 
 def formatted_mean(values: pd.Series) -> str:

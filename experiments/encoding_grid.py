@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import markdown, parse_runs, runs_parser, signed
+from runs import markdown, parse_runs, runs_parser
 from scipy import stats
 
 from pelocality import AttenuatedEncoding, measure
@@ -64,7 +64,7 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
             {"encoding": name}
             | {metric: "" if pd.isna(value) else f"{value:.3f}" for metric, value in metrics.items()}
             | {"held-out loss": str(mean_over_runs(of_name["loss"]))}
-            | {"against none": "" if name == "none" else signed(against_none)}
+            | {"against none": "" if name == "none" else format(against_none, "+.3f")}
         )
     return pd.DataFrame(rows)
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import half_way, last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from runs import half_way, last_complete_checkpoint, markdown, parse_runs, runs_parser
 from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
@@ -61,7 +61,7 @@ def rises(trajectories: pd.DataFrame) -> dict[str, str]:
         name = metric.replace("_", " ")
         row[name] = f"{first[metric].mean():.3f} → {mean_over_runs(last[metric])}"
         if metric in RISING:
-            row[f"{name}, rise"] = signed(mean_over_runs(last[metric] - first[metric]))
+            row[f"{name}, rise"] = format(mean_over_runs(last[metric] - first[metric]), "+.3f")
     return row
 
 

@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 from cells import encoding_of
 from pretrain import blocks, pretrain, split_paragraphs
-from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser, signed
+from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from pelocality import attach
@@ -89,8 +89,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         of_cell = of_cell.set_index("seed").drop(columns="positions").dropna(axis=1)
         row = {"positions": positions} | {column: str(mean_over_runs(of_cell[column])) for column in of_cell}
         if positions != "original":
-            row["against original"] = signed(mean_over_runs(of_cell[shortest] - untouched))
-            row["longest against shortest"] = signed(mean_over_runs(of_cell[longest] - of_cell[shortest]))
+            row["against original"] = format(mean_over_runs(of_cell[shortest] - untouched), "+.3f")
+            row["longest against shortest"] = format(mean_over_runs(of_cell[longest] - of_cell[shortest]), "+.3f")
         rows.append(row)
     return pd.DataFrame(rows).fillna("")
 

@@ -91,9 +91,8 @@ from runs import (
     claim,
     fingerprint,
     markdown,
-    over_groups,
+    percent,
     settings_of,
-    signed,
     unused_pairs,
     write_atomically,
 )
@@ -105,7 +104,7 @@ from pelocality.corpora import Pair, Sentence, SpacyParser, plain_sentence
 from pelocality.evaluation import evaluate
 from pelocality.models import reflection_gap
 from pelocality.probes import semantic_role_swap
-from pelocality.statistics import mean_over_runs
+from pelocality.statistics import mean_over_groups, mean_over_runs, proportion_over_groups
 
 CELLS = ("original", "none", "antisymmetric x 0", "measured table", "antisymmetric x 2", "mixed")
 NOT_ENTAILMENT = len(LABELS)
@@ -310,7 +309,10 @@ def estimate(examples: pd.DataFrame, name: str) -> Any:
     """Return a mean with Student's interval over seeds, or with one seed over documents and premises."""
     known = examples.dropna(subset=name)
     by_seed = known.groupby("seed")[name].mean()
-    return mean_over_runs(by_seed) if len(by_seed) > 1 else over_groups(known[name], known["cluster"])
+    if len(by_seed) > 1:
+        return mean_over_runs(by_seed)
+    over_groups = mean_over_groups if name == "change" else proportion_over_groups
+    return percent(over_groups(known[name].astype(float) / 100, known["cluster"]))
 
 
 def summary(examples: pd.DataFrame) -> pd.DataFrame:
@@ -348,7 +350,7 @@ def contrasts(examples: pd.DataFrame) -> pd.DataFrame:
             row[what] = ""
             if one != other and {one, other} <= set(runs):
                 change = runs[one].assign(change=runs[one][name] - runs[other][name]).reset_index()
-                row[what] = signed(estimate(change, "change"), "+.1f")
+                row[what] = format(estimate(change, "change"), "+.1f")
         rows.append(row)
     return pd.DataFrame(rows)
 

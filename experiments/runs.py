@@ -189,17 +189,16 @@ def over_groups(values: pd.Series, groups: pd.Series) -> Estimate:
     return mean_over_groups(values, groups, least=-math.inf, most=math.inf)
 
 
+def percent(share: Estimate) -> Estimate:
+    """Return a share, or a difference of shares, in percent."""
+    return Estimate(100 * share.value, 100 * share.low, 100 * share.high)
+
+
 def half_way(rows: pd.DataFrame, column: str) -> int | str:
     """Return the first measured step at which the mean over layers has made half of its rise."""
     values = rows.groupby("step")[column].mean()
     rise = values.max() - values.iloc[0]
     return int((values >= values.iloc[0] + rise / 2).idxmax()) if rise >= 0.01 else "no rise"
-
-
-def signed(difference: Estimate, form: str = "+.3f") -> str:
-    """Format a difference with its interval, signs shown."""
-    value, low, high = (format(number, form) for number in (difference.value, difference.low, difference.high))
-    return f"{value} [{low}, {high}]"
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -72,7 +72,7 @@ from healed_models import (
     tokenized,
     with_new_head,
 )
-from runs import DATA, claim, markdown, settings_of, signed, write_atomically
+from runs import DATA, claim, markdown, settings_of, write_atomically
 from scipy.stats import false_discovery_control, levene
 from sentence_tasks import glue_rows, score
 from torch import nn
@@ -206,7 +206,7 @@ def summary(results: pd.DataFrame, against: str) -> pd.DataFrame:
         row |= {"score": str(mean_over_runs(runs)), "standard deviation": f"{runs.std():.4f}"}
         paired = (runs - base).dropna()
         shown = cell != against and len(paired)
-        row[f"against {against}, by seed"] = signed(mean_over_runs(paired), "+.3f") if shown else ""
+        row[f"against {against}, by seed"] = format(mean_over_runs(paired), "+.3f") if shown else ""
         compared = cell != against and min(len(base), len(runs)) > 2 and base.std() > 0 and runs.std() > 0
         row["ratio of deviations"] = ratio_of_spreads(runs, base) if compared else ""
         tests.append(levene(runs, base, center="median").pvalue if compared else np.nan)

@@ -1,8 +1,10 @@
 """The attenuated encoding against its equation, and encodings from targets against the metrics."""
 
+import json
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -325,3 +327,9 @@ def test_arguments_that_are_assigned_while_attached_change_the_bias():
         attach(model, AttenuatedEncoding(decay=0.1, form="logits"))
         torch.testing.assert_close(model(ids)[0], after)
     assert not torch.allclose(before, after)
+
+
+def test_flags_may_be_those_of_numpy():
+    encoding = AttenuatedEncoding(causal=np.bool_(True), learnable=np.True_)
+    assert (encoding.causal, encoding.learnable) == (True, True)
+    assert json.loads(json.dumps(encoding.configuration()))["causal"] is True

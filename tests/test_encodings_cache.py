@@ -44,20 +44,45 @@ FIXED = [
 ]
 
 
+def added(encoding, queries, keys=None, dtype=None):
+    """Return what attention adds to its logits, which is cached."""
+    return encoding.additive_mask(queries, keys or queries, mask=None, dtype=dtype or encoding.dtype)
+
+
 def is_reused(encoding, *request, **options):
     """Return whether two calls return the same tensor."""
-    return encoding(*request, **options).data_ptr() == encoding(*request, **options).data_ptr()
+    return added(encoding, *request, **options).data_ptr() == added(encoding, *request, **options).data_ptr()
+
+
+@pytest.mark.parametrize("write", ["item", "data", "numpy"])
+@pytest.mark.parametrize("make", FIXED)
+def test_a_write_into_a_bias_of_the_user_changes_no_other(make, write):
+    encoding, twin = make(), make()
+    expected, shared = twin.weights(8), added(twin, 8)
+    for given in (encoding(8), encoding(8, dtype=torch.float64), encoding.weights(8)):
+        given = given.contiguous() if write == "item" else given
+        if write == "item":
+            given[0, 0, 1] = 7.0
+        elif write == "data":
+            given.data.fill_(7.0)
+        else:
+            given.numpy()[...] = 7.0
+    for each in (encoding, twin, make()):
+        assert torch.equal(added(each, 8), shared)
+        assert torch.equal(each.weights(8), expected)
+        assert torch.equal(each(8), make()(8))
+        assert not (each(8) == 7).any()
 
 
 @pytest.mark.parametrize("make", FIXED)
 def test_a_fixed_bias_is_built_once_while_length_and_dtype_stay(make):
     encoding = make()
     assert is_reused(encoding, 6)
-    first = encoding(6)
-    assert encoding(6, 7).shape == (3, 6, 7)
-    assert encoding(6, dtype=torch.bfloat16).dtype == torch.bfloat16
+    first = added(encoding, 6)
+    assert added(encoding, 6, 7).shape[1:] == (6, 7)
+    assert added(encoding, 6, dtype=torch.bfloat16).dtype == torch.bfloat16
     assert is_reused(encoding, 6, dtype=torch.bfloat16)
-    again = encoding(6)
+    again = added(encoding, 6)
     assert again.data_ptr() != first.data_ptr()  # only the last is cached
     assert torch.equal(again, first)
 
@@ -65,22 +90,22 @@ def test_a_fixed_bias_is_built_once_while_length_and_dtype_stay(make):
 def test_equal_encodings_share_their_bias_and_others_do_not():
     one = ALiBi(heads=3)
     layers = [copy.deepcopy(one) for _ in range(3)]
-    assert len({layer(6).data_ptr() for layer in (one, *layers)}) == 1
-    assert ALiBi(heads=3, causal=True)(6).data_ptr() != one(6).data_ptr()
-    assert ALiBi(heads=3, slopes=1.0)(6).data_ptr() != one(6).data_ptr()
+    assert len({added(layer, 6).data_ptr() for layer in (one, *layers)}) == 1
+    assert added(ALiBi(heads=3, causal=True), 6).data_ptr() != added(one, 6).data_ptr()
+    assert added(ALiBi(heads=3, slopes=1.0), 6).data_ptr() != added(one, 6).data_ptr()
 
 
 def test_writing_into_a_bias_does_not_change_the_next_one():
     encoding = ALiBi(heads=3)
-    right = encoding(6).clone()
-    encoding(6)[0, 0, 0] = 7.0
-    assert torch.equal(encoding(6), right)
+    right = added(encoding, 6).clone()
+    added(encoding, 6)[0, 0, 0] = 7.0
+    assert torch.equal(added(encoding, 6), right)
 
 
 @pytest.mark.parametrize("change", ["load", "attribute", "buffer", "move"])
 def test_a_changed_encoding_has_a_changed_bias(change):
     encoding = FixedWindow(width=1) if change == "attribute" else AttenuatedEncoding(decay=0.5)
-    before = encoding(6).clone()
+    before = added(encoding, 6).clone()
     if change == "load":
         encoding.load_state_dict(AttenuatedEncoding(decay=0.1).state_dict())
     elif change == "attribute":
@@ -89,27 +114,27 @@ def test_a_changed_encoding_has_a_changed_bias(change):
         encoding.fixed_decay.mul_(0.5)
     else:
         encoding.double()
-    after = encoding(6)
+    after = added(encoding, 6)
     assert after.dtype == torch.float64 if change == "move" else not torch.equal(after, before)
 
 
 def test_a_bias_built_in_inference_mode_can_be_used_in_training():
     encoding = ALiBi(heads=2, slopes=0.77)
     with torch.inference_mode():
-        encoding(6)
+        added(encoding, 6)
     q = torch.randn(1, 2, 6, 4, requires_grad=True)
-    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=encoding(6)[None]).sum().backward()
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=added(encoding, 6)[None]).sum().backward()
     assert torch.isfinite(q.grad).all()
 
 
 def test_a_bias_that_no_encoding_used_last_is_freed():
     encoding = ALiBi(3, slopes=0.123)
     twin = copy.deepcopy(encoding)
-    assert twin(6).data_ptr() == encoding(6).data_ptr()
+    assert added(twin, 6).data_ptr() == added(encoding, 6).data_ptr()
     kept = weakref.ref(_cache._LAST[encoding])
-    encoding(7)
+    added(encoding, 7)
     assert kept() is not None
-    twin(7)
+    added(twin, 7)
     gc.collect()
     assert kept() is None
 
@@ -117,16 +142,16 @@ def test_a_bias_that_no_encoding_used_last_is_freed():
 def test_copies_that_were_changed_have_separate_biases():
     one = ALiBi(2)
     two, three = copy.deepcopy(one), copy.deepcopy(one)
-    shared = one(6)
+    shared = added(one, 6)
     two.fixed_slopes.mul_(2)
-    assert torch.equal(two(6), 2 * shared)
-    assert two(6).data_ptr() == two(6).data_ptr()
-    assert one(6).data_ptr() == three(6).data_ptr() == shared.data_ptr()
+    assert torch.equal(added(two, 6), 2 * shared)
+    assert added(two, 6).data_ptr() == added(two, 6).data_ptr()
+    assert added(one, 6).data_ptr() == added(three, 6).data_ptr() == shared.data_ptr()
 
 
 def test_derivatives_for_a_buffer_are_computed():
     encoding = ALiBi(1, slopes=0.5)
-    encoding(4)
+    added(encoding, 4)
 
     def total(slopes):
         return torch.func.functional_call(encoding, {"fixed_slopes": slopes}, (4,)).sum()
@@ -140,14 +165,14 @@ def test_derivatives_for_a_buffer_are_computed():
     with forward_ad.dual_level():
         dual = total(forward_ad.make_dual(slopes, torch.ones(1)))
         assert forward_ad.unpack_dual(dual).tangent.item() == expected
-    assert torch.equal(encoding(4), ALiBi(1, slopes=0.5)(4))
+    assert torch.equal(added(encoding, 4), added(ALiBi(1, slopes=0.5), 4))
 
 
 def test_a_fixed_bias_built_inside_a_transform_can_be_used_outside():
     encoding, x = ALiBi(1, slopes=0.25), torch.randn(4)
-    torch.func.grad(lambda x: (encoding(4)[0] * x).sum())(x)
-    torch.func.vmap(lambda x: (encoding(4)[0] * x).sum())(x[None])
-    assert torch.equal(encoding(4), ALiBi(1, slopes=0.25)(4))
+    torch.func.grad(lambda x: (added(encoding, 4)[0] * x).sum())(x)
+    torch.func.vmap(lambda x: (added(encoding, 4)[0] * x).sum())(x[None])
+    assert torch.equal(added(encoding, 4), added(ALiBi(1, slopes=0.25), 4))
 
 
 def replica(module):
@@ -164,15 +189,15 @@ def replica(module):
 def test_a_replica_of_data_parallel_learns(make):
     encoding = make()
     with torch.no_grad():
-        replica(encoding)(5)  # if this were cached, the bias below would have no gradient
-    output = replica(encoding)(5)
-    torch.testing.assert_close(output, encoding(5), rtol=0, atol=0)
+        added(replica(encoding), 5)  # if this were cached, the bias below would have no gradient
+    output = added(replica(encoding), 5)
+    torch.testing.assert_close(output, added(encoding, 5), rtol=0, atol=0)
     (output * torch.randn(output.shape)).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in encoding.parameters())
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.add_(torch.randn(parameter.shape))
-    assert not torch.equal(replica(encoding)(5), output)
+    assert not torch.equal(added(replica(encoding), 5), output)
 
 
 def test_a_parametrized_parameter_is_read_through_its_parametrization():
@@ -183,14 +208,14 @@ def test_a_parametrized_parameter_is_read_through_its_parametrization():
     encoding = AttenuatedEncoding(learnable="decay", decay=0.25)
     nn.utils.parametrize.register_parametrization(encoding, "log_decay", Half())
     assert encoding.decay.item() == pytest.approx(0.5)
-    encoding(4)[0, 0, 1].backward()
+    added(encoding, 4)[0, 0, 1].backward()
     assert encoding.parametrizations.log_decay.original.grad.item() != 0
 
 
 @pytest.mark.parametrize("write", ["data", "assign", "numpy", "buffer"])
 def test_a_write_to_a_buffer_that_torch_does_not_record_changes_the_bias(write):
     encoding = ALiBi(heads=1, slopes=0.5)
-    before = encoding(6).clone()
+    before = added(encoding, 6).clone()
     if write == "data":
         encoding.fixed_slopes.data.fill_(5.0)
     elif write == "assign":
@@ -199,7 +224,7 @@ def test_a_write_to_a_buffer_that_torch_does_not_record_changes_the_bias(write):
         encoding.fixed_slopes.numpy()[:] = 5.0
     else:
         encoding.register_buffer("fixed_slopes", torch.tensor([5.0]))
-    assert torch.equal(encoding(6), 10 * before)
+    assert torch.equal(added(encoding, 6), 10 * before)
 
 
 class Slope(RelativeEncoding):
@@ -221,12 +246,12 @@ def test_an_attribute_that_is_not_an_argument_changes_the_bias(number):
             return -k * distance.abs()[None]
 
     encoding = Read()
-    before = encoding(4).clone()
+    before = added(encoding, 4).clone()
     encoding.k = number
-    assert torch.equal(encoding(4), 2 * before)
+    assert torch.equal(added(encoding, 4), 2 * before)
     if isinstance(number, torch.Tensor):
         number.data.fill_(3.0)
-        assert torch.equal(encoding(4), 3 * before)
+        assert torch.equal(added(encoding, 4), 3 * before)
 
 
 class Sum(RelativeEncoding):
@@ -268,21 +293,21 @@ def test_the_bias_of_a_class_of_the_user_is_built_anew():
             return self.factor * torch.rand(()) * super().at(distance)
 
     drawn = Drawn()
-    assert drawn(4)[0, 0, 1] != drawn(4)[0, 0, 1]
+    assert added(drawn, 4)[0, 0, 1] != added(drawn, 4)[0, 0, 1]
     Drawn.factor = 0.0
-    assert not drawn(4).any()
+    assert not added(drawn, 4).any()
     slope, before = Slope(), Slope()(4)
     slope.at = lambda distance: 2 * Slope.at(slope, distance)
-    assert torch.equal(slope(4), 2 * before)
+    assert torch.equal(added(slope, 4), 2 * before)
 
 
 def test_encodings_that_contain_others_depend_on_these():
     one, two = Pair(NoEncoding(), frozen(0.0, 1.0)), Pair(NoEncoding(), frozen(0.0, 3.0))
-    assert torch.equal(3 * one(4), two(4))
+    assert torch.equal(3 * added(one, 4), added(two, 4))
     two.second.values.data.copy_(one.second.values)
-    assert torch.equal(one(4), two(4))
+    assert torch.equal(added(one, 4), added(two, 4))
     learned = Pair(NoEncoding(), DistanceTable(1, 2))
-    learned(4).sum().backward()
+    added(learned, 4).sum().backward()
     assert learned.second.values.grad.any()
 
 
@@ -379,10 +404,10 @@ def test_extreme_learned_numbers_have_finite_biases_and_gradients(make, number, 
 @pytest.mark.parametrize("make", FIXED)
 def test_shapes_computed_with_fake_tensors_leave_the_cache_as_it_was(make):
     cached, empty = make(), make()
-    expected = cached(6).clone()
+    expected = added(cached, 6).clone()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        assert mode.is_our_fake(cached(6))  # not read from it
-        assert mode.is_our_fake(empty(7))
+        assert mode.is_our_fake(added(cached, 6))  # not read from it
+        assert mode.is_our_fake(added(empty, 7))
     for encoding in (cached, empty, make()):
-        assert type(encoding(7)) is torch.Tensor  # not written to it
-        assert torch.equal(encoding(6), expected)
+        assert type(added(encoding, 7)) is torch.Tensor  # not written to it
+        assert torch.equal(added(encoding, 6), expected)

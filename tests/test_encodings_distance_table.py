@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -121,7 +120,7 @@ def test_resizing_keeps_dtype_and_requires_grad():
     ("call", "error", "words"),
     [
         (lambda: DistanceTable(length=0), ValueError, "length"),
-        (lambda: DistanceTable(signed=np.True_), TypeError, "signed must be True or False"),
+        (lambda: DistanceTable(signed=1), TypeError, "signed must be True or False"),
         (lambda: DistanceTable(shared="no"), TypeError, "shared must be True or False"),
         (lambda: DistanceTable(learnable="no"), TypeError, "learnable must be True or False"),
         (lambda: ramp().resize(0), ValueError, "length"),
@@ -262,12 +261,29 @@ def test_an_added_decay_is_that_of_alibi_and_makes_attention_more_local():
     assert (locality(table.scaled(decay=0.5).weights(20)) > locality(table.weights(20))).all()
 
 
+def test_attention_whose_future_is_too_small_for_its_dtype_is_causal_unless_said_otherwise():
+    k = torch.arange(9.0) - torch.arange(9.0)[:, None]
+    weights = torch.where(k > 0, -60 * k - 60, -0.1 * k.abs()).softmax(-1)[None, None]
+    assert DistanceTable.from_attention(weights)[0].causal
+    for table in (
+        DistanceTable.from_attention(weights, causal=False)[0],
+        DistanceTable.from_attention(SimpleNamespace(attention=weights, visible=None))[0],
+    ):
+        assert not table.causal
+        assert table.signed
+        assert (table.values[:, 7:] < -40).all()
+    with pytest.raises(ValueError, match="causal=True hides keys with attention"):
+        DistanceTable.from_attention(ALiBi(1).weights(9)[None], causal=True)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"symmetric": [1.0, 2.0, 3.0]}, ValueError),
         ({"antisymmetric": "a"}, TypeError),
         ({"decay": float("nan")}, ValueError),
+        ({"symmetric": 3e38, "antisymmetric": 3e38}, ValueError),
+        ({"decay": 3e38}, ValueError),
     ],
 )
 def test_dials_that_are_not_numbers_per_head_are_refused(options, error):

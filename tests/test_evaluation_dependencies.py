@@ -228,11 +228,22 @@ def test_subtypes_of_relations_can_be_merged():
     assert set(together.relations) == {"x", "y"}
 
 
-def test_equal_sentences_belong_to_the_same_half():
+def test_the_half_of_a_sentence_follows_from_its_words_and_the_seed():
     assert {half_of((str(i),), 0) for i in range(20)} == {0, 1}
-    words = dependency_accuracy(tiny("bert"), wordpiece(), random_sentences(9) * 2).words
-    assert (words.loc[: len(words) // 2 - 1, "half"].to_numpy() == words.loc[len(words) // 2 :, "half"]).all()
+    found = dependency_accuracy(tiny("bert"), wordpiece(), random_sentences(9))
+    backwards = dependency_accuracy(tiny("bert"), wordpiece(), random_sentences(9)[::-1])
+    halves = [each.words.groupby("sentence")["half"].first().tolist() for each in (found, backwards)]
+    assert halves[0] == halves[1][::-1]
     assert any(half_of((str(i),), 0) != half_of((str(i),), 1) for i in range(20))
+
+
+def test_copies_of_sentences_change_no_number_and_are_counted():
+    sentences = list({s.words: s for s in random_sentences(40)}.values())
+    once, copied = (dependency_accuracy(tiny("bert"), wordpiece(), sentences * k) for k in (1, 10))
+    pd.testing.assert_frame_equal(copied.to_frame(minimum=1), once.to_frame(minimum=1))
+    pd.testing.assert_frame_equal(copied.best(minimum=1), once.best(minimum=1))
+    number = len(sentences)
+    assert f"{number} sentences, {9 * number} dropped (same words as an earlier sentence)" in repr(copied)
 
 
 def test_sentences_that_cannot_be_used_are_counted():
@@ -296,7 +307,7 @@ def test_arcs_to_later_words_are_not_scored_for_a_causal_model():
     tokenizer, model = prefixed_byte_level(), tiny("gpt2")
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     # "det" always has its head to the right, "x" to the left
-    sentences = [sentence([word, "cats", "river"], [2, 0, 2], ["det", "root", "x"]) for word in WORDS * 9]
+    sentences = [sentence([a, b, "river"], [2, 0, 2], ["det", "root", "x"]) for a in WORDS for b in WORDS]
     found = dependency_accuracy(model, tokenizer, sentences)
     assert found.causal
     assert np.isnan(found.accuracy("det")).all()
@@ -304,7 +315,7 @@ def test_arcs_to_later_words_are_not_scored_for_a_causal_model():
     assert sorted(best.index) == [("all", TO_HEAD), ("all", TO_DEPENDENT), ("det", TO_DEPENDENT), ("x", TO_HEAD)]
     assert (best["offset"] == -1).all()
     assert best.loc[("all", TO_HEAD), "n"] == (found.words["half"] == 1).sum() / 3
-    note = "arcs to later words are not scored (54 of 108 from dependent to head, 54 from head to dependent)"
+    note = "arcs to later words are not scored (36 of 72 from dependent to head, 36 from head to dependent)"
     assert note in repr(found)
     assert "nan" not in repr(found).lower()
     assert set(compare_head_types(found, np.arange(6).reshape(3, 2), minimum=1).table["relation"]) == {"det", "x"}

@@ -163,7 +163,7 @@ def test_only_a_strictly_larger_score_is_correct_and_ties_are_counted():
         [3, 2, 0.5, 0],
         [4, 2, 0.5, 0.5],
     ]
-    assert "accuracy 0.500 [0.148, 0.852] on 4 pairs, 1 ties" in repr(found)
+    assert "accuracy 0.500 [0.082, 0.918] on 4 pairs in 3 groups, 1 ties" in repr(found)
     row = found.to_frame().iloc[0]
     assert (row["score"], row["n"], row["difference"]) == (found.score, 4, 0.25)
     assert (row["accuracy"], row["low"], row["high"]) == dataclasses.astuple(found.accuracy)

@@ -137,12 +137,73 @@ def test_adjusted_locality_is_one_for_the_identity_and_nan_for_a_single_token():
     assert math.isnan(metrics.adjusted_locality(torch.ones(1, 1)))
 
 
+@pytest.mark.filterwarnings("ignore:1 of 2 matrices have no weight above")
 def test_causality_is_detected_per_matrix_or_given():
     both = torch.stack([uniform(16), uniform(16, causal=True)])
     torch.testing.assert_close(metrics.adjusted_locality(both), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12)
     assert metrics.adjusted_locality(both[1], causal=True).abs() < 1e-6
     torch.testing.assert_close(metrics.entropy(both), torch.ones(2, dtype=torch.float64))
     assert metrics.entropy(both, causal=False)[1] < 1
+
+
+def far_future(dtype):
+    """Return attention whose future weights are too small for float32 in the steepest of three heads."""
+    k = torch.arange(9, dtype=torch.float64) - torch.arange(9, dtype=torch.float64)[:, None]
+    slope = torch.tensor([1.0, 5.0, 60.0], dtype=torch.float64)[:, None, None]
+    return torch.where(k > 0, -slope * (k + 1), -0.1 * k.abs()).to(dtype).softmax(-1)
+
+
+@pytest.mark.parametrize("name", ["adjusted_locality", "entropy", "toeplitz_share"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_batch_of_which_only_some_matrices_count_as_causal_warns_once(name, layers):
+    metric, single = getattr(metrics, name), far_future(torch.float32)
+    with pytest.warns(
+        UserWarning, match=f"{layers} of {3 * layers} matrices have no weight above.*give causal="
+    ) as caught:
+        metric(single if layers == 1 else (single, single))
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact = metric(far_future(torch.float64))
+        torch.testing.assert_close(metric(single, causal=False), exact.float(), rtol=0, atol=1e-4)
+        metric(single[2]), metric(single[:2]), metric(torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
+def test_keys_that_no_query_attends_to_warn_of_padding(name):
+    attention = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).exp()
+    metric, mask = getattr(metrics, name), torch.ones(2, 8, dtype=torch.long)
+    for padding, words in ((slice(6, 8), "the last key"), (slice(0, 2), "the first key")):
+        padded, tokens = attention.clone(), mask.clone()
+        padded[1, ..., padding] = 0
+        tokens[1, padding] = 0
+        padded /= padded.sum(-1, keepdim=True)
+        with pytest.warns(UserWarning, match=f"attends to {words}, as if it were padding; .*mask=attention_mask"):
+            metric(padded)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "no query")
+            metric(padded, mask=tokens)
+            metrics.crop(padded, 2, 6)
+            metric(padded[:1])
+            metric(torch.eye(8).roll(-1, -1))
+            metric(torch.stack([padded[0, 0], padded[1, 0]]))  # not all heads
+            metric(torch.eye(8)[[0] * 8].expand(2, 8, 8))
+
+
+def test_a_result_in_which_every_key_is_visible_is_not_taken_for_causal():
+    single = far_future(torch.float32)
+    for name in ("adjusted_locality", "entropy", "toeplitz_share"):
+        metric = getattr(metrics, name)
+        found = metric(SimpleNamespace(attention=single, visible=None))
+        torch.testing.assert_close(found, metric(single, causal=False))
+
+
+def test_a_flag_may_be_one_of_numpy():
+    attention = uniform(6, causal=True)
+    assert torch.equal(metrics.locality(attention, rows=np.True_), metrics.locality(attention, rows=True))
+    assert metrics.entropy(attention, causal=np.bool_(True)) == metrics.entropy(attention, causal=True)
+    with pytest.raises(TypeError, match="rows must be True or False, got "):
+        metrics.locality(attention, rows=np.int64(1))
 
 
 def windowed(n, width):
@@ -229,7 +290,8 @@ def test_visible_keys_of_a_result_are_used():
     for arguments in ({"causal": True}, {"visible": torch.ones(12, 12).tril().bool()}):
         assert metrics.adjusted_locality(result, **arguments)[0, 0] > 0.3
     everything = SimpleNamespace(attention=attention, visible=None)
-    torch.testing.assert_close(metrics.adjusted_locality(everything), metrics.adjusted_locality(attention))
+    expected = metrics.adjusted_locality(attention, causal=False)
+    torch.testing.assert_close(metrics.adjusted_locality(everything), expected)
 
 
 def test_visible_combines_with_layers_and_masks():

@@ -1,6 +1,7 @@
 """The values without a matrix equal those of the dense matrix."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -37,11 +38,23 @@ def distances(n):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 33, 200])
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
 def test_a_relative_bias_has_the_values_of_its_dense_matrix(n, causal):
     bias = 2 * random_table(2, 3, 2 * n - 1, seed=n)
     if causal:
         bias[..., n:] = -torch.inf
     assert_same(measure_relative(bias), measure(dense(bias)))
+
+
+def test_a_causal_bias_warns_that_its_symmetry_is_meaningless():
+    bias = random_table(2, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure_relative(bias)
+    bias[1, 5:] = -torch.inf
+    with pytest.warns(UserWarning, match="the attention is one-sided") as caught:
+        measure_relative(bias)
+    assert caught[0].filename == __file__
 
 
 @settings(max_examples=200, deadline=None)

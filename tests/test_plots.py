@@ -134,6 +134,15 @@ def test_layers_have_the_models_own_numbers(draw):
         draw(torch.rand(3, 4), layers=(1, 3))
 
 
+@pytest.mark.parametrize("layers", [torch.tensor([1, 3, 11]), list(torch.tensor([1, 3, 11])), np.array([1, 3, 11])])
+@pytest.mark.parametrize("draw", [plots.head_grid, lambda a, **kw: plots.comparison({"a": a, "b": a}, **kw)])
+def test_numbers_of_layers_may_be_tensors(draw, layers):
+    fig, ax = draw(torch.rand(3, 4), layers=layers)
+    fig.canvas.draw()
+    axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
+    assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
+
+
 def test_profiles_average_heads_and_are_centred():
     attention = random_attention(3, 40, 40)
     _, ax = plots.profiles({"model": attention}, reach=5)

@@ -42,20 +42,6 @@ def test_wilsons_interval_is_elementwise_and_nan_for_no_trials():
     assert np.isnan(proportion(0, 0).value)
 
 
-def test_the_bootstrap_agrees_with_a_loop_over_resamples():
-    rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(30), rng.integers(1, 5, 30))
-    values = rng.normal(size=len(groups)) + groups / 20
-    found = mean_over_groups(values, groups, 0.9, 4000, 1, least=-9, most=9)
-    by_group = [values[groups == g] for g in range(30)]
-    means = []
-    for _ in range(4000):
-        drawn = [by_group[g] for g in rng.integers(0, 30, 30)]
-        means.append(np.concatenate(drawn).mean())
-    assert found.value == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx(np.percentile(means, [5, 95]), abs=0.03)
-
-
 @given(st.lists(st.floats(-9, 9), min_size=2, max_size=9, unique=True), st.sampled_from([0.8, 0.95]))
 def test_the_interval_over_runs_agrees_with_scipys_t_test(values, confidence):
     found = mean_over_runs(values, confidence)
@@ -81,23 +67,11 @@ def test_a_single_run_has_no_interval():
     assert np.isnan([found.low, found.high]).all()
 
 
-def test_rows_of_one_group_give_a_wider_interval_than_independent_rows():
-    values = np.repeat(np.random.default_rng(0).normal(size=40), 10)
-    together = mean_over_groups(values, np.repeat(np.arange(40), 10), 0.95, 1000, 0, least=-9, most=9)
-    alone = mean_over_groups(values, np.arange(400), 0.95, 1000, 0, least=-9, most=9)
-    assert together.high - together.low > 2.5 * (alone.high - alone.low)
-
-
-def test_the_same_seed_gives_the_same_interval():
-    values = np.random.default_rng(0).uniform(-1, 1, size=50)
-    one, two, other = (mean_over_groups(values, np.arange(50), 0.95, 200, seed) for seed in (3, 3, 4))
-    assert one == two
-    assert one != other
-
-
-def test_one_group_has_no_interval_and_no_rows_have_no_mean():
-    assert np.isnan(mean_over_groups([1.0, 0.0], ["a", "a"], 0.95, 99, 0).low)
-    assert np.isnan(mean_over_groups([], [], 0.95, 99, 0).value)
+def test_one_group_of_several_rows_has_no_interval_and_no_rows_have_no_mean():
+    for values in ([1.0, 0.0], [0.5, 0.0]):
+        assert np.isnan(mean_over_groups(values, ["a", "a"]).low)
+    assert np.isnan(mean_over_groups([0.5], ["a"]).low)
+    assert np.isnan(mean_over_groups([], []).value)
 
 
 @settings(deadline=None)
@@ -166,8 +140,6 @@ def test_invalid_arguments_are_refused():
             wilson(successes, 2)
     with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
         check_confidence(95)
-    with pytest.raises(ValueError, match="resamples must be at least 1"):
-        mean_over_groups([1, 0], ["a", "b"], resamples=0)
     with pytest.raises(ValueError, match=r"values must be between least=-1\.0 and most=1\.0, got nan to nan"):
         mean_over_groups([0.0, np.nan], ["a", "b"])
     with pytest.raises(ValueError, match=r"values must be between least=-1\.0 and most=1\.0, got 0 to 2"):
@@ -238,6 +210,29 @@ def test_groups_are_told_apart_by_their_names():
         assert mean_over_groups(values, names) == expected
 
 
+def test_groups_named_by_tensors_and_arrays_are_those_of_their_numbers():
+    rows, numbers = [1] * 20 + [0] * 20 + [1] * 20 + [0] * 20 + [1] * 20, [i // 20 for i in range(100)]
+    expected = proportion_over_groups(rows, numbers)
+    for names in (torch.tensor(numbers), torch.tensor(numbers, dtype=torch.bfloat16), torch.tensor(numbers)[:, None],
+                  [torch.tensor(number) for number in numbers], [np.array(number) for number in numbers],
+                  [("a", torch.tensor(number)) for number in numbers], list(np.array(numbers))):  # fmt: skip
+        assert proportion_over_groups(rows, names) == expected
+    assert mean_over_groups(rows, torch.tensor(numbers) > 1) == mean_over_groups(rows, [n > 1 for n in numbers])
+
+
+@pytest.mark.parametrize("names", [torch.zeros(3, 2), np.zeros((3, 2)), [("a", torch.zeros(2))] * 3])
+def test_groups_named_by_several_numbers_are_refused_with_the_way_out(names):
+    with pytest.raises(TypeError, match=r"can be keys.*of shape \(2,\); give one number or tuple for each row"):
+        mean_over_groups([1, 0, 1], names)
+
+
+def test_values_may_be_a_list_of_tensors():
+    tensors = [torch.tensor(0.5, requires_grad=True), torch.tensor(0.75, dtype=torch.bfloat16), torch.tensor(1)]
+    assert mean_over_runs(tensors) == mean_over_runs([0.5, 0.75, 1.0])
+    assert mean_over_runs(torch.tensor([0.5j, 0.75j, 1j]).imag) == mean_over_runs([0.5, 0.75, 1.0])
+    assert mean_over_runs(torch.tensor([0.5j, 0.75j, 1j]).conj().imag) == mean_over_runs([-0.5, -0.75, -1.0])
+
+
 @pytest.mark.parametrize("names", [
     [None, None, float("nan"), float("nan"), "c", "c"],
     [None, None, np.nan, float("nan"), "None", "None"],
@@ -281,8 +276,6 @@ def test_missing_names_of_several_kinds_are_several_groups(names):
         (lambda: mean_over_runs([1 + 1j, 2]), TypeError, "values must be real numbers, got list of complex128"),
         (lambda: mean_over_runs(torch.tensor([1 + 1j, 2])), TypeError, "got Tensor of complex64"),
         (lambda: mean_over_runs([{}]), TypeError, "values must be a tensor, an array or numbers, got list: float"),
-        (lambda: mean_over_groups([1, 0], "ab", seed="x"), TypeError, "seed must be an integer, got 'x'"),
-        (lambda: mean_over_groups([1, 0], "ab", seed=-1), ValueError, "seed must be at least 0, got -1"),
         (lambda: mean_over_groups([1, 0], None), TypeError, "groups must be names .*: 'NoneType' object is not"),
         (lambda: wilson([1, 2], [3, 4, 5]), ValueError, r"must agree in shape, got \(2,\) and \(3,\)"),
         (lambda: wilson("1", 2), TypeError, "successes must be real numbers, got str of <U1"),
@@ -306,6 +299,11 @@ def test_numbers_may_be_objects():
 def test_values_may_be_tensors_of_any_precision_with_gradients():
     runs = torch.tensor([0.5, 0.75, 1.0], dtype=torch.bfloat16, requires_grad=True)
     assert mean_over_runs(runs) == mean_over_runs([0.5, 0.75, 1.0])
+
+
+def test_a_format_is_that_of_the_number_and_of_both_ends():
+    found = Estimate(0.25, -0.5, 1)
+    assert (f"{found}", f"{found:.1f}", f"{found:+.0%}") == (str(found), "0.2 [-0.5, 1.0]", "+25% [-50%, +100%]")
 
 
 def test_an_estimate_of_integers_is_a_float():
@@ -342,17 +340,104 @@ def test_whole_numbers_may_be_floats_and_tensors():
     assert sign_flip(torch.tensor([[1.0], [3.0]], requires_grad=True)) == sign_flip([[1], [3]])
 
 
-def test_few_groups_get_the_t_interval_of_the_jackknife():
+def test_other_values_than_differences_of_proportions_get_the_t_interval_of_the_jackknife():
     rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(8), [1, 4, 2, 9, 3, 3, 5, 1])
-    values = rng.choice([-1.0, 0, 1], len(groups))
-    found = mean_over_groups(values, groups, 0.9, 99, 0)
+    sizes = np.array([1, 4, 2, 9, 3, 3, 5, 1])
+    groups = np.repeat(np.arange(8), sizes)
+    values = rng.choice([-1.0, 0, 0.5], len(groups))
+    found = mean_over_groups(values, groups, 0.9)
     without = [values[groups != g].mean() for g in range(8)]
     error = np.sqrt(7 / 8 * np.square(without - values.mean()).sum())
-    assert (found.low, found.high) == pytest.approx(values.mean() + stats.t.ppf([0.05, 0.95], 7) * error)
+    degrees = 28**2 / (sizes**2).sum() - 1
+    assert (found.low, found.high) == pytest.approx(values.mean() + stats.t.ppf([0.05, 0.95], degrees) * error)
 
 
-def test_equal_groups_of_few_get_the_t_interval_of_their_means():
-    values = np.random.default_rng(1).uniform(-0.5, 0.5, (7, 3))
-    found = mean_over_groups(values.ravel(), np.repeat(np.arange(7), 3), 0.95, 99, 0)
+@pytest.mark.parametrize("groups", [7, 30])
+def test_groups_of_equal_sizes_get_the_t_interval_of_their_means(groups):
+    values = np.random.default_rng(1).uniform(-0.5, 0.5, (groups, 3))
+    found = mean_over_groups(values.ravel(), np.repeat(np.arange(groups), 3))
     assert (found.low, found.high) == pytest.approx(np.array(t_interval(values.mean(1))))
+
+
+def test_the_interval_of_a_difference_of_paired_proportions_is_that_of_bonett_and_price():
+    # the airway study of Bentur et al. (2009), 1 and 7 of 21 pairs changed: Fagerland, Lydersen and Laake (2014)
+    found = mean_over_groups([1] + [-1] * 7 + [0] * 13, range(21))
+    assert (found.value, found.low, found.high) == pytest.approx((-6 / 21, -0.508, -0.013), abs=5e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20, 100])
+def test_an_interval_has_a_width_where_no_row_changed(rows):
+    found = mean_over_groups([0] * rows, range(rows))
+    assert found.value == 0
+    assert found.high == -found.low == pytest.approx(stats.norm.ppf(0.975) * np.sqrt(2) / (rows + 2))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+@pytest.mark.parametrize("value", [-1, 1])
+def test_the_interval_of_rows_that_all_changed_alike_contains_them(value, confidence):
+    found = mean_over_groups([value] * 30, range(30), confidence)
+    assert found.low <= value <= found.high
+    assert -1 <= found.low < found.high <= 1
+
+
+def slow_effective_rows(values, groups, confidence):
+    """Return the effective number of rows by the equation of `wilson_over_groups`, in loops."""
+    total, names = len(values), sorted(set(groups))
+    mean = sum(values) / total
+    sizes = [groups.count(name) for name in names]
+    variance, informative = 0.0, 0
+    usual = Counter(values).most_common(1)[0][0]
+    for name in names:
+        others = [value for value, group in zip(values, groups, strict=True) if group != name]
+        variance += (len(names) - 1) / len(names) * (sum(others) / len(others) - mean) ** 2
+        informative += any(v != usual for v, group in zip(values, groups, strict=True) if group == name)
+    alone = sum(value**2 for value in values) / total - mean**2
+    effective = total**2 / sum(size**2 for size in sizes)
+    of_rows, of_groups = (stats.t.ppf(0.5 + confidence / 2, max(n - 1, 1)) for n in (total, effective))
+    relative = (informative * (variance / alone if informative else 0) + 1 / effective) / (informative + 1)
+    return min(total, (of_rows / of_groups) ** 2 / relative)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_of_a_group_count_as_their_effective_number(seed):
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(0, 9, 50).tolist()
+    changes = rng.choice([-1, 0, 1], 50, p=[[0.05, 0.9, 0.05], [0.6, 0.3, 0.1], [0, 0, 1]][seed % 3]).tolist()
+    n = slow_effective_rows(changes, groups, 0.9)
+    gained, lost = ((n * changes.count(value) / 50 + 1) / (n + 2) for value in (1, -1))
+    half = stats.norm.ppf(0.95) * np.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
+    found = mean_over_groups(changes, groups, 0.9)
+    assert (found.low, found.high) == pytest.approx((gained - lost - half, min(1, gained - lost + half)))
+    right = [value == 1 for value in changes]
+    n = slow_effective_rows(right, groups, 0.9)
+    found = proportion_over_groups(right, groups, 0.9)
+    assert (found.low, found.high) == pytest.approx(wilson(n * np.mean(right), n, 0.9))
+
+
+def paired_changes(rng, sizes, rate, alike):
+    """Return changes of rows with a mean of 0, of which a share are copies of one change of their group."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    whole, own = (rng.choice([-1, 0, 1], n, p=[rate / 2, 1 - rate, rate / 2]) for n in (len(sizes), len(groups)))
+    return np.where(rng.random(len(groups)) < alike, whole[groups], own), groups
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3])
+@pytest.mark.parametrize(
+    ("sizes", "alike"),
+    [([1] * 20, 0), ([1] * 100, 0), ([5] * 20, 0.5), ([60 // i for i in range(1, 31)], 0.5), ([40] + [2] * 20, 1)],
+)
+def test_the_interval_of_a_difference_contains_it_where_changes_are_rare_and_groups_unequal(sizes, alike, rate):
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(300):
+        found = mean_over_groups(*paired_changes(rng, sizes, rate, alike))
+        held += found.low <= 0 <= found.high
+    assert held / 300 > 0.92
+
+
+def test_copies_of_paired_differences_say_no_more_than_the_rows():
+    changes = [1] * 3 + [-1] * 9 + [0] * 68
+    once = mean_over_groups(changes, range(80))
+    copies = mean_over_groups(changes * 10, [*range(80)] * 10)
+    assert copies.value == once.value
+    assert (copies.low, copies.high) == pytest.approx((once.low, once.high), abs=0.005)
+    assert copies.high - copies.low > once.high - once.low

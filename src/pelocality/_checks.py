@@ -45,10 +45,10 @@ def count(name: str, value: Any, least: int | None = 1, most: int | None = None)
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a boolean argument after checking its type: 1 or "no" would be read as True."""
-    if not isinstance(value, bool):
+    """Return a boolean argument, which may be numpy's, after checking its type: 1 or "no" would be read as True."""
+    if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
+    return bool(value)
 
 
 def number(name: str, value: Any) -> float:
@@ -62,11 +62,8 @@ def number(name: str, value: Any) -> float:
 def real_numbers(name: str, value: Any) -> NDArray[Any]:
     """Return an argument with real numbers, which may be a tensor, as an array; "0.5", dates and 1j are refused."""
     given = type(value).__name__
-    if hasattr(value, "detach"):  # a tensor, recognised without importing torch
-        value = value.detach().cpu()
-        value = value.double() if value.is_floating_point() else value  # numpy has no bfloat16
     try:
-        array = np.asarray(value)
+        array = np.asarray(_without_tensors(value))
         if array.dtype.kind == "O" and not any(isinstance(each, str | bytes) for each in array.flat):
             array = array.astype(float)
     except (TypeError, ValueError) as error:
@@ -74,6 +71,16 @@ def real_numbers(name: str, value: Any) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be real numbers, got {given} of {array.dtype}")
     return array
+
+
+def _without_tensors(value: Any) -> Any:
+    """Return a tensor, also one in a list, as an array; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return [_without_tensors(each) for each in value]
+    if not hasattr(value, "detach"):  # a tensor, recognised without importing torch
+        return value
+    value = value.detach().cpu().resolve_neg()
+    return (value.double() if value.is_floating_point() else value).numpy()  # numpy has no bfloat16
 
 
 def on_float64_device(tensor: "Tensor") -> "Tensor":

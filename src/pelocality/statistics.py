@@ -3,6 +3,7 @@
 Numbers may be given as lists, arrays or tensors; the results are numpy's, in float64, or an `Estimate`.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,9 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from pelocality._checks import check_confidence, check_unmasked, count, flag, number, real_numbers
+from pelocality._checks import check_confidence, check_unmasked, flag, number, real_numbers
 
 Floats = NDArray[np.float64]
-FEW_GROUPS = 20  # with fewer, the percentiles of a bootstrap cover too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Estimate:
     Examples:
         >>> print(Estimate(0.9, 0.85, 0.94))
         0.900 [0.850, 0.940]
+        >>> f"{Estimate(0.9, 0.85, 0.94):.0%}"
+        '90% [85%, 94%]'
     """
 
     value: float
@@ -37,7 +39,11 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return format(self, ".3f")
+
+    def __format__(self, form: str) -> str:
+        value, low, high = (format(float(number), form or ".3f") for number in (self.value, self.low, self.high))
+        return f"{value} [{low}, {high}]"
 
     def __float__(self) -> float:
         return float(self.value)
@@ -128,15 +134,21 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
 def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
     r"""Return intervals of proportions whose trials depend on each other within groups, elementwise.
 
-    Wilson's interval with the number of independent trials that would leave the proportion as uncertain (Korn and
-    Graubard, 1998; Dean and Pagano, 2015). With the proportion $\hat p$ of $N$ trials, and $s_g$ successes among the
-    $n_g$ trials of each of $G$ groups, this number is at most $N$ and
+    Wilson's interval with the effective number of trials: as many independent ones would leave the proportion as
+    uncertain (Korn and Graubard, 1998; Dean and Pagano, 2015). With the proportion $\hat p$ of $N$ trials, and $s_g$
+    successes among the $n_g$ trials of each of $G$ groups, the jackknife over groups gives the variance
 
-    $$\frac{\hat p (1 - \hat p)}{v} \left(\frac{t_{N - 1}}{t_{G - 1}}\right)^2, \qquad
-    v = \frac{G}{G - 1} \frac{N - 1}{N} \sum_g \left(\frac{s_g - \hat p n_g}{N}\right)^2$$
+    $$v = \frac{G - 1}{G} \sum_g \left(\frac{s_g - \hat p n_g}{N - n_g}\right)^2$$
 
-    with Student's quantiles $t$, and $G$ in place of the first factor where all trials succeed or all fail. With one
-    trial in each group it is $N$. ``docs/evaluation.md`` has the coverage.
+    and the effective number of trials is at most $N$ and
+
+    $$\left(\frac{t_{N - 1}}{t_{m - 1}}\right)^2 \frac{k + 1}{k \, v / \hat p (1 - \hat p) + 1 / m}, \qquad
+    m = \frac{N^2}{\sum_g n_g^2}$$
+
+    with Student's quantiles $t$. The effective number of groups $m$ (Kish, 1965) is $G$ if all are of one size. It is
+    also the effective number of trials if all trials of a group succeed or fail together, which is assumed of one group
+    beside the $k$ groups that have any trial of the rarer outcome: these alone tell how alike trials are. With one
+    trial in each group the number is $N$. ``docs/evaluation.md`` has the coverage.
 
     Args:
         successes: (groups, ...) number of successes in each group.
@@ -163,16 +175,56 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
     sizes = n.reshape(-1, *[1] * (k.ndim - 1))
     if ((k < 0) | (k > sizes)).any() or (n < 1).any():
         raise ValueError("successes must be between 0 and trials, and trials at least 1")
-    groups, total = len(n), n.sum()
+    if not len(n):
+        return wilson(k.sum(0), 0, confidence)
+    p = k.sum(0) / n.sum()
+    rarer = np.where(p <= 0.5, k, sizes - k)
+    rows = _effective_rows(p * (1 - p), k - p * sizes, n, (rarer > 0).sum(0), confidence)
+    return wilson(p * rows, rows, confidence)
+
+
+def _effective_rows(
+    variance: Any, deviations: Floats, sizes: NDArray[Any], informative: Any, confidence: float
+) -> Floats:
+    """Return how many independent rows would leave a mean as uncertain as rows that depend on each other in groups.
+
+    Args:
+        variance: (...), variance of a single row.
+        deviations: (groups, ...), sum of each group less its size times the mean.
+        sizes: (groups,), rows of each group.
+        informative: (...), number of groups with a row that differs from the most frequent value.
+        confidence: Coverage of the interval.
+
+    Returns:
+        (...), at most the number of rows, which it is with one row in each group; NaN for one group of several rows.
+    """
+    groups, total = len(sizes), sizes.sum()
     if groups == total or groups == 1:
-        return wilson(k.sum(0), total if groups == total else np.nan, confidence)
-    p = k.sum(0) / total
-    variance = groups / (groups - 1) * (total - 1) / total * (((k - p * sizes) / total) ** 2).sum(0)
+        return np.full(deviations.shape[1:], total if groups == total else np.nan)
+    error, effective_groups = _jackknife(deviations, sizes)
     with np.errstate(divide="ignore", invalid="ignore"):
-        independent = np.where((p > 0) & (p < 1), p * (1 - p) / variance, groups)
-    of_trials, of_groups = (stats.t.ppf(0.5 + confidence / 2, degrees) for degrees in (total - 1, groups - 1))
-    independent = np.minimum(independent * (of_trials / of_groups) ** 2, total)
-    return wilson(p * independent, independent, confidence)
+        relative = np.where(informative > 0, error**2 / variance, 0)
+    relative = (informative * relative + 1 / effective_groups) / (informative + 1)
+    of_rows, of_groups = (_t(confidence, number - 1) for number in (total, effective_groups))
+    rows: Floats = np.minimum((of_rows / of_groups) ** 2 / relative, total)
+    return rows
+
+
+def _jackknife(deviations: Floats, sizes: NDArray[Any]) -> tuple[Any, float]:
+    """Return the standard error of a mean by the jackknife over two groups or more, and the effective number of groups.
+
+    Args:
+        deviations: As for `_effective_rows`.
+        sizes: As for `_effective_rows`.
+    """
+    total, each = sizes.sum(), sizes.reshape(-1, *[1] * (deviations.ndim - 1))
+    variance = (1 - 1 / len(sizes)) * ((deviations / (total - each)) ** 2).sum(0)
+    return np.sqrt(variance), total**2 / (sizes**2).sum()
+
+
+def _t(confidence: float, degrees: float) -> float:
+    """Return Student's quantile for a two-sided interval, of at least one degree of freedom."""
+    return float(stats.t.ppf(0.5 + confidence / 2, max(degrees, 1)))
 
 
 def proportion_over_groups(successes: ArrayLike, groups: Iterable[Any], confidence: float = 0.95) -> Estimate:
@@ -202,78 +254,71 @@ def proportion_over_groups(successes: ArrayLike, groups: Iterable[Any], confiden
 
 
 def mean_over_groups(
-    values: ArrayLike,
-    groups: Iterable[Any],
-    confidence: float = 0.95,
-    resamples: int = 9999,
-    seed: int = 0,
-    *,
-    least: float = -1.0,
-    most: float = 1.0,
+    values: ArrayLike, groups: Iterable[Any], confidence: float = 0.95, *, least: float = -1.0, most: float = 1.0
 ) -> Estimate:
-    r"""Return a mean with an interval over groups of rows: of a cluster bootstrap, or of Student's t for few groups.
+    r"""Return a mean with its interval over groups of rows, such as the mean of paired differences.
 
-    Rows of one group (the perturbations or the words of one sentence) are resampled together, as they are not
-    independent. For differences of paired values this is the paired bootstrap, with percentiles. These are too narrow
-    for few groups; below 20 of them the ends are instead those of the jackknife, with the mean $\bar x_{-g}$ without
-    each of the $G$ groups,
+    Rows of one group (the perturbations or the words of one sentence) may depend on each other in any way.
 
-    $$\bar x \pm t_{G - 1} \sqrt{\frac{G - 1}{G} \sum_g (\bar x_{-g} - \bar x)^2}$$
+    *Differences of paired proportions*, values that are all -1, 0 or 1 between ``least`` -1 and ``most`` 1, get the
+    interval of Bonett and Price (2012). With the shares $\hat p_+$ and $\hat p_-$ of ones and minus ones, and the
+    effective number of rows $n$ (see `wilson_over_groups`; all rows if each is a group),
 
-    cut at the least and the most that a value can be. ``docs/evaluation.md`` has the coverage of both.
+    $$p_\pm = \frac{n \hat p_\pm + 1}{n + 2}, \qquad
+    p_+ - p_- \pm z \sqrt{\frac{p_+ + p_- - (p_+ - p_-)^2}{n + 2}}$$
+
+    It has a width also if no row differs.
+
+    *Other values* get Student's t interval of the jackknife over groups, with the mean $\bar x_{-g}$ without each of
+    the $G$ groups, and the effective number of groups $m = N^2 / \sum_g n_g^2$:
+
+    $$\bar x \pm t_{m - 1} \sqrt{\frac{G - 1}{G} \sum_g (\bar x_{-g} - \bar x)^2}$$
+
+    Both are cut at the least and the most that a value can be. ``docs/evaluation.md`` has the coverage.
 
     Args:
         values: (rows,) numbers.
-        groups: (rows,) names of groups: anything that can be the key of a dictionary, 1 and "1" being two, as None
-            and NaN are.
+        groups: (rows,) names of groups: a tensor, or anything that can be the key of a dictionary, 1 and "1" being two,
+            as None and NaN are.
         confidence: Coverage, in (0, 1).
-        resamples: Number of resamples.
-        seed: Seeds the resamples.
         least: The least that a value can be; -1 for differences of shares.
         most: The most.
 
     Returns:
-        The mean of all rows and its interval; the interval is NaN for fewer than two groups.
+        The mean of all rows and its interval; NaN for a single group of several rows, and for other values than
+        differences of paired proportions also for a single row.
 
     Raises:
         TypeError: Values or a confidence that are not real numbers, or names that cannot be keys, such as lists.
-        ValueError: A confidence outside (0, 1), fewer than 1 resample, a negative seed, values beyond ``least`` and
-            ``most``, or not one group for each value.
+        ValueError: A confidence outside (0, 1), values beyond ``least`` and ``most``, or not one group for each value.
 
     Examples:
-        >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], 0.95, 999, 0))
-        0.333 [-1.000, 1.000]
+        >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"]))
+        0.333 [-0.931, 1.000]
     """
     check_confidence(confidence)
-    count("resamples", resamples)
-    count("seed", seed, least=0)
     rows, index = _rows_in_groups("values", values, groups)
     least, most = number("least", least), number("most", most)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
-    mean = float(rows.mean()) if len(rows) else float("nan")
-    sizes = np.bincount(index).astype(float)
-    if len(sizes) < 2:
-        return Estimate(mean, float("nan"), float("nan"))
-    sums = np.bincount(index, weights=rows)
-    if len(sizes) < FEW_GROUPS:
-        degrees = len(sizes) - 1
-        without = (sums.sum() - sums) / (len(rows) - sizes)
-        error = np.sqrt(degrees / len(sizes) * ((without - mean) ** 2).sum())
-        half = stats.t.ppf(0.5 + confidence / 2, degrees) * error
-        return Estimate(mean, float(max(mean - half, least)), float(min(mean + half, most)))
-    found = stats.bootstrap(
-        (sums, sizes),
-        lambda total, size, axis: total.sum(axis) / size.sum(axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=resamples,
-        batch=max(1, 4_000_000 // len(sizes)),
-        confidence_level=confidence,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    low, high = found.confidence_interval
+    if not len(rows):
+        return Estimate(float("nan"), float("nan"), float("nan"))
+    mean, sizes = float(rows.mean()), np.bincount(index)
+    deviations = np.bincount(index, weights=rows - mean).astype(float)
+    centre: Any = np.nan
+    half: Any = np.nan
+    if (least, most) == (-1, 1) and np.isin(rows, (-1, 0, 1)).all():
+        gained, lost = (rows > 0).mean(), (rows < 0).mean()
+        usual = max((1 - gained - lost, 0), (gained, 1), (lost, -1))[1]
+        informative = len(np.unique(index[rows != usual]))
+        n = _effective_rows(gained + lost - mean**2, deviations, sizes, informative, confidence)
+        centre = n * mean / (n + 2)
+        variance = (n * (gained + lost) + 2) / (n + 2) - centre**2
+        half = stats.norm.ppf(0.5 + confidence / 2) * np.sqrt(variance / (n + 2))
+    elif len(sizes) > 1:
+        error, effective_groups = _jackknife(deviations, sizes)
+        centre, half = mean, _t(confidence, effective_groups - 1) * error
+    low, high = np.clip([centre - half, centre + half], [least, mean], [mean, most])
     return Estimate(mean, float(low), float(high))
 
 
@@ -295,7 +340,7 @@ def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
     check_unmasked("groups", groups)
     try:
-        rows = pd.Series(list(groups), dtype=object).to_numpy(copy=True)
+        rows = pd.Series([_as_key(each) for each in groups], dtype=object).to_numpy(copy=True)
         missing = pd.isna(rows)
         rows[missing] = [type(each) for each in rows[missing]]  # pandas takes None, NaN and NaT for one name
         numbers, names = pd.factorize(rows)
@@ -305,6 +350,17 @@ def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
         return names.argsort().argsort()[numbers]
     except TypeError:  # such as 1 and "1"
         return numbers
+
+
+def _as_key(name: Any) -> Any:
+    """Return a name with numbers for its tensors and arrays; two equal tensors would be two keys."""
+    if isinstance(name, tuple):
+        return tuple(_as_key(each) for each in name)
+    if not (hasattr(name, "detach") or isinstance(name, np.ndarray)):
+        return name
+    if math.prod(name.shape) != 1:
+        raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
+    return name.item()
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:

@@ -43,7 +43,8 @@ def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tens
         build: Function that builds the bias.
 
     Returns:
-        The bias. Do not write into it; after a write, the next call builds it again.
+        The bias, for attention alone: users get one of their own. After a write that torch records, the next call
+        builds it again.
     """
     if _get_current_dispatch_mode() is not None:
         return build()

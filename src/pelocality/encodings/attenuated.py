@@ -3,6 +3,7 @@
 from collections.abc import Sequence, Set
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,7 +85,7 @@ class AttenuatedEncoding(RelativeEncoding):
         check_choice("form", form, ("weights", "logits"))
         self.form = form
         names = _names(learnable, causal)
-        self.learnable = learnable if isinstance(learnable, bool) else names
+        self.learnable = bool(learnable) if isinstance(learnable, bool | np.bool_) else names
         self._learned = frozenset(names)
         lean = per_head("symmetry", symmetry, heads)
         self._check_symmetry(lean, causal)
@@ -297,7 +298,7 @@ class AttenuatedEncoding(RelativeEncoding):
 
 def _names(learnable: bool | Sequence[str], causal: bool) -> tuple[str, ...]:
     """Return the names of the learned arguments."""
-    if isinstance(learnable, bool):
+    if isinstance(learnable, bool | np.bool_):
         return () if not learnable else ("decay",) if causal else ("decay", "symmetry")
     if not isinstance(learnable, (str, Sequence, Set)):
         raise TypeError(f"learnable must be True, False or names of 'decay', 'symmetry', 'scale', got {learnable!r}")

@@ -1,5 +1,6 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
@@ -20,9 +21,9 @@ class Encoding(Configurable, nn.Module, ABC):
 
         attention = softmax(q k^T / sqrt(d) + bias)
 
-    A subclass implements `bias`, which is built at every call, with gradients; only of this library's encodings without
-    parameters the last bias is cached. Positions and constants are float32 or wider, whatever the model's precision;
-    only the finished bias is cast.
+    A subclass implements `bias`, which is built at every call, with gradients; only what attention adds is cached, for
+    this library's encodings without parameters. Positions and constants are float32 or wider, whatever the model's
+    precision; only the finished bias is cast.
 
     Args:
         heads: H. An encoding with one head can serve a layer with several, which then share it.
@@ -92,15 +93,14 @@ class Encoding(Configurable, nn.Module, ABC):
             dtype: Dtype of the result; None: the module's.
 
         Returns:
-            (heads, query, key), or (batch, heads, query, key) if it depends on the mask; on the module's device. Do
-            not write into it: equal encodings share it. If the mask differs between heads, the bias of an encoding
-            with one head has the mask's number of heads.
+            (heads, query, key), or (batch, heads, query, key) if it depends on the mask; on the module's device. If the
+            mask differs between heads, the bias of an encoding with one head has the mask's number of heads.
 
         Raises:
             TypeError: A length that is not an integer, a mask of floats, or a dtype that is not floating-point.
             ValueError: A length below 1, more queries than keys, or a mask of the wrong shape.
         """
-        return self._expand_heads(self._shared_bias(query_length, key_length, mask, dtype))
+        return self._expand_heads(self._one_bias(query_length, key_length, mask, dtype, shared=False))
 
     def weights(self, length: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the positional attention of the encoding: attention whose content logits are all equal.
@@ -175,8 +175,10 @@ class Encoding(Configurable, nn.Module, ABC):
         """Return the logits whose softmax over the visible keys is `weights`, (heads or 1, query, key)."""
         return self.bias(query_length, key_length, mask)
 
-    def _shared_bias(self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-        """Return the bias of `forward` with a single head if all heads are equal, so that a mask is added only once."""
+    def _one_bias(
+        self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None, *, shared: bool
+    ) -> Tensor:
+        """Return the bias of `forward` with a single head if all heads are equal; from the cache where it is shared."""
         queries, keys = check_lengths(queries, keys)
         dtype = self.dtype if dtype is None else dtype
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -189,7 +191,7 @@ class Encoding(Configurable, nn.Module, ABC):
             return cast(self.bias(queries, keys, visible).to(self.working_dtype), dtype)
 
         # a mask may differ at every call; a compiler folds constants itself
-        if visible is not None or torch.compiler.is_compiling():
+        if not shared or visible is not None or torch.compiler.is_compiling():
             return build()
         return cached_bias(self, (queries, keys, dtype, self.device), build)
 
@@ -213,12 +215,13 @@ class Encoding(Configurable, nn.Module, ABC):
 
         Returns:
             (heads or 1, query, key), or (batch or 1, heads or 1, query, key) with a mask. Rounded last, so that in half
-            precision the largest visible bias of a query is exact.
+            precision the largest visible bias of a query is exact. Do not write into it: without a mask, equal
+            encodings, such as one per layer, share one tensor.
         """
         if mask is None and added is None:
-            return self._shared_bias(query_length, key_length, None, dtype)
+            return self._one_bias(query_length, key_length, None, dtype, shared=True)
         exact = torch.promote_types(dtype, self.working_dtype)
-        bias = self._shared_bias(query_length, key_length, mask, exact)
+        bias = self._one_bias(query_length, key_length, mask, exact, shared=True)
         bias = bias if added is None else bias + added
         return cast(bias if mask is None else torch.where(mask, bias, -torch.inf), dtype)
 
@@ -241,7 +244,26 @@ class Encoding(Configurable, nn.Module, ABC):
             raise ValueError(f"mask must be {wanted}, got shape {shape}")
         return mask if mask.dtype == torch.bool else mask != 0
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (metadata := getattr(destination, "_metadata", {}).get(prefix[:-1])) is not None:
+            metadata["arguments"] = self._choices()  # which no tensor holds
+
+    def _choices(self) -> dict[str, Any]:
+        """Return the arguments that determine the bias of a state dict and are not in it."""
+        arguments = inspect.signature(type(self)).parameters.keys() - {*self._per_head, "heads", "learnable"}
+        values = {name: getattr(self, name, None) for name in sorted(arguments)}
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        local_metadata, _, _, _, errors = options
+        saved, own = local_metadata.get("arguments", {}), self._choices()
+        errors += [
+            f"{prefix[:-1] or type(self).__name__} has {name}={own[name]!r}, the state was saved with {name}={value!r};"
+            " build the encoding with the same arguments"
+            for name, value in saved.items()
+            if name in own and own[name] != value
+        ]
         for name in (f"fixed_{argument}" for argument in self._per_head):
             # one number for all heads and one for each load into one another: the buffer takes the shape of the state
             here, given = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)

@@ -11,7 +11,7 @@ from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
 from pelocality.metrics._inputs import Attention
-from pelocality.metrics._masks import is_causal
+from pelocality.metrics._masks import past_only
 
 
 class DistanceTable(RelativeEncoding):
@@ -116,7 +116,9 @@ class DistanceTable(RelativeEncoding):
         return table._with_values((bias if signed else bias[:, :length].flip(-1))[: len(table.values)])
 
     @classmethod
-    def from_attention(cls, attention: Attention, *, cut: int = 1, learnable: bool = True) -> list[Self]:
+    def from_attention(
+        cls, attention: Attention, *, cut: int = 1, learnable: bool = True, causal: bool | None = None
+    ) -> list[Self]:
         """Build a table for each layer from measured positional attention.
 
             v(k) = ln sum_i A[i,i+k] - ln sum_i A[i,i],  over the queries i that have a key at distance k,
@@ -129,16 +131,19 @@ class DistanceTable(RelativeEncoding):
             attention: Positional weights (layer, head, n, n), such as the result of `positional_attention`.
             cut: How many tokens to leave out at each end, whose positions models treat apart.
             learnable: As for the class.
+            causal: As for the class. None: whether no query attends to a later key, and no result says that all keys
+                are visible.
 
         Returns:
             One table per layer, in the model's order of layers, as `attach` takes them, on the device of the attention
-            and in float32 whatever its dtype, signed, of length n - 2 cut; causal and unsigned if no query attends to a
-            later key. Larger distances have the number of the largest one measured. Where attention is 0, as outside of
-            a sliding window, the number is the logarithm of the smallest float.
+            and in float32 whatever its dtype, signed (unsigned if causal), of length n - 2 cut. Larger distances have
+            the number of the largest one measured. Where attention is 0, as outside of a sliding window, the number is
+            the logarithm of the smallest float.
 
         Raises:
             TypeError: As for `locality`.
-            ValueError: As for `locality`, not four axes, or fewer than two tokens left.
+            ValueError: As for `locality`, not four axes, fewer than two tokens left, or attention to later keys with
+                ``causal=True``.
 
         Note:
             Identical words show the positions; the mean attention on text is dominated by content. Far distances rest
@@ -165,7 +170,9 @@ class DistanceTable(RelativeEncoding):
         past, future = itself.flip(-1).cumsum(-1), itself.cumsum(-1).flip(-1)
         tiny = torch.finfo(torch.float32).tiny
         values = by_distance.clamp(min=tiny).log() - torch.cat([past, future[..., 1:]], -1).clamp(min=tiny).log()
-        causal = bool(is_causal(inner.flatten(0, 1)).all())
+        if causal is None and hasattr(attention, "visible") and attention.visible is None:
+            causal = False
+        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal), []).all())
         if causal:
             values = values[..., :n].flip(-1)  # from distance 0 on
         values = values - values.mean(-1, keepdim=True)
@@ -191,7 +198,8 @@ class DistanceTable(RelativeEncoding):
 
         Raises:
             TypeError: A factor that is not a number or a sequence of numbers.
-            ValueError: Not one number per head of the table (one if it is shared), or NaN or infinite.
+            ValueError: Not one number per head of the table (one if it is shared), NaN or infinity, or factors so large
+                that the result is.
 
         Note:
             The decay ends with the table, as all distances beyond have its last number: `resize` it first.
@@ -210,7 +218,11 @@ class DistanceTable(RelativeEncoding):
         reverse = v.flip(-1) if self.signed else v
         k = torch.arange(-reach if self.signed else 0, self.length, device=v.device)
         # in this order the defaults give v exactly, and b = 0 gives equal numbers at k and -k
-        return self._with_values((a + b) / 2 * v + (a - b) / 2 * reverse - c * k.abs())
+        values = ((a + b) / 2 * v + (a - b) / 2 * reverse - c * k.abs()).to(self.values.dtype)
+        # the attention of two numbers whose difference overflows is NaN or on one key
+        if not bool((values.amax(-1) - values.amin(-1)).isfinite().all()):
+            raise ValueError(f"symmetric, antisymmetric and decay must give numbers that {values.dtype} can hold")
+        return self._with_values(values)
 
     def resize(self, length: int) -> Self:
         """Return a table with the same numbers for another length.

@@ -1,6 +1,6 @@
 """Columns of an evaluation: those taken from a dataset, and numbers for each of their values."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import datasets
@@ -24,6 +24,22 @@ def check_texts(what: str, texts: Iterable[Any]) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"the {what} must be strings, got {text!r}; remove such rows")
+
+
+def joined_groups(names: Sequence[Any], texts: Sequence[Hashable]) -> list[Any]:
+    """Return the name of each row's group, after joining groups that have a text in common."""
+    by_name, by_text = (pd.factorize(pd.Series(list(each), dtype=object))[0] for each in (names, texts))
+    first = pd.Series(range(len(texts)))
+    before = first[:0]
+    while not first.equals(before):  # the first row of each group
+        before, first = first, first.groupby(by_name).transform("min").groupby(by_text).transform("min")
+    return [names[row] for row in first]
+
+
+def in_groups(examples: pd.DataFrame, rows: str) -> str:
+    """Return the number of examples in words, and of their groups where these are fewer."""
+    groups = examples["group"].nunique()
+    return f"{len(examples)} {rows}" + (f" in {groups} groups" if groups < len(examples) else "")
 
 
 def by_columns(

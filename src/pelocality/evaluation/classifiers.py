@@ -16,7 +16,7 @@ from pelocality._checks import check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
 from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
-from pelocality.evaluation._columns import check_texts, scalar_columns
+from pelocality.evaluation._columns import check_texts, joined_groups, scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
@@ -62,8 +62,8 @@ def evaluate(
             ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
         label_names: Names of the model's classes in the order of its logits, where its configuration has none.
         groups: Column whose equal values make a group for all intervals and the p-value: rows that share a sentence
-            are not independent. None groups the rows of one original. In SNLI three pairs share a premise:
-            ``groups="original_premise"``.
+            are not independent. Rows with the same original are always in one group; None makes no larger ones. In SNLI
+            three pairs share a premise: ``groups="original_premise"``.
         batch_size: Texts per forward pass, at most: those of one pass have the same number of tokens, without padding.
         max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
             Truncated texts are counted and logged.
@@ -88,7 +88,7 @@ def evaluate(
                                          estimate
         original             1.000 [0.207, 1.000]
         perturbed            1.000 [0.207, 1.000]
-        difference               0.000 [nan, nan]
+        difference          0.000 [-0.924, 0.924]
         agreement            1.000 [0.207, 1.000]
         p of the difference                     1
     """
@@ -144,7 +144,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
         raise ValueError(f"probe has {missing.any(axis=1).sum()} rows without a label; remove them: {rule}")
     if groups is not None and groups not in probe.column_names:
         raise ValueError(f"groups must be a column of the probe, one of {probe.column_names}, got {groups!r}")
-    originals = zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True)
+    originals = list(zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True))
     # equal in every probe; the same uid may denote another text in another corpus
     pairs = zip(originals, frame["original_label"], strict=True)
     joined = ("\0".join((*sides, label or "")) for sides, label in pairs)
@@ -152,7 +152,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
     values = list(frame["original"] if groups is None else probe.with_format(None)[groups])
     if any(value is None or value != value or not isinstance(value, Hashable) for value in values):  # NaN != NaN
         raise ValueError(f"groups must be a column with one value in each row; {groups!r} has empty rows, or lists")
-    frame["group"] = values
+    frame["group"] = joined_groups(values, originals)
     return frame
 
 

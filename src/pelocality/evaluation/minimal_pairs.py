@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
-from pelocality.evaluation._columns import by_columns, check_texts, scalar_columns
+from pelocality.evaluation._columns import by_columns, check_texts, in_groups, scalar_columns
 from pelocality.evaluation.likelihood import (
     LOADERS,
     has_head,
@@ -93,7 +93,8 @@ class MinimalPairEvaluation(DisplayMixin):
 
     def _headline(self) -> str:
         ties = f", {self.ties} ties" if self.ties else ""
-        return f"{self.model} by {self.score}: accuracy {self.accuracy} on {len(self.examples)} pairs{ties}"
+        size = in_groups(self.examples, "pairs")
+        return f"{self.model} by {self.score}: accuracy {self.accuracy} on {size}{ties}"
 
 
 def _numbers(rows: pd.DataFrame, confidence: float) -> dict[str, Any]:

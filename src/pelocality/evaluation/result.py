@@ -8,7 +8,7 @@ import pandas as pd
 
 from pelocality._checks import check_choice, check_confidence
 from pelocality._display import DisplayMixin
-from pelocality.evaluation._columns import by_columns
+from pelocality.evaluation._columns import by_columns, in_groups
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups, sign_flip
 
 NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
@@ -61,7 +61,7 @@ class Evaluation(DisplayMixin):
 
     @functools.cached_property
     def difference(self) -> Estimate:
-        """Accuracy on the perturbed texts minus accuracy on the originals, with a paired bootstrap over groups."""
+        """Accuracy on the perturbed texts minus accuracy on the originals, with an interval over groups."""
         return self.estimate("difference")
 
     @functools.cached_property
@@ -153,7 +153,8 @@ class Evaluation(DisplayMixin):
 
     def _headline(self) -> str:
         truncated = f", {self.truncated} texts truncated to the model's length" if self.truncated else ""
-        return f"{self.model} on {self.probe}: {len(self.examples)} perturbed examples{truncated}"
+        size = in_groups(self.examples, "perturbed examples")
+        return f"{self.model} on {self.probe}: {size}{truncated}"
 
     def _table(self) -> pd.DataFrame:
         names = _ESTIMATES if self.labelled else ("agreement",)

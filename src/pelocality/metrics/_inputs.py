@@ -6,8 +6,9 @@ and reshapes the values to the leading axes of the input.
 """
 
 import os
+import sys
+import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_unmasked, flag, on_float64_device
+from pelocality._transforms import transformed
 from pelocality.metrics._masks import Mask, Visible, as_tensor, expand_visible, token_spans, visible_by_layer
-from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows, precision_of
 
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
 
 # elements that a kernel is given at a time: it may need several times their memory; more occupy a GPU
 _PART, _PART_OF_GPU = 2**24, 2**28
+
+_OF_BANDS = "entry c of query i is key i + c - window // 2: put them there in a matrix of zeros, and measure that"
 
 
 class HasAttention(Protocol):
@@ -41,7 +45,7 @@ class Matrices(NamedTuple):
     Attributes:
         weights: (batch, n, n), in the precision of the input; crops of half precision are float32.
         visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
-        dtype: That of the input, by whose rounding a row is judged.
+        dtype: That of the input, by whose rounding a row is judged; half precision for weights converted from it.
     """
 
     weights: Tensor
@@ -77,6 +81,7 @@ def map_matrices(
     without_first: int = 0,
     visible: Tensor | None = None,
     layout: Layout = "scalar",
+    may_be_padded: bool = False,
 ) -> Tensor:
     """Apply a kernel to every matrix of the attention and reshape its values to the leading axes of the input.
 
@@ -90,6 +95,7 @@ def map_matrices(
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
         layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
             Entries of padding are NaN; a matrix starts at its first counting token.
+        may_be_padded: Whether not to warn of what looks like padding without a mask.
 
     Returns:
         (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
@@ -98,9 +104,11 @@ def map_matrices(
         TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask does not fit.
     """
+    options: dict[str, Any] = {"without_first": without_first, "layout": layout, "may_be_padded": may_be_padded}
     if torch.compiler.is_compiling():  # which cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
-        return eager(attention, kernel, mask=mask, without_first=without_first, visible=visible, layout=layout)
+        return eager(attention, kernel, mask=mask, visible=visible, **options)
+    options["may_be_padded"] |= hasattr(attention, "attention")  # a result of this library has no padding
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
@@ -109,9 +117,8 @@ def map_matrices(
         if len(set(shapes)) > 1:
             several = ", ".join(map(str, shapes))
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
-        each = partial(map_matrices, kernel=kernel, mask=mask, without_first=without_first, layout=layout)
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
-        return torch.stack([each(layer, visible=seen) for layer, seen in by_layer])
+        return torch.stack([map_matrices(each, kernel, mask=mask, visible=seen, **options) for each, seen in by_layer])
     given = float_tensor("attention", attention)
     weights = on_float64_device(given)
     if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or weights.shape[-1] == 0:
@@ -121,7 +128,13 @@ def map_matrices(
         )
     *leading, n, _ = weights.shape
     seen = None if visible is None else expand_visible(visible, weights).reshape(-1, n, n)
-    matrices = Matrices(weights.reshape(-1, n, n), seen, weights.dtype)
+    flat = weights.reshape(-1, n, n)
+    traced = transformed(flat)  # whose numbers cannot be read
+    if not traced:
+        _refuse_bands(flat)
+    if mask is None and not options["may_be_padded"] and not traced:
+        _warn_of_padding(weights)
+    matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat))
     whole = mask is None and without_first == 0
     spans = None if whole else token_spans(mask, leading, n, without_first)
     if spans is None or not len(spans):
@@ -138,19 +151,24 @@ def layout_of(rows: bool) -> Layout:
 
 def unwrap(attention: Attention) -> Any:
     """Return the ``.attention`` of a result or the ``.attentions`` of a model output; anything else as it is."""
+    if hasattr(attention, "global_attentions"):  # of Longformer and of the encoder of LED
+        raise ValueError(f"attention must be n x n, got the bands of a {type(attention).__name__}; {_OF_BANDS}")
     return getattr(attention, "attention", getattr(attention, "attentions", attention))
 
 
 def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
-    """Return visible, or else the ``.visible`` of a result; None if there is neither or ``causal`` is given."""
+    """Return visible, or else the ``.visible`` of a result (all keys, if that is None); None if causality decides."""
     if causal is not None:
         flag("causal", causal)
     if visible is not None and causal is not None:
         raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
     check_unmasked("visible", visible)
-    carried = getattr(attention, "visible", None)
-    if visible is not None or causal is not None or carried is None:
+    if visible is not None or causal is not None or not hasattr(attention, "visible"):
         return None if visible is None else as_tensor("visible", visible)
+    carried = getattr(attention, "visible", None)
+    if carried is None:  # of a result: every query sees every key, though weights may be 0
+        n = unwrap(attention).shape[-1]
+        return torch.ones(n, n, dtype=torch.bool, device="cpu")
     axes: int = unwrap(attention).ndim - carried.ndim
     return as_tensor("visible", carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
 
@@ -176,7 +194,7 @@ def float_tensor(name: str, given: Any) -> Tensor:
     if isinstance(given, Tensor) and given.device.type == "meta":
         raise TypeError(f"{name} must hold numbers, got a tensor on the meta device, which has none")
     if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
-        return given
+        return given.resolve_neg()
     if hasattr(given, "decoder_attentions"):
         halves = "output.encoder_attentions or output.decoder_attentions"
         raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
@@ -203,6 +221,56 @@ def _conversion_hint(name: str, given: Any) -> str:
         return "; measure a model with positional_attention(model, tokenizer)"
     is_array = isinstance(given, list | tuple | float | int) or hasattr(given, "__array__")
     return f"; convert it with np.asarray({name})" if is_array else ""
+
+
+def _refuse_bands(flat: Tensor) -> None:
+    """Raise ValueError for bands (query, window) that are square by chance: entry c of row i is key i + c - n // 2."""
+    n = flat.shape[-1]
+    if n < 5 or n % 2 == 0 or not len(flat) or bool(flat[:, [0, -1], [0, -1]].any()):
+        return
+    key = torch.arange(n, device=flat.device) + torch.arange(-(n // 2), n - n // 2, device=flat.device)[:, None]
+    if bool(((flat > 0) == ((key >= 0) & (key < n))).all()):
+        raise ValueError(f"attention must be n x n, got what looks like Longformer's bands; {_OF_BANDS}")
+
+
+def _warn_of_padding(weights: Tensor) -> None:
+    """Warn if all heads of a sequence, (..., head, n, n), leave out the same keys at one end, and no other keys."""
+    if weights.ndim < 3 or weights.shape[-3] < 2 or weights.shape[-1] < 3:
+        return
+    for end in (0, -1):
+        # two queries decide nearly always; only then look at all
+        suspicious = (weights.detach()[..., [0, -1], end] == 0).all(-1).all(-1)
+        if not bool(suspicious.any()):
+            continue
+        attended = (weights.detach()[suspicious] > 0).any(-2)  # (sequence, head, key)
+        if end == 0:
+            attended = attended.flip(-1)
+        one_run = ~attended[..., -1] & attended[..., 1] & (attended.int().diff(dim=-1) <= 0).all(-1)
+        # a few sharp heads may leave any key out, but not all heads the same ones at one end
+        if bool((one_run & (attended == attended[:, :1]).all(-1)).all(-1).any()):
+            warn_caller(
+                f"no query of any head attends to the {'last' if end else 'first'} key, as if it were padding; leave "
+                "padding out with mask=attention_mask"
+            )
+
+
+def warn_of_mixed(inferred: Sequence[Tensor]) -> None:
+    """Warn if only some matrices were inferred to be causal; each (batch,) of booleans."""
+    found = torch.cat([torch.empty(0, dtype=torch.bool, device="cpu"), *(each.cpu() for each in inferred)])
+    if found.any() and not found.all():
+        warn_caller(
+            f"{int(found.sum())} of {len(found)} matrices have no weight above their diagonal and count as causal, the "
+            "others do not: weights may be too small for the dtype; give causal= or visible="
+        )
+
+
+def warn_caller(message: str) -> None:
+    """Warn with the location of the first caller outside of this library and torch."""
+    libraries = ("pelocality", "torch", "torchmetrics")
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in libraries:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def _at_a_time(flat: Tensor) -> int:

@@ -135,21 +135,32 @@ def is_causal(flat: Tensor) -> Tensor:
     return causal
 
 
-def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None) -> Tensor:
+def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+    """Return which matrices (batch, n, n) are causal, as given, or by `is_causal`, which is added to ``inferred``."""
+    if causal is None:
+        found = is_causal(flat.detach())
+        if flat.shape[-1] > 1:  # a single position is neither
+            inferred.append(found)
+        return found
+    if causal:
+        n = flat.shape[-1]
+        past = torch.ones(n, n, dtype=torch.bool, device=flat.device).tril()
+        check_hidden_keys(flat, past, "causal=True", "leave causal out")
+    return flat.new_full(flat.shape[:1], causal).bool()
+
+
+def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None, inferred: list[Tensor]) -> Tensor:
     """Return the number of keys that each query sees, (batch, n), in float64.
 
     Args:
         flat: (batch, n, n), validated weights.
         causal: Whether queries see only their past and themselves, or all keys. None: see `is_causal`.
         seen: Which keys they see, (batch, n, n), where it is neither.
+        inferred: As for `past_only`.
     """
     if seen is not None:
         check_hidden_keys(flat, seen)
         return seen.sum(-1, dtype=torch.float64)
     n = flat.shape[-1]
-    if causal:
-        past = torch.ones(n, n, dtype=torch.bool, device=flat.device).tril()
-        check_hidden_keys(flat, past, "causal=True", "leave causal out")
-    past_only = is_causal(flat.detach()) if causal is None else flat.new_full(flat.shape[:1], causal).bool()
     position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
-    return torch.where(past_only[:, None], position, float(n))
+    return torch.where(past_only(flat, causal, inferred)[:, None], position, float(n))

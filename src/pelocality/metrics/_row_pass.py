@@ -3,7 +3,10 @@
 ``_row_blocks`` computes them in torch; where numba is installed, ``_row_pass_numba`` computes the same row by row.
 """
 
+import functools
+import importlib
 import importlib.util
+import logging
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +26,7 @@ from pelocality.metrics._row_blocks import (
 )
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
 
+logger = logging.getLogger(__name__)
 _EMPTY = torch.empty(0)
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
@@ -116,7 +120,19 @@ def block_statistics(block: Tensor, first: int, stop: int, tolerance: Tolerance)
 
 
 def _is_compiled(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.dtype in INTEGER and HAS_NUMBA and not transformed(flat)
+    fits = flat.device.type == "cpu" and flat.dtype in INTEGER and HAS_NUMBA and not transformed(flat)
+    return fits and _numba_loads()
+
+
+@functools.cache
+def _numba_loads() -> bool:
+    """Return whether the compiled pass can be loaded; if not, say why once and measure in torch."""
+    try:
+        importlib.import_module("pelocality.metrics._row_pass_numba")
+    except Exception as error:  # it cannot write its cache, or does not fit the installed numpy
+        logger.warning("numba cannot be used, metrics are computed in torch: %s", error)
+        return False
+    return True
 
 
 def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:

@@ -16,6 +16,7 @@ from pelocality._checks import number
 
 # The largest |sum of a row - 1| that counts as rounding: a distribution need not come from a softmax in its own dtype.
 ROW_SUM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+HALF = (torch.float16, torch.bfloat16)
 ABSOLUTE_FLOOR = 10 * torch.finfo(torch.float64).eps
 
 
@@ -39,12 +40,12 @@ class Tolerance(NamedTuple):
     def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Self:
         """Return the tolerance for attention of a dtype, or ``rtol`` for every row.
 
-        The default is 8 eps, and 1024 eps per nat with at most the eps of float32, in which the softmax of half
-        precision is computed.
+        The default is 8 eps (2 eps in half precision, whose weights are rounded once), and 1024 eps per nat with at
+        most the eps of float32, in which the softmax of half precision is computed.
         """
         if rtol is None:
             working = torch.promote_types(dtype, torch.float32)
-            return cls(8 * torch.finfo(dtype).eps, 1024 * torch.finfo(working).eps)
+            return cls((8 if dtype == working else 2) * torch.finfo(dtype).eps, 1024 * torch.finfo(working).eps)
         base = number("rtol", rtol)
         if not base >= 0:
             raise ValueError(f"rtol must be at least 0, got {rtol}; use None for the default of the dtype")
@@ -82,9 +83,28 @@ def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:
     if smallest < 0:
         raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
-    if off > ROW_SUM_TOLERANCE[weights.dtype]:
-        advice = "call model.eval() or train without attention dropout, which changes sums; of logits take .softmax(-1)"
-        columns = weights.detach().sum(-2, dtype=totals.dtype)
-        if bool(((columns - 1).abs() <= ROW_SUM_TOLERANCE[weights.dtype]).all()):
-            advice = "its columns do: transpose it, rows are queries"
-        raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")
+    if off <= ROW_SUM_TOLERANCE[weights.dtype] or off <= (tolerance := ROW_SUM_TOLERANCE[precision_of(weights)]):
+        return
+    advice = "call model.eval() or train without attention dropout, which changes sums; of logits take .softmax(-1)"
+    columns = weights.detach().sum(-2, dtype=totals.dtype)
+    if bool(((columns - 1).abs() <= tolerance).all()):
+        advice = "its columns do: transpose it, rows are queries"
+    elif bool(((totals == 0) | ((totals - 1).abs() <= tolerance)).all()):
+        advice = "leave rows out whose keys are all masked, with mask="
+    elif bool(((totals > 0) & (totals < 1)).all()):
+        advice = "rows with a learned sink sum to less: divide them by .sum(-1, keepdim=True)"
+    raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")
+
+
+def precision_of(weights: Tensor) -> torch.dtype:
+    """Return half precision for weights that were converted from it, as for numpy, otherwise their own dtype.
+
+    Args:
+        weights: (batch, n, n).
+    """
+    rows = weights.detach()
+    for half in (torch.bfloat16, torch.float16) if rows.numel() and rows.dtype not in HALF else ():
+        # the last rows decide nearly always; the first one of a causal matrix is 1 and zeros in every precision
+        if all(bool((part.to(half) == part).all()) for part in (rows[:, -1], *torch.split(rows, 64))):
+            return half
+    return weights.dtype

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from pelocality._checks import check_choice, number
 from pelocality._toeplitz import diagonal_sums
-from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, resolve_visible, validated_weights
+from pelocality.metrics._inputs import (
+    Attention,
+    Matrices,
+    layout_of,
+    map_matrices,
+    resolve_visible,
+    validated_weights,
+    warn_of_mixed,
+)
 from pelocality.metrics._masks import Mask, Visible, visible_counts
 from pelocality.metrics._ratio import masked_mean, ratio
 from pelocality.metrics._row_pass import row_statistics, validated_statistics
@@ -34,7 +42,7 @@ def adjusted_locality(
         causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
         visible: Which keys each query sees where that is neither all nor the past (a sliding window): boolean
             (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the
-            ``.visible`` of a result, otherwise see causal.
+            ``.visible`` of a result (if that is None, every key is visible), otherwise see causal.
         mask: As for `locality`.
         without_first: As for `locality`.
 
@@ -47,9 +55,13 @@ def adjusted_locality(
         ValueError: As for `locality`, visible does not fit or comes with causal, or it or ``causal=True`` hides keys
             with weight.
 
+    Warns:
+        UserWarning: Only some of the matrices count as causal.
+
     Note:
-        Visible keys are not inferred from single zeros in the attention: pass ``visible`` to distinguish a head that
-        attends to one key among many from a head that sees only one key.
+        Causality is inferred from exact zeros, which weights too small for their dtype are as well: pass ``causal`` or
+        ``visible`` where it is known. Visible keys are not inferred from single zeros in the attention: pass
+        ``visible`` to distinguish a head that attends to one key among many from a head that sees only one key.
 
     Examples:
         >>> import torch
@@ -58,24 +70,27 @@ def adjusted_locality(
         >>> adjusted_locality(torch.eye(512))
         tensor(1.)
     """
+    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         value = validated_statistics(matrices.weights, pairs=False).locality
-        support, uniform = _uniform_locality(matrices, causal)
+        support, uniform = _uniform_locality(matrices, causal, inferred)
         choice = support > 1
         most = torch.where(choice, 1 - uniform, 0).sum(-1)
         gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
         return ratio(gained, most, torch.nan).to(value.dtype)
 
-    return map_matrices(
+    values = map_matrices(
         attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, causal)
     )
+    warn_of_mixed(inferred)
+    return values
 
 
-def _uniform_locality(matrices: Matrices, causal: bool | None) -> tuple[Tensor, Tensor]:
+def _uniform_locality(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
     weights, seen, _ = matrices
-    support = visible_counts(weights, causal, seen)
+    support = visible_counts(weights, causal, seen, inferred)
     if seen is not None:
         return support, row_statistics(seen.to(torch.float64), pairs=False).locality / support
     n = weights.shape[-1]

@@ -1,13 +1,12 @@
 """The two metrics of the paper, exactly as published."""
 
 import sys
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices
+from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, warn_caller
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._row_pass import validated_statistics
 from pelocality.metrics._tolerance import Tolerance
@@ -94,7 +93,8 @@ def symmetry(
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         rtol: Relative range up to which a row counts as constant. None: 8 eps + 1024 eps min(1, ln(s / l)), l the
             smallest weight among its pairs and eps that of the dtype (in the second term at most float32's), which
-            covers the rounding of a softmax and of its logits. 0: the released code in float64.
+            covers the rounding of a softmax and of its logits; in half precision, also converted to another dtype, the
+            first term is 2 eps. 0: the released code in float64.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One value per query, 1 - mean_k v_ik, NaN for the first and the last, instead of the pooled mean.
@@ -129,17 +129,13 @@ def symmetry(
 
     def kernel(matrices: Matrices) -> Tensor:
         statistics = validated_statistics(matrices.weights, Tolerance.for_dtype(matrices.dtype, rtol))
-        weights = matrices.weights.detach()
-        one_sided.append(weights.shape[-1] > 2 and bool((is_causal(weights) ^ is_causal(weights.mT)).any()))
-        return _symmetry_of_rows(statistics.irregularity) if rows else statistics.pooled()[1]
+        _, value, asymmetry = statistics.pooled()
+        one_sided.append(_is_one_sided(matrices.weights, asymmetry))
+        return _symmetry_of_rows(statistics.irregularity) if rows else value
 
     values = map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
     if any(one_sided):
-        _warn_caller(
-            "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
-            "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "
-            "the scores before the mask"
-        )
+        warn_of_one_sided()
     return values
 
 
@@ -149,7 +145,6 @@ def measure(
     """Measure locality, symmetry and relative asymmetry in a single pass.
 
     The same numbers as `locality`, `symmetry` and `relative_asymmetry`, in less than half the time of the three calls.
-    It does not warn about one-sided attention, whose relative asymmetry is 1.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -164,18 +159,25 @@ def measure(
         TypeError: As for `locality`.
         ValueError: As for `symmetry`.
 
+    Warns:
+        UserWarning: As for `symmetry`.
+
     Examples:
         >>> import torch
-        >>> causal = torch.ones(8, 8).tril() / torch.arange(1.0, 9.0)[:, None]
-        >>> measure(causal)
-        Measurement(locality=tensor(0.5063), symmetry=tensor(1.), relative_asymmetry=tensor(1.))
+        >>> measure(torch.full((8, 8), 1 / 8))
+        Measurement(locality=tensor(0.3127), symmetry=tensor(1.), relative_asymmetry=tensor(0.))
     """
+    one_sided = []
 
     def kernel(matrices: Matrices) -> Tensor:
         tolerance = Tolerance.for_dtype(matrices.dtype, rtol)
-        return torch.stack(validated_statistics(matrices.weights, tolerance).pooled(), -1)
+        found = validated_statistics(matrices.weights, tolerance).pooled()
+        one_sided.append(_is_one_sided(matrices.weights, found[2]))
+        return torch.stack(found, -1)
 
     values = map_matrices(attention, kernel, mask=mask, without_first=without_first)
+    if any(one_sided):
+        warn_of_one_sided()
     return Measurement(*values.unbind(-1))
 
 
@@ -184,10 +186,18 @@ def _symmetry_of_rows(irregularity: Tensor) -> Tensor:
     return 1 - irregularity / torch.minimum(position, position.flip(0))  # 0/0 is NaN in the first and last row
 
 
-def _warn_caller(message: str) -> None:
-    """Warn with the location of the first caller outside of this library and torch."""
-    libraries = ("pelocality", "torch", "torchmetrics")
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in libraries:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+def _is_one_sided(weights: Tensor, asymmetry: Tensor) -> bool:
+    """Return whether any matrix has weight on one side of its diagonal alone; (batch, n, n) and (batch,)."""
+    candidates = (weights[each].detach() for each in (asymmetry.detach() > 0.999).nonzero())
+    return any(bool(is_causal(each) ^ is_causal(each.mT)) for each in candidates)
+
+
+def warn_of_one_sided() -> None:
+    """Warn that symmetry says nothing, unless ``pelocality.models`` measured: its results say so themselves."""
+    if sys._getframe(2).f_globals.get("__name__", "").startswith("pelocality.models"):
+        return
+    warn_caller(
+        "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
+        "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "
+        "the scores before the mask"
+    )

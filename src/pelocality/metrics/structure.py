@@ -5,13 +5,26 @@ from torch import Tensor
 
 from pelocality._checks import count
 from pelocality._toeplitz import diagonal_sums
-from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, resolve_visible, validated_weights
-from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, is_causal, visible_counts
+from pelocality.metrics._inputs import (
+    Attention,
+    Matrices,
+    layout_of,
+    map_matrices,
+    resolve_visible,
+    validated_weights,
+    warn_of_mixed,
+)
+from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, past_only, visible_counts
 from pelocality.metrics._ratio import masked_mean, ratio
 
 
 def toeplitz_share(
-    attention: Attention, *, visible: Visible | None = None, mask: Mask | None = None, without_first: int = 0
+    attention: Attention,
+    *,
+    causal: bool | None = None,
+    visible: Visible | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
 ) -> Tensor:
     """Return how much of the matrix is a function of the signed distance i - j alone.
 
@@ -22,6 +35,7 @@ def toeplitz_share(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        causal: Whether a query sees only its past. None: each matrix without weight above its diagonal is causal.
         visible: As for `adjusted_locality`.
         mask: As for `locality`.
         without_first: As for `locality`.
@@ -33,6 +47,9 @@ def toeplitz_share(
         TypeError: As for `adjusted_locality`.
         ValueError: As for `adjusted_locality`.
 
+    Warns:
+        UserWarning: Only some of the matrices count as causal.
+
     Note:
         A relative bias does not score exactly 1, because the softmax normalises over fewer keys near the ends.
 
@@ -43,13 +60,14 @@ def toeplitz_share(
         >>> toeplitz_share(torch.eye(5)[[0] * 5])
         tensor(0.1850)
     """
+    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         weights, seen = validated_weights(matrices.weights), matrices.visible
         n = weights.shape[-1]
         i = torch.arange(n, device=weights.device)
         if seen is None:
-            seen = ~(is_causal(weights.detach())[:, None, None] & (i > i[:, None]))
+            seen = ~(past_only(matrices.weights, causal, inferred)[:, None, None] & (i > i[:, None]))
         else:
             check_hidden_keys(matrices.weights, seen)
         counts = seen.to(weights.dtype)
@@ -61,9 +79,11 @@ def toeplitz_share(
         rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
-    return map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, None)
+    values = map_matrices(
+        attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, causal)
     )
+    warn_of_mixed(inferred)
+    return values
 
 
 def monotonicity(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
@@ -141,6 +161,9 @@ def entropy(
         TypeError: As for `adjusted_locality`.
         ValueError: As for `adjusted_locality`.
 
+    Warns:
+        UserWarning: Only some of the matrices count as causal.
+
     Note:
         The true slope at a weight of 0 is infinite; the gradient there is set to 0, so that it stays finite for masked
         keys.
@@ -152,19 +175,22 @@ def entropy(
         >>> entropy(torch.eye(8))
         tensor(0.)
     """
+    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
-        support = visible_counts(matrices.weights, causal, matrices.visible)
+        support = visible_counts(matrices.weights, causal, matrices.visible, inferred)
         choice = support > 1
         nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
         values = nats / torch.where(choice, support, 2).log().to(weights.dtype)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     resolved = resolve_visible(attention, visible, causal)
-    return map_matrices(
+    values = map_matrices(
         attention, kernel, mask=mask, without_first=without_first, visible=resolved, layout=layout_of(rows)
     )
+    warn_of_mixed(inferred)
+    return values
 
 
 def sink_rate(
@@ -252,4 +278,4 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
             raise ValueError(f"crop keeps no token of {n}: start={start}, stop={stop}; widen the range")
         return matrices.crop(first, last).weights
 
-    return map_matrices(attention, kernel)
+    return map_matrices(attention, kernel, may_be_padded=True)

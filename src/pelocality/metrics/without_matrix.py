@@ -13,7 +13,7 @@ from pelocality.metrics._row_blocks import row_blocks, rows_needed
 from pelocality.metrics._row_pass import block_statistics, pool_sums
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
 from pelocality.metrics.position_tables import Similarity, project, softmax_weights
-from pelocality.metrics.published import Measurement
+from pelocality.metrics.published import Measurement, warn_of_one_sided
 
 # How far (in nats) the largest bias of a row may lie below the largest of all in float64.
 _RANGE = 600.0
@@ -41,9 +41,12 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         ValueError: A negative rtol, an even number of distances, NaN or +inf, a query whose keys are all masked, or
             a bias that grows with distance beyond the range of float64.
 
+    Warns:
+        UserWarning: A bias is one-sided (causal): its symmetry is meaningless, its relative asymmetry is 1.
+
     Note:
-        The published symmetry of a causal bias is meaningless; its relative asymmetry is 1. An n x n matrix of biases,
-        as an encoding returns it when called, cannot be recognised at odd n: its rows are read as n heads.
+        An n x n matrix of biases, as an encoding returns it when called, cannot be recognised at odd n: its rows are
+        read as n heads.
 
     Examples:
         >>> import torch
@@ -59,11 +62,15 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(given.dtype, rtol)
+    n = (given.shape[-1] + 1) // 2
     heads = on_float64_device(given).reshape(-1, given.shape[-1]).to(torch.float64)
     # head by head, in the working memory of one
     measured = [_measure_one_bias(head, tolerance) for head in heads]
     values = torch.stack(measured) if measured else heads.new_empty(0, 3)
     dtype = torch.promote_types(given.dtype, torch.float32)
+    past, future = ((given[..., side] == -torch.inf).all(-1) for side in (slice(0, n - 1), slice(n, None)))
+    if n > 2 and bool((past ^ future).any()):
+        warn_of_one_sided()
     return Measurement(*values.to(given.device, dtype).reshape(*given.shape[:-1], 3).unbind(-1))
 
 

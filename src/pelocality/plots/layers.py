@@ -226,7 +226,7 @@ def _by_layer(
         if np.ndim(numbers) != 1 or len(numbers) != len(grid):
             given = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
             raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {given}")
-        found.append((grid, numbers))
+        found.append((grid, real_numbers("layers", numbers).tolist()))  # tensors have no label, and are all different
     return column.replace("_", " "), found
 
 

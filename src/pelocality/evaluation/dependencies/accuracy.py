@@ -58,7 +58,8 @@ def dependency_accuracy(
         model: A transformers model that returns attention.
         tokenizer: Its fast tokenizer; it receives words one by one, and its ``word_ids()`` aligns the tokens.
             Byte-level tokenizers need ``add_prefix_space=True``.
-        sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return.
+        sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return. Those with the words
+            of an earlier one are left out and counted: they would say no more, but count as independent.
         subtypes: Keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
         batch_size: Sentences of one length in tokens per forward pass; nothing is padded.
         seed: Seeds the split into halves.
@@ -118,20 +119,23 @@ def dependency_accuracy(
 
 
 def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], Counter[str]]:
-    """Return the sentences that have words and dependencies, and count the others."""
-    chosen, dropped = [], Counter[str]()
+    """Return the different sentences that have words and dependencies, and count the others."""
+    chosen: dict[tuple[str, ...], Sentence] = {}
+    dropped = Counter[str]()
     for item in checked_sentences(sentences):
         if item.dependencies is None:
             dropped["no dependencies"] += 1
         elif len(item.words) < 2:
             dropped["fewer than two words"] += 1
+        elif item.words in chosen:
+            dropped["same words as an earlier sentence"] += 1
         else:
-            chosen.append(item)
+            chosen[item.words] = item
     if not chosen:
         raise ValueError(f"sentences must have dependencies between words, none has: {dict(dropped)}; see read_conllu")
-    return chosen, dropped
+    return list(chosen.values()), dropped
 
 
 def half_of(words: Sequence[str], seed: int) -> int:
-    """Return the half of the split, 0 or 1, that a sentence belongs to; equal sentences belong to the same half."""
+    """Return the half of the split, 0 or 1, that a sentence belongs to."""
     return hashlib.blake2b("\0".join((str(seed), *words)).encode(), digest_size=1).digest()[0] % 2

@@ -71,7 +71,7 @@ def compare_head_types(
     the heads with the highest share of attention that position explains are positional, those with the lowest
     contextual. Both types have the same number of heads, as the best of many heads is better than the best of few.
     For each type, the best head of a relation is chosen on one half of the sentences and scored on the other; the two
-    heads are compared on the same items, with a bootstrap over sentences.
+    heads are compared on the same items, with an interval over sentences.
 
     Args:
         accuracy: From `dependency_accuracy`.
