@@ -266,7 +266,7 @@ def test_a_word_without_tokens_attends_to_no_word_and_is_never_attended_to():
 def test_arcs_of_words_without_tokens_are_not_scored_but_counted():
     relations = ["nsubj", "discourse", "root", "det", "obj"]
     heads = [3, 3, 0, 2, 4]  # "det" has a head without tokens, "discourse" is one
-    sentences = [sentence(["cats", "\ufffd", "river", "a", word], heads, relations) for word in WORDS * 9]
+    sentences = [sentence(["cats", "\ufffd", "river", "a", word], heads, relations) for word in WORDS]
     found = dependency_accuracy(tiny("bert"), wordpiece(), sentences)
     note = "arcs of words of which the tokenizer keeps no token are not scored (12 of 24)"
     assert found.notes == (note,)
@@ -277,10 +277,8 @@ def test_arcs_of_words_without_tokens_are_not_scored_but_counted():
     for direction in DIRECTIONS:
         for relation in ("discourse", "det"):
             assert np.isnan(found.accuracy(relation, direction)).all()
-        assert len(found._items("all", direction).hits) == 108
-    whole = [
-        sentence(["cats", "river", "a", word], [2, 0, 2, 3], ["nsubj", "root", "det", "obj"]) for word in WORDS * 9
-    ]
+        assert len(found._items("all", direction).hits) == 12
+    whole = [sentence(["cats", "river", "a", word], [2, 0, 2, 3], ["nsubj", "root", "det", "obj"]) for word in WORDS]
     assert dependency_accuracy(tiny("bert"), wordpiece(), whole).notes == ()
 
 
