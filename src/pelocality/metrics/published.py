@@ -1,6 +1,6 @@
 """The two metrics of the paper, exactly as published."""
 
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -167,18 +167,43 @@ def measure(
         >>> measure(torch.full((8, 8), 1 / 8))
         Measurement(locality=tensor(0.3127), symmetry=tensor(1.), relative_asymmetry=tensor(0.))
     """
-    one_sided = []
+    one_sided: list[bool] = []
+
+    def note(weights: Tensor, asymmetry: Tensor) -> None:
+        one_sided.append(_is_one_sided(weights, asymmetry))
+
+    found = measurement(attention, rtol=rtol, mask=mask, without_first=without_first, note=note)
+    if any(one_sided):
+        warn_of_one_sided()
+    return found
+
+
+def measurement(
+    attention: Attention,
+    *,
+    rtol: float | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+    note: Callable[[Tensor, Tensor], None] | None = None,
+) -> Measurement:
+    """Return what `measure` returns without its warning, for callers that know which attention is causal.
+
+    Args:
+        attention: As for `measure`.
+        rtol: As for `measure`.
+        mask: As for `measure`.
+        without_first: As for `measure`.
+        note: Called with matrices (batch, n, n) and their relative asymmetry (batch,).
+    """
 
     def kernel(matrices: Matrices) -> Tensor:
         tolerance = Tolerance.for_dtype(matrices.dtype, rtol)
         found = validated_statistics(matrices.weights, tolerance).pooled()
-        one_sided.append(_is_one_sided(matrices.weights, found[2]))
+        if note is not None:
+            note(matrices.weights, found[2])
         return torch.stack(found, -1)
 
-    values = map_matrices(attention, kernel, mask=mask, without_first=without_first)
-    if any(one_sided):
-        warn_of_one_sided()
-    return Measurement(*values.unbind(-1))
+    return Measurement(*map_matrices(attention, kernel, mask=mask, without_first=without_first).unbind(-1))
 
 
 def _symmetry_of_rows(irregularity: Tensor) -> Tensor:
@@ -193,9 +218,7 @@ def _is_one_sided(weights: Tensor, asymmetry: Tensor) -> bool:
 
 
 def warn_of_one_sided() -> None:
-    """Warn that symmetry says nothing, unless ``pelocality.models`` measured: its results say so themselves."""
-    if sys._getframe(2).f_globals.get("__name__", "").startswith("pelocality.models"):
-        return
+    """Warn that symmetry says nothing."""
     warn_caller(
         "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
         "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "

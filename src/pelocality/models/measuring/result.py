@@ -17,7 +17,8 @@ from torch import Tensor
 from pelocality import metrics as _metrics
 from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
-from pelocality.metrics import Measurement, measure
+from pelocality.metrics import Measurement
+from pelocality.metrics.published import measurement
 from pelocality.models.measuring.provenance import Provenance, other_layers_note
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
 from pelocality.models.sequence_model import label
@@ -73,7 +74,7 @@ class AveragedAttention(DisplayMixin):
     @cached_property
     def metric_of_mean(self) -> Measurement:
         """The published metrics of the averaged matrix: each (layer, head)."""
-        return measure(self.attention)
+        return measurement(self.attention)
 
     @property
     def visible_keys(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from pelocality import metrics
 from pelocality._distributed import gathered
 from pelocality.metrics._row_pass import row_statistics
+from pelocality.metrics.published import measurement
 
 PUBLISHED = ("locality", "symmetry", "relative_asymmetry")
 CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "window")
@@ -27,7 +28,7 @@ def sample_metrics(attention: Tensor, visible: Tensor, mask: Tensor | None = Non
         visible: The keys that each query sees, (batch, n, n).
         mask: The tokens that count, (batch, n); None: all.
     """
-    values: dict[str, Tensor] = dict(vars(metrics.measure(attention, mask=mask)))
+    values: dict[str, Tensor] = dict(vars(measurement(attention, mask=mask)))
     if hides_future(visible):
         for name in CAUSAL:
             more: dict[str, Any] = {"visible": visible[:, None]} if name == "adjusted_locality" else {}

@@ -13,6 +13,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from pelocality import metrics
 from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
+from pelocality.metrics.published import measurement
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
@@ -148,7 +149,7 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal in self._layers(kwargs["model"], kwargs["processing_class"]):
-            known = {"adjusted_locality": adjusted} | ({} if causal else vars(metrics.measure(matrix)))
+            known = {"adjusted_locality": adjusted} | ({} if causal else vars(measurement(matrix)))
             for metric in CAUSAL if causal else BIDIRECTIONAL:
                 values = known[metric] if metric in known else getattr(metrics, metric)(matrix)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
