@@ -92,5 +92,99 @@ def one_head_at_a_time(query, key, value, visible):
 
 @pytest.mark.parametrize("attend", [one_text_at_a_time, one_head_at_a_time])
 def test_weights_that_multiply_part_by_part_are_refused(attend):
-    with pytest.raises(ValueError, match="no attention over all its tokens was seen|its attention differs between inputs"):
+    with pytest.raises(
+        ValueError, match="no attention over all its tokens was seen|its attention differs between inputs"
+    ):
         measured(attend, causal=False)
+
+
+def heads_before_texts(query, key, value, visible):
+    query, key, value = (split(each).transpose(0, 1) for each in (query, key, value))
+    return join((weights_of(query, key, visible) @ value).transpose(0, 1))
+
+
+def heads_before_texts_in_the_kernel(query, key, value, visible):
+    query, key, value = (split(each).transpose(0, 1) for each in (query, key, value))
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+    return join(attended.transpose(0, 1))
+
+
+def heads_and_texts_in_one_axis(query, key, value, visible):
+    query, key, value = (torch.cat(each.chunk(HEADS, -1)) for each in (query, key, value))  # (head * batch, n, d)
+    return torch.cat((weights_of(query, key, visible) @ value).chunk(HEADS), -1)
+
+
+def heads_and_texts_in_one_axis_of_the_kernel(query, key, value, visible):
+    query, key, value = (torch.cat(each.chunk(HEADS, -1)) for each in (query, key, value))
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+    return torch.cat(attended.chunk(HEADS), -1)
+
+
+def texts_and_heads_in_one_axis(query, key, value, visible):
+    query, key, value = (split(each).flatten(0, 1) for each in (query, key, value))  # (batch * head, n, d)
+    return join(torch.bmm(weights_of(query, key, visible), value).unflatten(0, (-1, HEADS)))
+
+
+HEADS_LEAD = [
+    heads_before_texts,
+    heads_before_texts_in_the_kernel,
+    heads_and_texts_in_one_axis,
+    heads_and_texts_in_one_axis_of_the_kernel,
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attend", [*HEADS_LEAD, texts_and_heads_in_one_axis])
+def test_heads_and_texts_are_told_apart_in_any_layout(attend, causal):
+    result, expected = measured(attend, causal)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+    assert result.source.causal is causal
+
+
+@pytest.mark.parametrize("attend", HEADS_LEAD)
+def test_heads_before_texts_get_no_bias(attend):
+    model = seeded(lambda: Written(attend)).eval()
+    with pytest.raises(ValueError, match=r"heads before texts .* \(batch, head, n, n\)"):
+        attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep")
+    one = IDS[:1]
+    with pytest.raises(ValueError, match=r"heads before texts .* \(batch, head, n, n\)"):
+        attach(model, table(HEADS), example_inputs=one, position_embeddings="keep")
+
+
+def test_texts_and_heads_in_one_axis_get_the_bias():
+    model, bias = seeded(lambda: Written(texts_and_heads_in_one_axis)).eval(), table(HEADS)
+    with attach(model, bias, example_inputs=IDS, position_embeddings="keep"), torch.no_grad():
+        torch.testing.assert_close(
+            model(IDS).double(), by_hand(model, IDS, bias(N).detach().double())[1], rtol=0, atol=1e-4
+        )
+
+
+def test_heads_before_texts_are_told_from_channels_without_token_ids():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, states):
+            return heads_before_texts(*self.project(states).split(WIDTH, -1), torch.ones(N, N).bool())
+
+    model = seeded(Attention)
+    states = torch.randn(1, N, WIDTH, generator=torch.Generator().manual_seed(0))
+    result = positional_attention(SequenceModel(model, inputs=lambda sample, n: states), length=N, words=1)
+    query, key, _ = model.project(states).split(WIDTH, -1)
+    expected = weights_of(split(query), split(key), torch.ones(N, N).bool())
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+
+
+def heads_between_queries_and_keys(query, key, value, visible):
+    query, key, value = (each.unflatten(-1, (HEADS, -1)) for each in (query, key, value))
+    logits = torch.einsum("bihd,bjhd->bihj", query, key) * SCALE
+    weights = logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("bihj,bjhd->bihd", weights, value).flatten(2)
+
+
+def test_as_many_heads_as_tokens_are_told_from_tokens():
+    with pytest.raises(ValueError, match="cannot be probed"):
+        measured(heads_between_queries_and_keys, causal=False, length=HEADS)
+    result, expected = measured(heads_before_texts, causal=False, length=HEADS)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
