@@ -32,7 +32,7 @@ class AttentionLayers:
         heads: The number of heads of each layer.
         added: The number of tokens that the model puts before its input, such as the [CLS] of a ViT.
         dtype: The precision of the weights.
-        heads_first: Whether weights are (head, batch, n, n).
+        heads_first: Whether weights are (head, batch, n, n) or (head * batch, n, n).
     """
 
     layers: tuple[int, ...]
@@ -72,9 +72,12 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         length = inputs["input_ids"].shape[1]
         model.check_ids(inputs["input_ids"])
     seen: list[tuple[Block | None, torch.Size, bool, torch.dtype]] = []
+    first: list[Tensor] = []
 
     def note(attention: Attention) -> None:
         weights = attention.weights
+        if not seen:
+            first.append(weights)
         seen.append((attention.block, weights.shape, attention.sink, weights.dtype))
 
     model.watch(inputs, note, None if model.adds_tokens else length)
@@ -86,11 +89,13 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         found = " and ".join(map(str, sizes))
         of = "" if length is None else f" of its {length}"
         raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows")
-    heads = sorted({_heads(model, shape) for _, shape, _, _ in seen})
+    lead = heads_lead(model, inputs, first[0])
+    if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in first[0].shape[:-2]:
+        _check_keys(model, inputs["input_ids"], first[0].shape)
+    heads = sorted({_heads(model, shape, lead) for _, shape, _, _ in seen})
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
     layers, depth, others = layer_numbers(model.config, [block for block, *_ in seen])
-    first = seen[0][1]
     return AttentionLayers(
         layers=layers,
         sinks=tuple(sink for _, _, sink, _ in seen),
@@ -99,7 +104,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         heads=heads[0],
         added=sizes[0] - (sizes[0] if length is None else length),
         dtype=seen[0][3],
-        heads_first=len(first) == 4 and first[1] == 1 < first[0] and model.content is None,
+        heads_first=lead,
     )
 
 
@@ -132,7 +137,9 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
         weights, visible = attention.weights, attention.visible
         if known.heads_first:
-            weights, visible = weights.transpose(0, 1), visible.transpose(0, 1)
+            weights, visible = (
+                each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible.expand_as(weights))
+            )
         visible = _visible_to_any_head(visible, weights.shape, known.heads)
         weights = weights.reshape(shape)
         weights = weights if batch is None else weights.expand(batch, -1, -1, -1)
@@ -145,6 +152,51 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     model.watch(inputs, take, length)
     if next(numbers) != len(known.layers):
         raise model.unprobed("its attention differs between inputs")
+
+
+def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
+    """Return whether heads come before texts in the weights of a batch, (head, batch, n, n) or (head * batch, n, n).
+
+    The texts of a module that is no transformers model are found by running it on each of them twice.
+    """
+    if model.config is not None:
+        return weights.ndim == 4 and weights.shape[1] == 1 < len(weights) and model.content is None
+    found: list[Tensor] = []
+    try:
+        model.watch(_twice(inputs), lambda attention: found.append(attention.weights) if not found else None, None)
+    except ValueError:  # the module reads no two texts
+        return False
+    if not found or found[0].ndim != weights.ndim:
+        return False
+    grown = [axis for axis, size in enumerate(weights.shape) if found[0].shape[axis] != size]
+    if grown != [0] or len(found[0]) != 2 * len(weights) or len(weights) % texts_of(inputs):
+        return bool(grown) and 0 < grown[0] < weights.ndim - 2
+    by_text = found[0][: len(weights)]
+    by_head = found[0].reshape(-1, 2, texts_of(inputs), *weights.shape[1:])[:, 0].flatten(0, 1)
+    return bool((by_head - weights).abs().max() < (by_text - weights).abs().max())
+
+
+def texts_of(inputs: Any) -> int:
+    """Return the size of a batch: that of its first tensor."""
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+    return next(len(each) for each in values if isinstance(each, Tensor))
+
+
+def _twice(inputs: Any) -> Any:
+    """Return a batch that holds each text of a batch twice."""
+    if isinstance(inputs, Mapping):
+        return {name: _twice(each) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(map(_twice, inputs))
+    return torch.cat([inputs, inputs]) if isinstance(inputs, Tensor) and inputs.ndim else inputs
+
+
+def _check_keys(model: SequenceModel, ids: Tensor, shape: torch.Size) -> None:
+    """Refuse weights with a third axis of the size of the tokens, unless only the last two shrink with the tokens."""
+    found: list[torch.Size] = []
+    model.watch({"input_ids": ids[:, :-1]}, lambda attention: found.append(attention.weights.shape), None)
+    if not found or found[0][:-2] != shape[:-2]:
+        raise model.unprobed("the last two axes of its attention are not queries and keys, (batch, head, query, key)")
 
 
 def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:
@@ -166,10 +218,10 @@ def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, .
     return numbers, len(members), others
 
 
-def _heads(model: SequenceModel, shape: torch.Size) -> int:
+def _heads(model: SequenceModel, shape: torch.Size, heads_first: bool) -> int:
     """Return the number of heads of weights (..., n, n) of one text."""
     if model.content is not None and len(shape) == 4:  # such as (channel, head, n, n)
-        return shape[1]
+        return shape[0 if heads_first else 1]
     return math.prod(shape[:-2])
 
 

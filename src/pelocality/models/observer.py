@@ -157,10 +157,10 @@ class Observer(TorchFunctionMode):
         logits, weights = self._softmax
         n = weights.shape[-2]
         for factor in _tensors(arguments):
-            if factor.shape[-2:] in (weights.shape[-2:], (n, n)) and _holds(factor, weights):
+            whole = factor.numel() >= math.prod(weights.shape[:-1]) * n
+            if whole and factor.shape[-2:] in (weights.shape[-2:], (n, n)) and _holds(factor, weights):
                 self._softmax = None
-                columns = weights.shape[:-1]
-                used = factor[..., :n].reshape(*columns, n) if factor.numel() >= math.prod(columns) * n else factor
+                used = factor[..., :n].reshape(*weights.shape[:-1], n)
                 visible = (logits[..., :n] > MASKED) | (weights[..., :n] > 0)
                 self.use(Attention(self.block, used, visible, weights.shape[-1] > n))
                 return

@@ -23,6 +23,7 @@ from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import enable_positions, look_up_the_first_row, return_zeros
 from pelocality.models.attaching.saving import unmark_saved_folders
 from pelocality.models.families import ATTACHED, Architecture
+from pelocality.models.layers import heads_lead, texts_of
 from pelocality.models.observer import (
     SOFTMAXES,
     Attention,
@@ -185,10 +186,11 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
     """Return the modules that compute self-attention on a batch, in the order in which they run first.
 
     Raises:
-        ValueError: No attention was seen, or attention outside of every part of the model.
+        ValueError: No attention was seen, or attention outside of every part of the model, or with heads before texts.
     """
     running: list[nn.Module] = []
     found: dict[nn.Module, Place] = {}
+    first: list[Tensor] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         running.append(module)
@@ -198,7 +200,9 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
 
     def note(attention: Attention) -> None:
         shape, owner = attention.weights.shape, running[-1]
-        heads = shape[1] if len(shape) > 3 else shape[0] // _texts(inputs)
+        if not found:
+            first.append(attention.weights)
+        heads = shape[1] if len(shape) > 3 else shape[0] // texts_of(inputs)
         causal = not bool(attention.visible.broadcast_to(shape).triu(1).any())
         before = found.setdefault(owner, Place(owner, heads, attention.sink, causal))
         found[owner] = before._replace(causal=before.causal and causal)
@@ -207,6 +211,9 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
         model.watch(inputs, note, None)
     if not found:
         raise ValueError(f"an encoding cannot be attached to {model}: it computed no attention on the example_inputs")
+    if heads_lead(model, inputs, first[0]):
+        reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
+        raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
     return list(found.values())
 
 
@@ -397,9 +404,3 @@ def _check_same(model: SequenceModel, one: list[Tensor], other: list[Tensor], pr
     pairs = zip(one, other, strict=True)
     if not all(largest_difference(a.nan_to_num(), b.nan_to_num()) <= allowed for a, b in pairs):
         raise ValueError(f"an encoding cannot be attached to {model}: {problem}")
-
-
-def _texts(inputs: Any) -> int:
-    """Return the size of the batch: that of the first tensor."""
-    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
-    return next(len(each) for each in values if isinstance(each, Tensor))

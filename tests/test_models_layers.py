@@ -1,0 +1,190 @@
+"""Attention written by hand in many layouts, each measured and given a bias beside a witness in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pelocality import positional_attention
+from pelocality.models import SequenceModel, attach
+from tests.test_models_attachment_modules import table
+from tests.test_models_sequence_model import HEADS, VOCABULARY, WIDTH, N, seeded
+
+WORDS = [7, 9, 30]
+SCALE = 1 / math.sqrt(WIDTH // HEADS)
+IDS = torch.randint(VOCABULARY, (3, N), generator=torch.Generator().manual_seed(0))
+
+
+class Written(nn.Module):
+    """Two layers whose attention is a function of queries, keys and values (batch, n, d) and a mask."""
+
+    def __init__(self, attend, causal=True):
+        super().__init__()
+        self.attend, self.causal = attend, causal
+        self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
+        self.projections = nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2)])
+
+    def forward(self, ids):
+        n = ids.shape[1]
+        states = self.words(ids) + self.positions(torch.arange(n))
+        visible = torch.ones(n, n, dtype=torch.bool)
+        visible = visible.tril() if self.causal else visible
+        for project in self.projections:
+            states = states + self.attend(*project(states).split(WIDTH, -1), visible)
+        return states
+
+
+def by_hand(model, ids, bias=0.0):
+    """The attention (layer, batch, head, n, n) and the output, text by text and head by head in float64."""
+    weights, maps = {name: each.double() for name, each in model.state_dict().items()}, []
+    n = ids.shape[1]
+    states, bias = weights["words.weight"][ids] + weights["positions.weight"][:n], torch.zeros(HEADS, n, n) + bias
+    visible = torch.ones(n, n).tril().bool() if model.causal else torch.ones(n, n).bool()
+    for layer in range(2):
+        query, key, value = (
+            states @ weights[f"projections.{layer}.weight"].T + weights[f"projections.{layer}.bias"]
+        ).split(WIDTH, -1)
+        found, attended = torch.zeros(len(ids), HEADS, n, n).double(), torch.zeros_like(states)
+        for text in range(len(ids)):
+            for head in range(HEADS):
+                part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
+                logits = query[text, :, part] @ key[text, :, part].T * SCALE + bias[head]
+                found[text, head] = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+                attended[text, :, part] = found[text, head] @ value[text, :, part]
+        maps.append(found)
+        states = states + attended
+    return torch.stack(maps), states
+
+
+def split(states):
+    """(batch, n, d) as (batch, head, n, d)."""
+    return states.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+def join(states):
+    """(batch, head, n, d) as (batch, n, d)."""
+    return states.transpose(1, 2).flatten(2)
+
+
+def weights_of(query, key, visible):
+    """The softmax of scaled logits."""
+    return (query @ key.mT * SCALE).masked_fill(~visible, -torch.inf).softmax(-1)
+
+
+def measured(attend, causal, length=N):
+    """The result for a module with this attention, and the mean attention by hand."""
+    model = seeded(lambda: Written(attend, causal)).train()
+    ids = torch.tensor(WORDS)[:, None].expand(-1, length)
+    expected = by_hand(model, ids)[0].mean(1)
+    return positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=length, words=WORDS), expected
+
+
+def one_text_at_a_time(query, key, value, visible):
+    weights, values = weights_of(split(query), split(key), visible), split(value)
+    return join(torch.stack([weights[text] @ values[text] for text in range(len(weights))]))
+
+
+def one_head_at_a_time(query, key, value, visible):
+    weights, values = weights_of(split(query), split(key), visible), split(value)
+    return join(torch.stack([weights[:, head] @ values[:, head] for head in range(HEADS)], 1))
+
+
+@pytest.mark.parametrize("attend", [one_text_at_a_time, one_head_at_a_time])
+def test_weights_that_multiply_part_by_part_are_refused(attend):
+    with pytest.raises(
+        ValueError, match="no attention over all its tokens was seen|its attention differs between inputs"
+    ):
+        measured(attend, causal=False)
+
+
+def heads_before_texts(query, key, value, visible):
+    query, key, value = (split(each).transpose(0, 1) for each in (query, key, value))
+    return join((weights_of(query, key, visible) @ value).transpose(0, 1))
+
+
+def heads_before_texts_in_the_kernel(query, key, value, visible):
+    query, key, value = (split(each).transpose(0, 1) for each in (query, key, value))
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+    return join(attended.transpose(0, 1))
+
+
+def heads_and_texts_in_one_axis(query, key, value, visible):
+    query, key, value = (torch.cat(each.chunk(HEADS, -1)) for each in (query, key, value))  # (head * batch, n, d)
+    return torch.cat((weights_of(query, key, visible) @ value).chunk(HEADS), -1)
+
+
+def heads_and_texts_in_one_axis_of_the_kernel(query, key, value, visible):
+    query, key, value = (torch.cat(each.chunk(HEADS, -1)) for each in (query, key, value))
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+    return torch.cat(attended.chunk(HEADS), -1)
+
+
+def texts_and_heads_in_one_axis(query, key, value, visible):
+    query, key, value = (split(each).flatten(0, 1) for each in (query, key, value))  # (batch * head, n, d)
+    return join(torch.bmm(weights_of(query, key, visible), value).unflatten(0, (-1, HEADS)))
+
+
+HEADS_LEAD = [
+    heads_before_texts,
+    heads_before_texts_in_the_kernel,
+    heads_and_texts_in_one_axis,
+    heads_and_texts_in_one_axis_of_the_kernel,
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attend", [*HEADS_LEAD, texts_and_heads_in_one_axis])
+def test_heads_and_texts_are_told_apart_in_any_layout(attend, causal):
+    result, expected = measured(attend, causal)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+    assert result.source.causal is causal
+
+
+@pytest.mark.parametrize("attend", HEADS_LEAD)
+def test_heads_before_texts_get_no_bias(attend):
+    model = seeded(lambda: Written(attend)).eval()
+    with pytest.raises(ValueError, match=r"heads before texts .* \(batch, head, n, n\)"):
+        attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep")
+    one = IDS[:1]
+    with pytest.raises(ValueError, match=r"heads before texts .* \(batch, head, n, n\)"):
+        attach(model, table(HEADS), example_inputs=one, position_embeddings="keep")
+
+
+def test_texts_and_heads_in_one_axis_get_the_bias():
+    model, bias = seeded(lambda: Written(texts_and_heads_in_one_axis)).eval(), table(HEADS)
+    with attach(model, bias, example_inputs=IDS, position_embeddings="keep"), torch.no_grad():
+        torch.testing.assert_close(
+            model(IDS).double(), by_hand(model, IDS, bias(N).detach().double())[1], rtol=0, atol=1e-4
+        )
+
+
+def test_heads_before_texts_are_told_from_channels_without_token_ids():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, states):
+            return heads_before_texts(*self.project(states).split(WIDTH, -1), torch.ones(N, N).bool())
+
+    model = seeded(Attention)
+    states = torch.randn(1, N, WIDTH, generator=torch.Generator().manual_seed(0))
+    result = positional_attention(SequenceModel(model, inputs=lambda sample, n: states), length=N, words=1)
+    query, key, _ = model.project(states).split(WIDTH, -1)
+    expected = weights_of(split(query), split(key), torch.ones(N, N).bool())
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+
+
+def heads_between_queries_and_keys(query, key, value, visible):
+    query, key, value = (each.unflatten(-1, (HEADS, -1)) for each in (query, key, value))
+    logits = torch.einsum("bihd,bjhd->bihj", query, key) * SCALE
+    weights = logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("bihj,bjhd->bihd", weights, value).flatten(2)
+
+
+def test_as_many_heads_as_tokens_are_told_from_tokens():
+    with pytest.raises(ValueError, match="cannot be probed"):
+        measured(heads_between_queries_and_keys, causal=False, length=HEADS)
+    result, expected = measured(heads_before_texts, causal=False, length=HEADS)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
