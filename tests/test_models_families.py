@@ -12,7 +12,7 @@ from pelocality.models import attach, audit, decompose, positional_attention
 from pelocality.models.families import known_families
 from pelocality.models.logits.terms import captured_inputs
 from pelocality.models.sequence_model import SequenceModel
-from tests.families import EVERY, FAMILIES, UNKNOWN, base_of, family_of, tiny, tokens
+from tests.families import ANY, EVERY, FAMILIES, UNKNOWN, base_of, family_of, small, tiny, tiny_any, tokens
 
 N = 17
 ABSOLUTE = [
@@ -227,6 +227,9 @@ def test_the_error_for_something_else_than_a_model_says_what_to_pass():
         SequenceModel(SimpleNamespace(all_special_ids=[], model=None))
 
 
+_SIZES = {"n_embd": 8, "n_layer": 1, "n_head": 2}
+
+
 def test_the_longest_input_is_that_of_the_table_unless_it_is_disabled():
     model = tiny("roberta")
     assert SequenceModel(model).longest == SequenceModel(nn.DataParallel(model)).longest == 40
@@ -253,6 +256,52 @@ def test_the_longest_input_runs_and_one_token_more_does_not_where_positions_are_
         model(tokens(1, 41))
 
 
-def test_a_family_without_a_record_is_as_long_as_its_configuration_says():
+@pytest.mark.parametrize("name", sorted(EVERY | ANY))
+def test_the_longest_input_runs_and_one_token_more_only_where_there_is_none(name):
+    model = tiny(name) if name in EVERY else tiny_any(name)
+    base, known = base_of(model), SequenceModel(model)
+    longest, declared = known.longest, getattr(known.config, "max_position_embeddings", None)
+    if longest is None:  # positions are computed for any distance, whatever the configuration says
+        known.outputs({"input_ids": tokens(1, declared + 1 if isinstance(declared, int) and 0 < declared < 99 else 99)})
+        return
+    with torch.no_grad():
+        base(tokens(1, longest))
+        with pytest.raises((IndexError, RuntimeError)):
+            base(tokens(1, longest + 1))
+
+
+SINES = {  # positions in a buffer, in a table that grows, and slopes computed for one length
+    "ctrl": (lambda: hf.CTRLModel(hf.CTRLConfig(vocab_size=97, n_positions=40, **_SIZES, dff=16)), 40),
+    "codegen": (
+        lambda: hf.CodeGenModel(
+            hf.CodeGenConfig(vocab_size=97, n_positions=40, n_embd=16, n_layer=1, n_head=4, rotary_dim=4)
+        ),
+        40,
+    ),
+    "xglm": (
+        lambda: hf.XGLMModel(
+            hf.XGLMConfig(
+                vocab_size=97, max_position_embeddings=40, d_model=8, ffn_dim=8, num_layers=1, attention_heads=2
+            )
+        ),
+        None,
+    ),
+    "mpt": (lambda: hf.MptModel(hf.MptConfig(vocab_size=97, d_model=8, n_heads=2, n_layers=1, max_seq_len=40)), 40),
+    "nystromformer": (lambda: hf.NystromformerModel(small(hf.NystromformerConfig, max_position_embeddings=40)), 40),
+}
+
+
+@pytest.mark.parametrize("name", SINES)
+def test_buffers_of_positions_are_limits_and_tables_that_grow_are_none(name):
+    make, longest = SINES[name]
+    model = make().eval()
+    assert SequenceModel(model).longest == longest
+    model(tokens(1, longest or 99))
+    if longest is not None:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(tokens(1, longest + 1))
+
+
+def test_a_table_is_the_limit_of_a_family_without_a_record():
     assert SequenceModel(UNKNOWN["rembert"]()).longest == 512
     assert not SequenceModel(UNKNOWN["rembert"]()).positions_disabled

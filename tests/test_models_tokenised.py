@@ -10,6 +10,7 @@ from tests.families import same, state, tiny, tokens
 from tests.test_models_words import byte_level, pieces_with_word_marks, wordpiece
 
 MEASURES = (text_average, position_share)
+NOUNS = ["cat", "dog", "river", "bat"]
 TEXTS = ["a cat and a dog", "the river", "a dog sat on a mat 42", "dogs!", "a cat, a hat and a bat", "a x1 a dog river"]
 
 
@@ -100,7 +101,7 @@ def test_a_generator_of_strings_is_read_as_it_is_needed():
     def lines():
         for number in range(12):
             read.append(number)
-            yield "a cat a dog"
+            yield f"a {NOUNS[number // 4]} a {NOUNS[number % 4]}"
 
     result = position_share(AttentionFunction(function, 99), lines(), tokenizer=wordpiece(), batch_size=3)
     assert result.source.texts == 12

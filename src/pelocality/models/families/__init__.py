@@ -1,8 +1,8 @@
 """What is known of the weights of each model family: where attention and positions are kept.
 
 ``family_of(module)`` returns the `Architecture` of a model. Families stand in a file per kind of position: ``absolute``
-(BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2, LUKE), ``relative`` (T5, MPNet, BLOOM, XLNet), ``rotary`` (Llama,
-ModernBERT, RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
+(BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2, LUKE), ``relative`` (T5, MPNet, BLOOM, MPT, XLNet), ``rotary``
+(Llama, ModernBERT, RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
 from typing import Any
@@ -15,7 +15,6 @@ from pelocality.models.families._record import (
     ATTACHED as ATTACHED,
     Architecture as Architecture,
     attached_biases as attached_biases,
-    rows_for_tokens,
 )
 
 _FAMILIES: dict[str, Architecture] = {
@@ -24,9 +23,6 @@ _FAMILIES: dict[str, Architecture] = {
     for model_type in family.model_types
 }
 _ANY = Architecture()
-
-# the names of the longest input in configurations: of most models, of Whisper's decoder, of MPT
-_LIMITS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 
 
 def known_families() -> tuple[str, ...]:
@@ -60,19 +56,13 @@ def longest_input(family: Architecture, base: Any) -> int | None:
 
     Returns:
         The number of tokens. None without a limit: for positions that are computed for any distance, and for a table of
-        torch's own class that an attached encoding has disabled. For a family whose logits are not known the limit is
-        ``config.max_position_embeddings``, ``max_target_positions`` or ``max_seq_len``, less the rows up to the padding
-        id of a table that is counted from there.
+        torch's own class that an attached encoding has disabled.
     """
     tables = [table for table in family.position_tables(base) if isinstance(table, nn.Embedding)]
     # a table of a class of its own looks its rows up before they are replaced
     if positions_disabled(base) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
-    if isinstance(family, KnownLogits):
-        return family.max_length(base)
-    most = next((limit for name in _LIMITS if (limit := getattr(base.config, name, None))), None)
-    counted = [table for table in family.position_tables(base) if getattr(table, "padding_idx", None) is not None]
-    return most and min([most, *(rows for table in counted if (rows := rows_for_tokens(table)) > 0)])
+    return family.max_length(base)
 
 
 def positions_disabled(module: nn.Module) -> bool:

@@ -26,7 +26,8 @@ def rows_for_tokens(table: Any) -> int:
     """Return how many rows of a table of positions tokens read: those after the padding id, where it has one."""
     rows = getattr(table, "num_embeddings", None) or len(getattr(table, "weight", ()))
     padding = getattr(table, "padding_idx", None)  # RoBERTa and MPNet count from the row after it
-    return int(rows if padding is None else rows - padding - 1)
+    skipped = getattr(table, "offset", 0) if padding is None else padding + 1  # OPT and BART skip the first two rows
+    return int(rows - skipped)
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -36,6 +37,13 @@ _NOT_ATTENTION = re.compile(f"cross|enc_?dec|encoder_att|{ATTACHED}")
 # positions, such as those of boxes on a page, have other names.
 _TABLES = re.compile(r"^((box_)?position_embeddings?|positions_embed|embed_positions|wpe|relative_attention_bias)$")
 _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
+
+# Tables that are looked up by distance, and buffers with one row per position (GPT-J, CTRL).
+_BY_DISTANCE = re.compile(r"relative_attention_bias$")
+_BUFFERS = re.compile(r"(^|\.)(embed_positions|pos_encoding)$")
+
+# Names of the number of positions in configurations: of most models, and of Whisper's decoder.
+_LIMITS = ("max_position_embeddings", "max_target_positions")
 
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
 _READERS = re.compile("Rotary|Embeddings$")
@@ -141,6 +149,23 @@ class Architecture:
             if (hasattr(module, "weight") and _TABLES.search(name.rpartition(".")[2]))
             or _TABLE_CLASSES.search(type(module).__name__)
         ]
+
+    def max_length(self, base: Any) -> int | None:
+        """Return the number of tokens that tables and buffers of positions have rows for; None if there are none.
+
+        Rotations and slopes, which are computed for any distance, and tables of sines that grow have no limit.
+        """
+        by_distance = {module for name, module in base.named_modules() if _BY_DISTANCE.search(name)}
+        tables = [table for table in self.position_tables(base) if table not in by_distance]
+        rows = [
+            rows_for_tokens(table)
+            for table in tables
+            if isinstance(getattr(table, "weight", None), torch.Tensor) and not hasattr(table, "make_weight")
+        ]
+        rows += [len(buffer) for name, buffer in base.named_buffers() if _BUFFERS.search(name)]
+        # Nystromformer's table has two rows more than it can read
+        declared = [limit for name in _LIMITS if isinstance(limit := getattr(base.config, name, None), int)]
+        return min([*rows, *declared[:1]]) if rows else None
 
     def position_readers(self, base: Any) -> list[nn.Module]:
         """Return the modules that are called with position ids: rotary ones, and embeddings of tokens and positions."""

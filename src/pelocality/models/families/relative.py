@@ -1,4 +1,4 @@
-"""Families whose positions are a term of the logits: T5, MPNet, BLOOM (ALiBi), XLNet."""
+"""Families whose positions are a term of the logits: T5, MPNet, BLOOM and MPT (ALiBi), XLNet."""
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from pelocality._toeplitz import diagonals
 from pelocality.models.families._logits import KnownLogits
 from pelocality.models.families._mask import Bias
+from pelocality.models.families._record import Architecture
 
 
 class T5(KnownLogits):
@@ -62,6 +63,15 @@ class Bloom(KnownLogits):
 
 
 _SUBTRACTED = 1e30  # XLNet multiplies its mask by this before it subtracts it from the logits
+
+
+class Mpt(Architecture):
+    """MPT (MosaicML, 2023): ALiBi's slopes, computed for the longest input that the configuration allows."""
+
+    model_types = ("mpt",)
+
+    def max_length(self, base: Any) -> int | None:
+        return int(base.config.max_seq_len)
 
 
 class XlNet(KnownLogits):
@@ -148,4 +158,4 @@ class XlNet(KnownLogits):
         return scores.gather(-1, index)
 
 
-RECORDS: tuple[KnownLogits, ...] = (T5(), MpNet(), Bloom(), XlNet())
+RECORDS: tuple[Architecture, ...] = (T5(), MpNet(), Bloom(), Mpt(), XlNet())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
+from pelocality.models.measuring.rotations import depend_on_length, fresh_rotations
 from pelocality.models.measuring.tokens import token_batch, tokens_first
 from pelocality.models.sequence_model import SequenceModel
 
@@ -77,12 +78,17 @@ def reflection_gap(
         return on_float64_device(ids.new_zeros(0)).double()
     first = tokens_first(tokens)
     inputs, tokens = {name: each.gather(1, first) for name, each in inputs.items()}, tokens.gather(1, first)
+    lengths = tokens.sum(1).tolist()
+    if depend_on_length(model.module) and len(set(lengths)) > 1:  # each as it is alone
+        rows = [{name: each[row, :n] for name, each in inputs.items()} for row, n in enumerate(lengths)]
+        return torch.cat([reflection_gap(model, **row) for row in rows])
     if bool(tokens.all()):
         inputs.pop("attention_mask", None)
     position = torch.arange(ids.shape[1], device=ids.device)
     order = torch.where(tokens, tokens.sum(1, keepdim=True) - 1 - position, position)
-    forward = _hidden_states(model, inputs)
-    backward = _hidden_states(model, {name: each.gather(1, order) for name, each in inputs.items()})
+    with fresh_rotations(model.module):
+        forward = _hidden_states(model, inputs)
+        backward = _hidden_states(model, {name: each.gather(1, order) for name, each in inputs.items()})
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
         torch.linalg.vector_norm(on_float64_device(torch.where(tokens[..., None], states, 0)).double(), dim=(1, 2))

@@ -8,7 +8,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from pelocality._display import DisplayMixin
-from pelocality.models.measuring.provenance import Provenance, other_layers_note, over_texts, provenance
+from pelocality.models.measuring.provenance import Provenance, other_layers_note, over_texts, provenance, share_notes
 from pelocality.models.measuring.text import text_sums
 from pelocality.models.sequence_model import SequenceModel, label
 
@@ -23,7 +23,7 @@ class PositionShare(DisplayMixin):
         layers: The model's layer numbers along the first axis; layers without attention are not included.
         prediction: The mean deviation from uniform attention at each pair of positions, (layer, head, n, n) with n the
             longest text, at most ``length``; NaN for pairs in no text.
-        counts: The number of texts with each pair of positions, (layer, n, n).
+        counts: The number of different texts with each pair of positions, (layer, n, n).
         source: The `Provenance`.
         other_layers: What the model's layers without attention are, by number.
     """
@@ -59,8 +59,10 @@ class PositionShare(DisplayMixin):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The layers without attention, in one sentence; empty where there are none."""
-        return other_layers_note(self.other_layers)
+        """Cautions for reading the share, one sentence each; usually empty."""
+        first = int((self.counts.diagonal(dim1=-2, dim2=-1)[0] > 0).long().argmax())
+        sink = self.prediction[..., first + 1 :, first].nan_to_num().mean(-1)
+        return (*other_layers_note(self.other_layers), *share_notes(self.source, self.layers, sink))
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame().groupby("layer")["share"].agg(["mean", "min", "max"]).reset_index()
@@ -102,9 +104,10 @@ def position_share(
     Args:
         model: A transformers model that ``positional_attention`` can probe, with or without a head.
         texts: Strings; or tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
-            ``attention_mask`` where there is padding, ``token_type_ids`` where the model reads them, and
-            ``special_tokens_mask``. Rows of a Dataset, with no batch axis, work too. Other entries (labels) are not
-            used, but ``position_ids`` are checked. They are read once, one batch at a time, and may be a generator.
+            ``attention_mask`` where there is padding, and ``special_tokens_mask``. Rows of a Dataset, with no batch
+            axis, work too. Other entries are given to the model if it reads them (``token_type_ids``,
+            ``position_ids``, XLM's ``langs``), and not used otherwise (labels). Texts are read once, one batch at a
+            time, and may be a generator. Equal texts count once.
         tokenizer: Reads strings, special tokens included, and identifies special tokens; not needed for batches with a
             ``special_tokens_mask``.
         length: Only the first positions up to this number are measured, with rows renormalised over them; the model
@@ -114,7 +117,8 @@ def position_share(
             sink, which would count as position.
         layers: Layers to return, by their index in the model; by default all that have attention.
         batch_size: Strings per forward pass, padded to the longest of them; 1 for models that mix neighbours and so see
-            the padding (ConvBERT). Batches are run as they are.
+            the padding (ConvBERT). Batches are run as they are; but where rotations depend on the longest text of a
+            batch (dynamic NTK, LongRoPE), texts of other lengths are run one after the other.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -125,7 +129,8 @@ def position_share(
             batches that are not mappings of token ids.
         ValueError: A model that cannot be probed, text longer than its positions, a string without tokens, strings
             without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
-            start again within a row (packed texts), unknown layers, or fewer than two texts.
+            start again within a row (packed texts), an entry that the model reads and that is not an integer per
+            token, unknown layers, or fewer than two different texts.
         RuntimeError: Another process failed.
 
     Examples:
@@ -150,12 +155,15 @@ def position_share(
         progress=progress,
     )
     if not bool((sums.counts >= 2).any()):
-        raise ValueError("no pair of positions is in two texts; pass more text")
+        equal = f" ({sums.repeated} are equal to another one and do not count)" if sums.repeated else ""
+        raise ValueError(f"no pair of positions is in two texts{equal}; pass more text")
     return PositionShare(
         share=sums.share(),
         layers=sums.layers,
         prediction=sums.total / sums.counts[:, None],
         counts=sums.counts,
-        source=provenance(model, sums.counts > 0, special_tokens=special_tokens, texts=sums.texts),
+        source=provenance(
+            model, sums.counts > 0, special_tokens=special_tokens, texts=sums.texts, repeated=sums.repeated
+        ),
         other_layers=sums.other_layers,
     )

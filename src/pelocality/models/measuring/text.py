@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed
 from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
-from pelocality.models.measuring.tokens import token_batch, token_batches, token_tensor, tokens_first
-from pelocality.models.measuring.words import special_ids
+from pelocality.models.measuring.batches import TextBatches
+from pelocality.models.measuring.rotations import fresh_rotations
 from pelocality.models.sequence_model import SequenceModel
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
@@ -62,34 +60,32 @@ def text_sums(
     count("batch_size", batch_size)
     sums: TextSums | None = None
     known: AttentionLayers | None = None
-    measured = longest = number = 0
+    measured = 0
     rank, size = rank_and_size()
-    with failing_together() as must_agree:
-        batches = texts if model.content is not None else token_batches(texts, model, tokenizer, batch_size)
-        for batch in tqdm(batches, desc="text", unit="batch", delay=3, disable=not progress):
-            included: Tensor | None = None
-            if model.content is not None:
-                inputs = model.moved(batch)
-            else:
-                inputs, included = _read_batch(batch, model, tokenizer, special_tokens)
-                if included.numel() == 0:
-                    continue
-                if included.shape[1] > longest:
-                    longest = included.shape[1]
-                    model.check_length(longest)
-                must_agree.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
-                included = (included & (included.cumsum(1) > without_first))[:, :length]
+    batches = TextBatches(
+        model,
+        texts,
+        tokenizer,
+        special_tokens=special_tokens,
+        without_first=without_first,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    with failing_together() as must_agree, fresh_rotations(model.module):
+        for number, (inputs, included) in enumerate(batches):
             if known is None or sums is None:
                 known = attention_layers(model, inputs)
                 sums = TextSums(known.requested(layers), known.others, known.heads)
             if number % size == rank:  # others are measured by other processes
-                reader = _Reader(sums, any(known.sinks), included, known.added + without_first, length, measure, number)
+                first, included = known.added + without_first, None if included is None else included[:, :length]
+                reader = _Reader(sums, any(known.sinks), included, first, length, measure, number)
                 observe_layers(model, known, sums.layers, inputs, reader)
                 measured += reader.texts
-            number += 1
+        must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
     sums.add_processes(measured)
+    sums.repeated = batches.repeated
     return sums
 
 
@@ -152,7 +148,7 @@ class TextSums:
     """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
 
     def __init__(self, layers: tuple[int, ...], other_layers: Mapping[int, str], heads: int) -> None:
-        self.layers, self.other_layers, self.texts = layers, other_layers, 0
+        self.layers, self.other_layers, self.texts, self.repeated = layers, other_layers, 0, 0
         # on the CPU, as not every accelerator has float64
         self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64, device="cpu")
         self.squares = torch.zeros_like(self.total)
@@ -209,54 +205,3 @@ class TextSums:
         error = torch.where(enough, error, 0.0).sum((-2, -1))
         squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
         return torch.where(squares > rounding, 1 - error / squares, torch.nan)
-
-
-def _check_packing(position_ids: Any, ids: Tensor, real: Tensor, order: Tensor) -> None:
-    """Refuse positions, which are not used, where they show that a row holds several texts."""
-    if position_ids is None:
-        return
-    given = token_tensor("position_ids", position_ids)
-    rows = given[0] if given.ndim == 3 else given  # of three axes (time, height, width) the first counts tokens
-    if (
-        given.ndim not in (1, 2, 3)
-        or rows.shape[-1] != ids.shape[1]
-        or (rows.ndim == 2 and len(rows) not in (1, len(ids)))
-    ):
-        raise ValueError(f"position_ids must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}")
-    steps = rows.expand_as(ids).to(ids.device).gather(1, order).diff(dim=1)
-    if bool(((steps != 1) & real.gather(1, order)[:, 1:]).any()):
-        raise ValueError(
-            "position_ids do not count up by one: rows of several texts cannot be read; give one text a row"
-        )
-
-
-def _read_batch(
-    batch: Mapping[str, Any], model: SequenceModel, tokenizer: Any, special_tokens: bool
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a batch's inputs and which tokens to include, (batch, n) each, padding on the right."""
-    if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        wanted = "strings, or mappings with input_ids, as a tokenizer returns"
-        raise TypeError(f"texts must hold {wanted}, got {type(batch).__name__}")
-    if len(batch["input_ids"]) == 0:
-        return {}, torch.ones(0, 0, dtype=torch.bool)
-    others = ["attention_mask", "special_tokens_mask"]
-    if model.reads("token_type_ids"):  # a tokenizer may return them for a model that reads none
-        others.append("token_type_ids")
-    given, real = token_batch(model, batch["input_ids"], **{name: batch.get(name) for name in others})
-    ids = given["input_ids"]
-    if not bool(real.any()):
-        raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
-    order = tokens_first(real)
-    special = given.pop("special_tokens_mask", None)
-    if special_tokens:
-        special = torch.zeros_like(ids)
-    elif special is None:
-        if tokenizer is None:
-            raise ValueError(
-                "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
-                "or include them with special_tokens=True"
-            )
-        special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
-    _check_packing(batch.get("position_ids"), ids, real, order)
-    inputs = {name: tensor.gather(1, order) for name, tensor in {**given, "attention_mask": real.long()}.items()}
-    return inputs, (real & ~special.bool()).gather(1, order).cpu()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.models.measuring.provenance import over_texts, provenance
+from pelocality.models.measuring.provenance import over_texts, provenance, share_notes
 from pelocality.models.measuring.result import AveragedAttention
 from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models.measuring.text import TextLayer, text_sums
@@ -23,7 +23,7 @@ class TextAverage(AveragedAttention):
 
     Attributes:
         share: The share of each head's attention that position explains, as in `PositionShare`, (layer, head).
-        counts: The number of texts with each query, (n,).
+        counts: The number of different texts with each query, (n,).
     """
 
     share: Tensor
@@ -33,6 +33,13 @@ class TextAverage(AveragedAttention):
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes, advice = list(super().notes), "pass texts of one length, or length= of the shortest"
+        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
+        uniform = visible[:, 1:, 0] / visible[:, 1:].sum(-1)
+        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1)
+        notes += share_notes(self.source, self.layers, sink)
+        if cut := self.source.left_out:
+            more = f"numbers compare at equal n only, and length={self.length + 2 * cut} gives n = {self.length + cut}"
+            notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out; {more}")
         if self._shortest < self.length:
             lengths = f"texts have {self._shortest} to {self.length} tokens, with which most metrics change"
             notes.append(f"{lengths}: read adjusted_locality, or {advice}")
@@ -80,6 +87,9 @@ def text_average(
     may be hardly any above the first layers. The mean over texts shows every layer as it works, but content that is
     common at a position counts too; ``position_share`` says how much of the attention the position predicts.
 
+    Equal texts count once, as intervals and shares are over independent texts: ``source.repeated`` is the number of
+    texts that do not count.
+
     The sums need one pass, so memory does not depend on the number of texts, but for one number per text, metric,
     layer and head.
 
@@ -91,7 +101,8 @@ def text_average(
         texts: Strings, or tokenised batches, as for `position_share`.
         tokenizer: Reads strings, and identifies special tokens, as for `position_share`.
         length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
-            attention in both directions look more local; the model still reads the whole text.
+            attention in both directions look more local; the model still reads the whole text. Special tokens that are
+            left out count, so that n is 31 if ``length=32`` begins with [CLS]; the ``notes`` say so.
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, as for `position_share`.
         layers: Layers to return, by their index in the model; by default all that have attention.
@@ -157,11 +168,19 @@ def text_average(
         raise ValueError(f"no text has a token to measure at position {gap}, between {first} and {last}; {advice}")
     mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
     visible = sums.counts[:, part, part] > 0
+    source = provenance(
+        model,
+        visible,
+        special_tokens=special_tokens,
+        texts=sums.texts,
+        repeated=sums.repeated,
+        left_out=first if last + 1 == length else 0,
+    )
     return TextAverage(
         attention=mean,
         per_sample=per_sample,
         layers=sums.layers,
-        source=provenance(model, visible, special_tokens=special_tokens, texts=sums.texts),
+        source=source,
         visible=None if bool(visible.all()) else visible,
         other_layers=sums.other_layers,
         share=sums.share(),

@@ -141,9 +141,8 @@ def _tokenised(
                 size = f"{len(ids)} tokens, the model can read {longest}"
                 raise ValueError(f"texts[{number}], {brief(text)}, has {size}; shorten or split it")
         inputs = padded(tokenizer, encoded["input_ids"])
-        if "token_type_ids" in encoded:
-            inputs["token_type_ids"] = _rectangle(encoded["token_type_ids"])
-        yield inputs
+        more = [name for name in encoded if name not in inputs and model.config is not None and model.reads(name)]
+        yield inputs | {name: _rectangle(encoded[name]) for name in more}
 
 
 def padding_id(tokenizer: Any) -> int:

@@ -1,0 +1,212 @@
+"""Texts in the batches that a model runs, each of several equal texts once."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pelocality.models.measuring.rotations import depend_on_length
+from pelocality.models.measuring.tokens import token_batch, token_batches, token_tensor, tokens_first
+from pelocality.models.measuring.words import special_ids
+from pelocality.models.sequence_model import SequenceModel
+
+_READ_HERE = ("input_ids", "attention_mask", "special_tokens_mask", "position_ids")
+
+
+class TextBatches:
+    """The batches of texts that a model runs, without texts that are equal to an earlier one.
+
+    Texts are equal if the model reads the same tokens, with the same types and positions, and the same are included.
+
+    Attributes:
+        repeated: The number of texts so far that were left out, as they are equal to an earlier one.
+        checksums: One number per batch, which tells whether two processes are given the same.
+    """
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        texts: Iterable[Any],
+        tokenizer: Any,
+        *,
+        special_tokens: bool,
+        without_first: int,
+        batch_size: int,
+        progress: bool,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.special_tokens, self.without_first, self.progress = special_tokens, without_first, progress
+        self.batches = texts if model.content is not None else token_batches(texts, model, tokenizer, batch_size)
+        self.by_length = depend_on_length(model.module)
+        self.repeated, self.checksums = 0, list[int]()
+        self._seen: set[bytes] = set()
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor | None]]:
+        """Yield the inputs of each call and which of their tokens to include, (batch, n).
+
+        A model without token ids has None in the place of the tokens, and its batches are compared as a whole.
+        """
+        longest = 0
+        for batch in tqdm(self.batches, desc="text", unit="batch", delay=3, disable=not self.progress):
+            if self.model.content is not None:
+                if self._is_new([batch], texts=_first_axis(batch)):
+                    yield self.model.moved(batch), None
+                continue
+            inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
+            if included.numel() == 0:
+                continue
+            if included.shape[1] > longest:
+                longest = included.shape[1]
+                self.model.check_length(longest)
+            self.checksums.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
+            new = self._new_texts(inputs, included)
+            if not bool(new.any()):
+                continue
+            inputs, included = {name: each[new.to(each.device)] for name, each in inputs.items()}, included[new]
+            included = included & (included.cumsum(1) > self.without_first)
+            yield from _of_one_length(inputs, included) if self.by_length else [(inputs, included)]
+
+    def _new_texts(self, inputs: dict[str, Tensor], included: Tensor) -> Tensor:
+        """Return which texts of a batch are not equal to an earlier one, (batch,)."""
+        here = {name: each.cpu() for name, each in inputs.items()}
+        lengths = here.pop("attention_mask").sum(1).tolist()
+        rows = [
+            [included[row, :n], {name: each[row, :n] for name, each in here.items()}] for row, n in enumerate(lengths)
+        ]
+        return torch.tensor([n > 0 and self._is_new(row) for n, row in zip(lengths, rows, strict=True)], device="cpu")
+
+    def _is_new(self, given: Any, texts: int = 1) -> bool:
+        """Return whether inputs were not seen before; count their texts as repeated if they were."""
+        found = blake2b(digest_size=16)
+        for part in _bytes_of(given):
+            found.update(part)
+        new = found.digest() not in self._seen
+        self._seen.add(found.digest())
+        self.repeated += 0 if new else texts
+        return new
+
+
+def _bytes_of(given: Any) -> Iterator[bytes]:
+    """Yield bytes that differ where inputs differ."""
+    if isinstance(given, Mapping):
+        for name in sorted(given, key=str):
+            yield f"{name}:".encode()
+            yield from _bytes_of(given[name])
+    elif isinstance(given, tuple | list):
+        for each in given:
+            yield from _bytes_of(each)
+    elif isinstance(given, Tensor | np.ndarray):
+        tensor = torch.as_tensor(given).detach().cpu().contiguous()
+        yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+        yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    else:
+        yield f"{given!r},".encode()
+
+
+def _first_axis(given: Any) -> int:
+    """Return the size of the first axis of the first tensor of inputs."""
+    while isinstance(given, Mapping | tuple | list):
+        given = next(iter(given.values() if isinstance(given, Mapping) else given), 1)
+    return len(given) if getattr(given, "ndim", 0) else 1
+
+
+def _of_one_length(inputs: dict[str, Tensor], included: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield consecutive texts of one length and of the same positions together, without padding."""
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    starts = inputs["position_ids"][:, 0].tolist() if "position_ids" in inputs else [0] * len(lengths)
+    row = 0
+    for (length, _), texts in groupby(zip(lengths, starts, strict=True)):
+        rows = slice(row, row := row + len(list(texts)))
+        yield {name: each[rows, :length] for name, each in inputs.items()}, included[rows, :length]
+
+
+def _read_batch(
+    batch: Mapping[str, Any], model: SequenceModel, tokenizer: Any, special_tokens: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a batch's inputs, (batch, n, ...) each, and which tokens to include, (batch, n), padding on the right."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        wanted = "strings, or mappings with input_ids, as a tokenizer returns"
+        raise TypeError(f"texts must hold {wanted}, got {type(batch).__name__}")
+    if len(batch["input_ids"]) == 0:
+        return {}, torch.ones(0, 0, dtype=torch.bool)
+    others = ["attention_mask", "special_tokens_mask"]
+    if model.config is not None and model.reads("token_type_ids"):  # a tokenizer may return what a model does not read
+        others.append("token_type_ids")
+    given, real = token_batch(model, batch["input_ids"], **{name: batch.get(name) for name in others})
+    ids = given["input_ids"]
+    if not bool(real.any()):
+        raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
+    order = tokens_first(real)
+    special = given.pop("special_tokens_mask", None)
+    if special_tokens:
+        special = torch.zeros_like(ids)
+    elif special is None:
+        if tokenizer is None:
+            raise ValueError(
+                "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
+                "or include them with special_tokens=True"
+            )
+        special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
+    given |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
+    given |= {
+        name: _as_ids(name, value, model, torch.as_tensor(batch["input_ids"]).shape).to(ids.device)
+        for name, value in batch.items()
+        if name not in given and name not in _READ_HERE and value is not None and model.reads(name)
+    }
+    rows = torch.arange(len(ids), device=ids.device)[:, None]
+    return {name: each[rows, order] for name, each in given.items()}, (real & ~special.bool()).gather(1, order).cpu()
+
+
+def _as_ids(name: str, given: Any, model: SequenceModel, shape: torch.Size) -> Tensor:
+    """Return another entry that the model reads, such as the languages of XLM, (batch, n, ...).
+
+    Raises:
+        ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
+    """
+    try:
+        tensor = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        tensor = torch.zeros(0)
+    if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
+        wanted = f"integers of the shape of input_ids {tuple(shape)}"
+        taken = "its input_ids alone can be given" if model.config is None else f"only {wanted} can be given"
+        raise ValueError(f"texts hold {name}, which {model} reads, but {taken}; leave {name} out")
+    return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])
+
+
+def _positions(
+    batch: Mapping[str, Any], model: SequenceModel, ids: Tensor, real: Tensor, order: Tensor
+) -> dict[str, Tensor]:
+    """Return the positions of a batch, (batch, n), if it has them and the model reads them.
+
+    Raises:
+        ValueError: A row holds several texts, or positions on several axes that differ.
+    """
+    if batch.get("position_ids") is None:
+        return {}
+    given = token_tensor("position_ids", batch["position_ids"])
+    rows = given[0] if given.ndim == 3 else given
+    if (
+        given.ndim not in (1, 2, 3)
+        or rows.shape[-1] != ids.shape[1]
+        or (rows.ndim == 2 and len(rows) not in (1, len(ids)))
+    ):
+        raise ValueError(f"position_ids must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}")
+    rows = rows.expand_as(ids).to(ids.device)
+    steps = rows.gather(1, order).diff(dim=1)
+    if bool(((steps != 1) & real.gather(1, order)[:, 1:]).any()):
+        raise ValueError(
+            "position_ids do not count up by one: rows of several texts cannot be read; give one text a row"
+        )
+    if not model.reads("position_ids"):
+        return {}
+    if model.config is None or not bool((given == rows.to(given.device)).all()):
+        why = "differ between their axes" if model.config is not None else f"are not given to {model}"
+        raise ValueError(f"position_ids {why}; leave them out")
+    return {"position_ids": rows}
