@@ -11,7 +11,12 @@ from tests.scripts import ROOT, python_blocks
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if python_blocks(path))
 SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 32}
-TEXTS = ["The old cat saw him in the garden, and then it went home again through the tall wet grass."] * 300
+TEXTS = [
+    f"The old {animal} saw him in the {place}, and then it went home again through the tall {kind} grass."
+    for animal in ("cat", "dog", "horse", "bird", "fox")
+    for place in ("garden", "park", "street", "field", "house", "yard")
+    for kind in ("wet", "dry", "green", "brown", "cold", "warm", "soft", "rough", "old", "new")
+]
 SMALLER = {
     "4096": "64",
     "range(30)": "range(2)",

@@ -93,7 +93,7 @@ def one_head_at_a_time(query, key, value, visible):
 @pytest.mark.parametrize("attend", [one_text_at_a_time, one_head_at_a_time])
 def test_weights_that_multiply_part_by_part_are_refused(attend):
     with pytest.raises(
-        ValueError, match="no attention over all its tokens was seen|its attention differs between inputs"
+        ValueError, match=r"no attention over all its tokens was seen|its attention differs between inputs"
     ):
         measured(attend, causal=False)
 
