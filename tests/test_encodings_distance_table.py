@@ -190,6 +190,23 @@ def test_a_table_from_uniform_attention_is_flat_also_if_causal():
         torch.testing.assert_close(table.weights(40), attention[0], rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("given", ["visible keys", "weights alone"])
+def test_a_table_from_attention_in_chunks_counts_visible_keys_alone(given):
+    """Llama 4 attends in chunks: queries at the beginning of a chunk see no key at a distance that others see."""
+    chunk = torch.arange(26) // 6
+    visible = (chunk[:, None] == chunk) & torch.ones(26, 26).tril().bool()
+    slope = -0.3 * (torch.arange(26)[:, None] - torch.arange(26)).abs().double()
+    logits = torch.stack([torch.zeros_like(slope), slope]).masked_fill(~visible, -torch.inf)[:, None]
+    result = SimpleNamespace(attention=logits.softmax(-1), layers=(1, 0))
+    if given == "visible keys":
+        result.visible = visible.expand(2, 26, 26)
+    sloped, flat = DistanceTable.from_attention(result)
+    assert flat.causal
+    for table, step in ((flat, 0.0), (sloped, -0.3)):
+        steps = table.values.detach()[0, :6].diff()
+        torch.testing.assert_close(steps, torch.full_like(steps, step), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("encoding", [ALiBi(4), ALiBi(4, causal=True), AttenuatedEncoding(4, 0.02, 0.5, "logits")])
 def test_a_table_from_a_relative_encoding_is_its_bias(encoding):
     (table,) = DistanceTable.from_attention(encoding.weights(30)[None])

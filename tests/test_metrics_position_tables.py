@@ -42,6 +42,23 @@ def test_arrays_and_half_precision_are_accepted():
     assert position_weights(table.half()).dtype == torch.float32
 
 
+@pytest.mark.parametrize("padding", [0, 1, 3, None])
+def test_rows_that_no_token_reads_are_left_out_of_a_module_and_refused_in_a_tensor(padding):
+    """RoBERTa counts positions from the row after its padding id, OPT and BART from the third row."""
+    module = torch.nn.Embedding(12, 4, padding_idx=padding).double()
+    skipped = 0 if padding is None else padding + 1
+    if padding is None:
+        module.offset = skipped = 2
+    rows = module.weight.detach()[skipped:]
+    for function in (position_weights, measure_absolute):
+        found, expected = function(module), function(rows)
+        torch.testing.assert_close(*(getattr(each, "locality", each) for each in (found, expected)))
+        if padding:
+            with pytest.raises(ValueError, match=rf"table has zeros in row {padding}, .*, or table\[{skipped}:\]"):
+                function(module.weight)
+    assert position_weights(torch.nn.Embedding(12, 4)).shape == (12, 12)
+
+
 def test_autocast_does_not_lower_the_precision():
     table, *projections = random_table(7, 5), random_table(3, 5, 4, seed=1), random_table(3, 5, 4, seed=2)
     for given in ([table.float()], [each.float() for each in (table, *projections)]):
@@ -60,7 +77,7 @@ def test_autocast_does_not_lower_the_precision():
         ({"table": torch.ones(3, 4, device="meta")}, TypeError, "table must hold numbers, got a tensor on the meta"),
         ({"table": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "floating"),
         ({"table": "wpe"}, TypeError, "str"),
-        ({"table": torch.nn.Embedding(3, 4)}, TypeError, r"got Embedding; give its \.weight$"),
+        ({"table": torch.nn.Linear(3, 4)}, TypeError, r"got Linear; give its \.weight"),
         ({"table": torch.ones(3, 4), "query": torch.nn.Linear(4, 2), "key": 1.0}, TypeError, r"give its \.weight\.T"),
         ({"table": torch.full((3, 4), math.nan)}, ValueError, "NaN"),
         ({"table": torch.ones(3, 4), "query": torch.ones(4, 2)}, ValueError, "together"),

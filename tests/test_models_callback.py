@@ -1,5 +1,6 @@
 """The callback measures on schedule, does not change training, and resumes from checkpoints."""
 
+import contextlib
 import itertools
 import re
 from typing import ClassVar
@@ -13,6 +14,8 @@ from transformers import (
     BertForMaskedLM,
     MistralConfig,
     MistralForCausalLM,
+    T5Config,
+    T5Model,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -160,6 +163,47 @@ def test_causal_models_have_the_columns_of_their_frame(tmp_path, source):
         wanted = result.to_frame("layer")[[f"{name}_of_mean" for name in CAUSAL]].to_numpy()
         last = callback.table[callback.table["step"] == 1][list(CAUSAL)].to_numpy()
         assert last == pytest.approx(wanted, abs=1e-6)
+
+
+def test_an_encoding_attached_to_a_causal_model_is_measured_behind_its_mask(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = MistralForCausalLM(MistralConfig(vocab_size=99, num_key_value_heads=1, **sizes))
+    attach(model, ALiBi(2))
+    trainer = Trainer(model, make_trainer(tmp_path, max_steps=1).args, train_dataset=ROWS)
+    callback = add_callback(trainer, source="encodings")
+    trainer.train()
+    assert list(callback.table.columns) == ["step", "layer", *CAUSAL]
+    wanted = adjusted_locality(ALiBi(2, causal=True).weights(12)).mean().item()
+    assert callback.table["adjusted_locality"].tolist() == pytest.approx([wanted] * 4, abs=1e-6)
+
+
+def test_the_halves_of_an_encoder_decoder_are_told_apart(tmp_path):
+    sizes = {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    model = T5Model(T5Config(**sizes))
+    attach(model.encoder, ALiBi(2))
+    attach(model.decoder, ALiBi(2))
+    measured = LocalityCallback(source="encodings", length=12)._layers(model, None)
+    assert [causal for *_, causal in measured] == [False, True]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_encoding_that_peft_trains_is_measured_once_by_the_copy_that_runs(tmp_path, enabled):
+    peft = pytest.importorskip("peft")
+    trainer = make_trainer(tmp_path, max_steps=1)
+    attach(trainer.model, AttenuatedEncoding(heads=2, decay=0.5, learnable=True))
+    model = peft.get_peft_model(
+        trainer.model, peft.LoraConfig(target_modules=["query"], modules_to_save=["pelocality"])
+    )
+    for name, parameter in model.named_parameters():
+        if "modules_to_save" in name and "log_decay" in name:
+            parameter.data.fill_(0.0)  # a decay of 1
+    callback = LocalityCallback(source="encodings", length=12)
+    wanted = AttenuatedEncoding(decay=1.0 if enabled else 0.5).weights(12)
+    with contextlib.nullcontext() if enabled else model.disable_adapter():
+        measured = callback._layers(model, None)
+    assert [layer for layer, *_ in measured] == [0, 1]
+    for _, weights, _, _ in measured:
+        torch.testing.assert_close(weights, wanted.expand(2, -1, -1))
 
 
 def test_encodings_of_both_halves_have_the_columns_of_each(tmp_path):

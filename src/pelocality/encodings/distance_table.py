@@ -121,14 +121,15 @@ class DistanceTable(RelativeEncoding):
     ) -> list[Self]:
         """Build a table for each layer from measured positional attention.
 
-            v(k) = ln sum_i A[i,i+k] - ln sum_i A[i,i],  over the queries i that have a key at distance k,
+            v(k) = ln sum_i A[i,i+k] - ln sum_i A[i,i],  over the queries i that see a key at distance k,
 
         less its mean over k, with A the attention without its first and last tokens, rows renormalised. This is the
         logarithm of the `distance_profile` relative to the attention that the same queries pay to themselves, whatever
         number of keys they see: of a relative encoding it is the bias.
 
         Args:
-            attention: Positional weights (layer, head, n, n), such as the result of `positional_attention`.
+            attention: Positional weights (layer, head, n, n), such as the result of `positional_attention`, which
+                holds the visible keys. Of a tensor, the keys that get attention from any head are visible.
             cut: How many tokens to leave out at each end, whose positions models treat apart.
             learnable: As for the class.
             causal: As for the class. None: whether no query attends to a later key, and no result says that all keys
@@ -165,11 +166,16 @@ class DistanceTable(RelativeEncoding):
         if (layers := getattr(attention, "layers", None)) is not None:  # of a result, in the order they were asked for
             inner = inner[torch.tensor(layers, device=inner.device).argsort()]
         by_distance = diagonal_sums(inner, torch.float64)
-        # the attention that the queries of each distance pay to themselves
-        itself = inner.diagonal(dim1=-2, dim2=-1).to(torch.float64)
-        past, future = itself.flip(-1).cumsum(-1), itself.cumsum(-1).flip(-1)
+        # the attention that the queries which see a key at each distance pay to themselves, (layer, head, 2n - 1)
+        itself = inner.diagonal(dim1=-2, dim2=-1)[..., None]
+        seen = _visible(attention, inner, cut)
+        by_itself, everyone = (
+            diagonal_sums(itself * seen, torch.float64),
+            diagonal_sums(itself.expand_as(inner), torch.float64),
+        )
         tiny = torch.finfo(torch.float32).tiny
-        values = by_distance.clamp(min=tiny).log() - torch.cat([past, future[..., 1:]], -1).clamp(min=tiny).log()
+        by_itself = torch.where(by_itself > 0, by_itself, everyone)  # no query sees a key at this distance
+        values = by_distance.clamp(min=tiny).log() - by_itself.clamp(min=tiny).log()
         if causal is None and hasattr(attention, "visible") and attention.visible is None:
             causal = False
         causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal), []).all())
@@ -260,3 +266,15 @@ class DistanceTable(RelativeEncoding):
 
     def at(self, distance: Tensor) -> Tensor:  # noqa: D102
         return self.values.to(self.working_dtype)[:, self._index(distance)]
+
+
+def _visible(attention: Attention, inner: Tensor, cut: int) -> Tensor:
+    """Return the keys that each query sees, (layer, 1, n, n) of attention (layer, head, n, n) that was cut.
+
+    A model with chunks hides keys at distances where others are visible.
+    """
+    visible: Tensor | None = getattr(attention, "visible", None)
+    if visible is None:
+        return (inner > 0).any(1, keepdim=True)
+    order = torch.tensor(getattr(attention, "layers", range(len(visible)))).argsort()
+    return visible[order, None, cut : cut + inner.shape[-1], cut : cut + inner.shape[-1]].to(inner.device)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pelocality._checks import check_choice, number
 from pelocality.metrics._inputs import float_tensor
@@ -14,7 +14,7 @@ Similarity = Literal["dot", "cosine"]
 
 
 def position_weights(
-    table: Tensor | np.ndarray,
+    table: Tensor | np.ndarray | nn.Embedding,
     query: Tensor | np.ndarray | None = None,
     key: Tensor | np.ndarray | None = None,
     *,
@@ -29,7 +29,9 @@ def position_weights(
     are compared directly. With ``similarity="cosine"`` delta is the cosine of the two.
 
     Args:
-        table: Position embeddings P, (n, d).
+        table: Position embeddings P, (n, d), or the module that holds them, such as
+            ``roberta.embeddings.position_embeddings``, whose rows that no token reads are left out: those of RoBERTa
+            up to its padding id, the first two of OPT and BART.
         query: W_q, (d, d_head), or (heads, d, d_head). Of a ``torch.nn.Linear`` this is ``weight.T``.
         key: W_k, of the same shape; both or neither.
         similarity: ``"dot"``, or ``"cosine"`` of the two projected embeddings.
@@ -41,8 +43,8 @@ def position_weights(
 
     Raises:
         TypeError: Not float tensors or arrays, or a temperature that is not a number.
-        ValueError: Shapes that do not fit, NaN or infinity, an unknown similarity, a temperature that is not positive,
-            similarities beyond the range of the precision.
+        ValueError: Shapes that do not fit, NaN or infinity, a row of zeros behind the first, as RoBERTa's padding has,
+            an unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
 
     Note:
         At temperature 1, cosines give no key more than e^2 times the weight of another, so even a strongly local
@@ -68,16 +70,23 @@ def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def project(
-    table: Tensor | np.ndarray,
+    table: Tensor | np.ndarray | nn.Embedding,
     query: Tensor | np.ndarray | None,
     key: Tensor | np.ndarray | None,
     similarity: Similarity,
     temperature: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return scaled queries and keys, ([heads,] n, d_head), whose products are the logits of `position_weights`."""
-    positions = _finite("table", table)
+    positions = _finite("table", _rows_of_tokens(table))
     if positions.ndim != 2 or 0 in positions.shape:
         raise ValueError(f"table must be (n, d), one embedding per position, got shape {tuple(positions.shape)}")
+    zeros = (positions == 0).all(-1)
+    if bool(zeros[1:].any()) and not bool(zeros.all()):
+        row = int(zeros[1:].nonzero()[0]) + 1
+        raise ValueError(
+            f"table has zeros in row {row}, as a padding row that no token reads, nor those before it; pass the module "
+            f"that holds the table, or table[{row + 1}:]"
+        )
     if (query is None) != (key is None):
         raise ValueError("query and key come together: give both W_q and W_k, or neither")
     queries = keys = positions
@@ -95,6 +104,13 @@ def project(
     if not number("temperature", temperature) > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     return queries / temperature, keys
+
+
+def _rows_of_tokens(table: Any) -> Any:
+    """Return the rows of a module's table that tokens read; a tensor or an array as it is."""
+    if not isinstance(table, nn.Embedding):
+        return table
+    return table.weight[getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1 :]
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Relative encodings need only their bias at every distance, O(n); tables of posit
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
 from pelocality.metrics._inputs import float_tensor
@@ -116,7 +116,7 @@ def _check_range(bias: Tensor, n: int) -> None:
 
 
 def measure_absolute(
-    table: Tensor | np.ndarray,
+    table: Tensor | np.ndarray | nn.Embedding,
     query: Tensor | np.ndarray | None = None,
     key: Tensor | np.ndarray | None = None,
     *,
@@ -132,7 +132,7 @@ def measure_absolute(
     n and not with n squared.
 
     Args:
-        table: P, (n, d), one embedding per position.
+        table: P, (n, d), one embedding per position, or their module, as for `position_weights`.
         query: W_q, (d, d_head), or (heads, d, d_head).
         key: W_k, of the same shape; both or neither.
         similarity: As for `position_weights`.

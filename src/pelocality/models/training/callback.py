@@ -6,14 +6,16 @@ import warnings
 from typing import Any, Literal, get_args
 
 import pandas as pd
+import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from pelocality import metrics
 from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.metrics.published import measurement
+from pelocality.models.families import family_of
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
@@ -46,7 +48,8 @@ class LocalityCallback(TrainerCallback):
         source: The matrices to measure. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
             position-only term where it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
             ``"encodings"``: the encodings of this library in the model, in the order of its modules; one that contains
-            others is measured as a whole.
+            others is measured as a whole, one that peft trains by its trained copy, and one that is attached to a
+            causal model behind its mask.
         length: Positions n.
         words: Words to average over, or how many to draw, as for `positional_attention`; not used for encodings and
             exact closed forms.
@@ -162,10 +165,13 @@ class LocalityCallback(TrainerCallback):
         if self.source == "encodings":
             encodings = [module for module in model.modules() if isinstance(module, Encoding)]
             parts = {part for encoding in encodings for part in encoding.modules() if part is not encoding}
+            parts |= _unused_copies(model)
             encodings = [encoding for encoding in encodings if encoding not in parts]
             if not encodings:
                 raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
-            return [(layer, *self._of_encoding(encoding)) for layer, encoding in enumerate(encodings)]
+            one_sided = _in_causal_attention(model)
+            measured = [self._of_encoding(each, each.causal or each in one_sided) for each in encodings]
+            return [(layer, *each) for layer, each in enumerate(measured)]
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
         run: Any = positional_attention if self.source == "attention" else positional_logits
         known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
@@ -174,10 +180,40 @@ class LocalityCallback(TrainerCallback):
         adjusted = metrics.adjusted_locality(result)
         return list(zip(result.layers, result.attention, adjusted, itertools.repeat(causal)))
 
-    def _of_encoding(self, encoding: Encoding) -> tuple[Tensor, Tensor, bool]:
+    def _of_encoding(self, encoding: Encoding, causal: bool) -> tuple[Tensor, Tensor, bool]:
         """Return the matrices of an encoding, their adjusted locality, and whether it is causal."""
-        weights, causal = encoding.weights(self.length).detach(), encoding.causal  # weights underflow to 0 elsewhere
-        return weights, metrics.adjusted_locality(weights, causal=causal), causal
+        mask = (
+            torch.ones(1, self.length, self.length, dtype=torch.bool, device=encoding.device).tril() if causal else None
+        )
+        weights = encoding.weights(self.length, mask=mask).detach()
+        weights = weights[0] if causal else weights
+        return weights, metrics.adjusted_locality(weights, causal=causal), causal  # weights underflow to 0 elsewhere
+
+
+def _unused_copies(model: nn.Module) -> set[nn.Module]:
+    """Return all modules in copies that do not run: peft keeps the original of a module that it trains, and more."""
+    unused: set[nn.Module] = set()
+    wrapper: Any
+    for wrapper in model.modules():
+        copies, original = getattr(wrapper, "modules_to_save", None), wrapper._modules.get("original_module")
+        if isinstance(copies, nn.ModuleDict) and original is not None:
+            active = () if wrapper.disable_adapters else wrapper.active_adapters
+            running = [copies[name] for name in active if name in copies] or [original]
+            others = [copy for copy in (original, *copies.values()) if copy not in running]
+            unused |= {module for copy in others for module in copy.modules()}
+    return unused
+
+
+def _in_causal_attention(model: nn.Module) -> set[nn.Module]:
+    """Return all modules in the attention of causal transformers models: their mask hides the future of an encoding."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            family = family_of(module)
+            base = family.base(module)
+            if (attentions := family.attention_modules(base)) and family.causal(base):
+                found |= {part for attention in attentions for part in attention.modules()}
+    return found
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -> pd.DataFrame:
