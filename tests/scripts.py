@@ -2,8 +2,12 @@
 
 import re
 import runpy
+import subprocess
 import sys
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from threading import Lock
 
 ROOT = Path(__file__).parents[1]
 
@@ -14,6 +18,24 @@ def run(script, *arguments, monkeypatch):
     monkeypatch.syspath_prepend(str(path.parent))
     monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
     return runpy.run_path(str(path), run_name="__main__")
+
+
+def start_scripts_in_this_process(monkeypatch):
+    """Let scripts that start scripts run them here, where torch and transformers are loaded already, one at a time."""
+    running = {}  # a lock for each script, as one may start another
+
+    def run_here(command, *, stdout, stderr=None, env=None):
+        _, script, *arguments = command
+        with running.setdefault(script, Lock()), monkeypatch.context() as patch:
+            with redirect_stdout(stdout), redirect_stderr(stdout if stderr else sys.stderr):
+                try:
+                    run(script, *arguments, monkeypatch=patch)
+                except (Exception, SystemExit):
+                    traceback.print_exc()
+                    return subprocess.CompletedProcess(command, 1)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run_here)
 
 
 def python_blocks(page):

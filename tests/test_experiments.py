@@ -15,7 +15,7 @@ import torch
 
 from pelocality.corpora import read_frames
 from tests.data import DATA, NEEDS_DATA
-from tests.scripts import ROOT, run as run_script
+from tests.scripts import ROOT, run as run_script, start_scripts_in_this_process
 
 
 def run(name, *arguments, monkeypatch):
@@ -178,6 +178,7 @@ def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatc
 
 
 def test_positions_of_two_families_are_followed_and_compared(tmp_path, monkeypatch, capsys):
+    start_scripts_in_this_process(monkeypatch)
     families = ["deberta-v2", "xlnet"]
     run("positions_in_training", "--smoke", "--family", *families, "--output", tmp_path, monkeypatch=monkeypatch)
     compared = capsys.readouterr().out.rpartition("| family")[2]
@@ -259,12 +260,6 @@ def test_positions_of_an_image_model_are_measured_along_a_line(monkeypatch, caps
     printed = capsys.readouterr().out
     assert "| cosine / 0.1 | 0.556 | 0.549 | 0.925 | 0.167 | 0.000 |" in printed
     assert "14: 0.1024" in printed
-
-
-def test_the_sweep_prints_the_symmetries_of_the_encodings_page(tmp_path, monkeypatch, capsys):
-    run("attenuated_sweep", "--output", tmp_path, monkeypatch=monkeypatch)
-    assert "[0.614, 0.687, 0.744, 1.0, 0.807, 0.83, 0.836]" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["attenuated_decay.png", "attenuated_symmetry.png"]
 
 
 def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, capsys):
@@ -407,6 +402,7 @@ def test_minimal_pairs_of_a_decoder_are_scored_once_and_tabulated(tmp_path, monk
 
 
 def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys):
+    start_scripts_in_this_process(monkeypatch)
     run("decoders_in_training", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "uniform attention over the past: 0.423 (text) 0.447 (identical words)" in printed
@@ -462,10 +458,15 @@ def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, mo
     printed = capfd.readouterr().out
     assert printed.splitlines()[0] == "2 of 2 studies to run, about 0 minutes on two cores"
     assert "| layer 0, mean of 3 heads |" in (smoke / "vit_grid.md").read_text()
-    (smoke / "attenuated_sweep.md").unlink()
+    assert "[0.614, 0.687, 0.744, 1.0, 0.807, 0.83, 0.836]" in (smoke / "attenuated_sweep.md").read_text()
+    figures = sorted(path.name for path in (smoke / "attenuated_sweep").iterdir())
+    assert figures == ["attenuated_decay.png", "attenuated_symmetry.png"]
+
+    start_scripts_in_this_process(monkeypatch)  # the first call started processes, side by side
+    (smoke / "vit_grid.md").unlink()
     run("all", *options, monkeypatch=monkeypatch)
     assert "1 of 2 studies to run" in capfd.readouterr().out
-    assert (smoke / "attenuated_sweep.md").exists()
+    assert (smoke / "vit_grid.md").exists()
     (tmp_path / "books.txt.gz").write_bytes(b"no gzip")
     with pytest.raises(ValueError, match="holds a run with smoke True, data None, not smoke False"):
         run("all", "--data", tmp_path, "--output", smoke, "--only", "encoding_grid", monkeypatch=monkeypatch)
@@ -503,6 +504,7 @@ def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkey
 
 
 def test_a_decoder_whose_positions_are_relocated_reads_beyond_them(tmp_path, monkeypatch):
+    start_scripts_in_this_process(monkeypatch)
     run("relocated_decoder", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     table = pd.read_csv(tmp_path / "relocated_decoder.csv").set_index("positions")
     assert list(table.index) == [
