@@ -26,13 +26,18 @@ def start_scripts_in_this_process(monkeypatch):
 
     def run_here(command, *, stdout, stderr=None, env=None):
         _, script, *arguments = command
-        with running.setdefault(script, Lock()), monkeypatch.context() as patch:
-            with redirect_stdout(stdout), redirect_stderr(stdout if stderr else sys.stderr):
-                try:
-                    run(script, *arguments, monkeypatch=patch)
-                except (Exception, SystemExit):
-                    traceback.print_exc()
-                    return subprocess.CompletedProcess(command, 1)
+        error_output = stdout if stderr else sys.stderr
+        with (
+            running.setdefault(script, Lock()),
+            monkeypatch.context() as patch,
+            redirect_stdout(stdout),
+            redirect_stderr(error_output),
+        ):
+            try:
+                run(script, *arguments, monkeypatch=patch)
+            except (Exception, SystemExit):
+                traceback.print_exc()
+                return subprocess.CompletedProcess(command, 1)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run_here)
