@@ -137,7 +137,7 @@ def constituents_beyond_windows(found):
         pairs = zip(inside, window, strict=True)
         change = pd.concat([one["correct"].astype(float) - two["correct"].astype(float) for one, two in pairs], axis=1)
         estimate = over_groups(100 * change.mean(axis=1), inside[0].loc[change.index, "group"])
-        rows.append((size, len(change)(estimate, "+.1f")))
+        rows.append((size, len(change), f"{estimate:+.1f}"))
     return pd.DataFrame(rows, columns=["size", "pairs", "shuffle minus window, points"])
 
 
