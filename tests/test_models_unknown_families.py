@@ -138,6 +138,13 @@ def test_beside_images_the_model_of_the_text_is_measured_and_given_encodings(nam
         assert SequenceModel(model).positions_disabled
 
 
+def test_the_positions_of_an_image_encoder_beside_the_text_are_no_limit():
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    model = hf.GitModel(small(hf.GitConfig, max_position_embeddings=40, vision_config=vision)).eval()
+    assert SequenceModel(model).longest == 40
+    assert positional_attention(model, length=N, words=WORDS[:1]).length == N
+
+
 def test_limits_of_another_name_in_the_configuration_are_known():
     halves = {f"{half}_{name}": 2 for half in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     whisper = hf.WhisperConfig(vocab_size=99, d_model=16, max_target_positions=70, pad_token_id=0, **halves)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality.models._calls import argument_names, hidden_argument
@@ -142,12 +143,20 @@ class Architecture:
         return declared is not False and bool(getattr(self.attention_layers(base)[0], "is_causal", is_decoder))
 
     def position_tables(self, base: Any) -> list[nn.Module]:
-        """Return the modules that are looked up by position or distance, and whose result is added to something."""
+        """Return the modules that are looked up by position or distance, and whose result is added to something.
+
+        Tables in an encoder of images or sound beside the text (GIT, Phi-4 multimodal) count other positions.
+        """
+        parts = [part for part in base.modules() if part is not base and isinstance(part, PreTrainedModel)]
+        beside = {module for part in parts if part.main_input_name != "input_ids" for module in part.modules()}
         return [
             module
             for name, module in base.named_modules()
-            if (hasattr(module, "weight") and _TABLES.search(name.rpartition(".")[2]))
-            or _TABLE_CLASSES.search(type(module).__name__)
+            if module not in beside
+            and (
+                (hasattr(module, "weight") and _TABLES.search(name.rpartition(".")[2]))
+                or _TABLE_CLASSES.search(type(module).__name__)
+            )
         ]
 
     def max_length(self, base: Any) -> int | None:
