@@ -70,7 +70,6 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
-        model.check_ids(inputs["input_ids"])
     seen: list[tuple[Block | None, torch.Size, bool, torch.dtype]] = []
     first: list[Tensor] = []
 

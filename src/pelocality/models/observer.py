@@ -32,6 +32,7 @@ MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 BATCHED = (*MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)
 PRODUCTS = (*BATCHED, torch.einsum)
 _KERNEL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_MODULE = tuple(inspect.signature(functional.multi_head_attention_forward).parameters)
 _LEAST = torch.finfo(torch.float16).tiny  # a smaller largest output is nothing
 _TOLERANCE = 5e-3  # of the product of weights and values, relative to the largest number: rounding of 8-bit weights
 
@@ -100,7 +101,7 @@ class Observer(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             self.see_kernel(kernel_call(args, kwargs), result)
         elif func is functional.multi_head_attention_forward:
-            self._see_module(func, dict(inspect.signature(func).bind(*args, **kwargs).arguments))
+            self._see_module(func, module_call(args, kwargs))
         elif func in SOFTMAXES and self._covers(*result.shape):
             self.see_softmax(args[0] if args else kwargs["input"], result)
         return result
@@ -136,14 +137,7 @@ class Observer(TorchFunctionMode):
             return
         weights = function(**call | {"need_weights": True, "average_attn_weights": False})[1]
         weights = weights if weights.ndim == 4 else weights[None]  # (batch, head, query, key and added keys)
-        visible = torch.ones(1, 1, n, n, dtype=torch.bool, device=weights.device)
-        if (mask := call.get("attn_mask")) is not None:  # (n, n) or (batch * head, n, n), True hides
-            shown = ~mask if mask.dtype == torch.bool else mask > MASKED
-            visible = visible & shown.reshape(-1, weights.shape[1] if shown.ndim == 3 else 1, n, n)
-        if (padding := call.get("key_padding_mask")) is not None:  # (batch, n), True hides
-            shown = ~padding if padding.dtype == torch.bool else padding > MASKED
-            visible = visible & shown.reshape(-1, 1, 1, n)
-        self.use(Attention(self.block, weights[..., :n], visible, weights.shape[-1] > n))
+        self.use(Attention(self.block, weights[..., :n], module_visible(call, MASKED), weights.shape[-1] > n))
 
     # ---- a softmax whose result multiplies the values
 
@@ -182,6 +176,33 @@ def active(mode: TorchFunctionMode) -> Iterator[None]:
 def kernel_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of `scaled_dot_product_attention` by name."""
     return dict(zip(_KERNEL, args, strict=False)) | kwargs
+
+
+def module_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of `multi_head_attention_forward` by name."""
+    return dict(zip(_MODULE, args, strict=False)) | kwargs
+
+
+def module_visible(call: Mapping[str, Any], hidden: float) -> Tensor:
+    """Return the keys that are visible in a self-attention by `multi_head_attention_forward`.
+
+    Args:
+        call: Its arguments by name.
+        hidden: A float mask hides a key if it is at most this number.
+
+    Returns:
+        (batch or 1, head or 1, n, n).
+    """
+    query, mask, padding = call["query"], call.get("attn_mask"), call.get("key_padding_mask")
+    n = len(query)
+    visible = torch.ones(1, 1, n, n, dtype=torch.bool, device=query.device)
+    if mask is not None:  # (n, n) or (batch * head, n, n), True hides
+        shown = ~mask if mask.dtype == torch.bool else mask > hidden
+        visible = visible & shown.reshape(-1, call["num_heads"] if shown.ndim == 3 else 1, n, n)
+    if padding is not None:  # (batch, n), True hides
+        shown = ~padding if padding.dtype == torch.bool else padding > hidden
+        visible = visible & shown.reshape(-1, 1, 1, n)
+    return visible
 
 
 def is_self_attention(call: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,7 @@ class SequenceModel:
             raise ValueError(f"{self} reads no token ids")
         return self._vocabulary or len(embedding_weight(self.module))
 
-    @cached_property
+    @property
     def padding(self) -> int | None:
         """The token id that the configuration names as padding, or None."""
         found: int | None = getattr(self.config, "pad_token_id", None)

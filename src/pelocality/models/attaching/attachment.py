@@ -129,7 +129,8 @@ def attach(
         The handle, whose ``.remove()`` undoes everything, and so does leaving it as a context manager.
 
     Raises:
-        TypeError: ``model`` is not a transformers model, ``encoding`` is not an encoding, or it could not be saved.
+        TypeError: ``model`` is not a module, or is no transformers model and there are no ``example_inputs``;
+            ``encoding`` is not an encoding, or it could not be saved.
         ValueError: A model for which a check failed, or to which the bias cannot be added exactly, an attention
             implementation other than ``"eager"`` and ``"sdpa"``, weights on the meta device, a wrong number of heads or
             layers, a symmetry for a causal model, a model with adapters of peft, or with an encoding already attached.
@@ -175,13 +176,13 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
     """Return the handle of a model with encodings attached, also of a copy or a loaded model.
 
     Args:
-        model: A transformers model.
+        model: The model that was given to `attach`, a copy of it, or the `SequenceModel` of either.
 
     Returns:
         The handle, or None where nothing is attached.
 
     Raises:
-        TypeError: ``model`` is not a transformers model.
+        TypeError: ``model`` is not a module.
 
     Examples:
         >>> from transformers import BertConfig, BertModel
@@ -200,7 +201,7 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
 def _biases(given: nn.Module) -> list[Any]:
     """Return each encoding that is attached to a model: to any module, or to the bare transformer in it."""
     found = attached_biases(given) if isinstance(given, nn.Module) else []
-    if found and any(isinstance(bias, modules.ModuleBias) for bias in found):
+    if any(isinstance(bias, modules.ModuleBias) for bias in found):
         return found
     return SequenceModel(given).encodings if found or not isinstance(given, nn.Module) else []
 

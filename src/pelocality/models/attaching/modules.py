@@ -4,7 +4,6 @@ Models of transformers that read token ids have their own way (``attachment``), 
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -31,10 +30,11 @@ from pelocality.models.observer import (
     is_self_attention,
     kernel_call,
     kernel_weights,
+    module_call,
+    module_visible,
 )
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
-_MODULE_ARGUMENTS = tuple(inspect.signature(functional.multi_head_attention_forward).parameters)
 _EXACT = 1e-5  # how far a weight may be from the softmax of logits and bias, in float32
 
 
@@ -108,7 +108,7 @@ class Biased(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             return func(**self._of_kernel(kernel_call(args, kwargs)))
         if func is functional.multi_head_attention_forward:
-            return func(**self._of_module(func, dict(zip(_MODULE_ARGUMENTS, args, strict=False)) | kwargs))
+            return func(**self._of_module(func, module_call(args, kwargs)))
         if func in SOFTMAXES:
             logits, others = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
             return func(self._of_softmax(logits), *others, **kwargs)
@@ -145,15 +145,9 @@ class Biased(TorchFunctionMode):
         if not is_self_attention(call):
             return call
         n, heads, batch = len(query), call["num_heads"], query.shape[1] if query.ndim == 3 else 1
-        visible = torch.ones(1, 1, n, n, dtype=torch.bool, device=query.device)
-        if mask is not None:
-            shown = ~mask if mask.dtype == torch.bool else mask > HIDDEN
-            visible = visible & shown.reshape(-1, heads if shown.ndim == 3 else 1, n, n)
-        if padding is not None:
-            shown = ~padding if padding.dtype == torch.bool else padding > HIDDEN
-            visible = visible & shown.reshape(-1, 1, 1, n)
-            if padding.dtype == torch.bool:
-                call["key_padding_mask"] = torch.zeros_like(padding, dtype=query.dtype).masked_fill(padding, -torch.inf)
+        visible = module_visible(call, HIDDEN)
+        if padding is not None and padding.dtype == torch.bool:
+            call["key_padding_mask"] = torch.zeros_like(padding, dtype=query.dtype).masked_fill(padding, -torch.inf)
         if self.note is not None:
             wanted = {"need_weights": True, "average_attn_weights": False}
             self.note(lambda: (function(**call | wanted)[1][..., :n], visible))
@@ -171,14 +165,13 @@ class Biased(TorchFunctionMode):
         if keys < queries or (keys > queries and queries > 1):
             return logits
         split = logits if logits.ndim > 3 else logits.reshape(-1, self.bias.heads, *logits.shape[1:])
-        visible = split[..., :keys] > HIDDEN
+        own = split[..., :keys]
+        visible = own > HIDDEN
         if self.note is not None:
             self.note(lambda: (split.softmax(-1)[..., :keys], visible))
         depends = self.bias.encoding.depends_on_mask
         bias = self.bias.bias(queries, keys, visible if depends else None, logits.dtype)
-        biased = torch.where(
-            visible, split[..., :keys] + bias.clamp(min=torch.finfo(bias.dtype).min), split[..., :keys]
-        )
+        biased = torch.where(visible, own + bias.clamp(min=torch.finfo(bias.dtype).min), own)
         return torch.cat([biased, split[..., keys:]], -1).reshape(logits.shape)
 
 

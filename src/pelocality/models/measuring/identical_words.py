@@ -183,6 +183,7 @@ def _repeated_words(
     if fed and before[-1] in ids:
         raise ValueError(f"words holds the prefix {fed[-1]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=model.device)
+    model.check_ids(rows[:1])  # the special tokens; words were looked up in the vocabulary
     return _Probe(
         inputs=lambda start, size: {"input_ids": rows[start : start + size]},
         names=names,

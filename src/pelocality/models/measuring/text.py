@@ -114,7 +114,8 @@ class _Reader:
         included = self.included
         if included is None:  # all that attends to itself, without the tokens that the model puts before its input
             shown = visible.diagonal(dim1=-2, dim2=-1).cpu()
-            included = (shown & (torch.arange(shown.shape[1]) >= self.first))[:, : self.first + self.length]
+            behind = torch.arange(shown.shape[1], device="cpu") >= self.first
+            included = (shown & behind)[:, : self.first + self.length]
         self.texts = int(included.any(1).sum())
         m = included.shape[1]
         pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
