@@ -31,18 +31,7 @@ class SequenceModel:
 
     Every function of ``pelocality.models`` builds a `SequenceModel` of the model that it is given. Build it yourself
     for a module that is no transformers model, or that reads something else than token ids, and pass it in the place of
-    the model:
-
-    >>> class Own(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.words, self.positions = nn.Embedding(50, 8), nn.Embedding(32, 8)
-    ...         self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-    ...     def forward(self, ids):
-    ...         return self.layers(self.words(ids) + self.positions(torch.arange(ids.shape[1])))
-    >>> from pelocality import positional_attention
-    >>> positional_attention(SequenceModel(Own(), vocabulary_size=50), length=16, words=4).attention.shape
-    torch.Size([2, 2, 16, 16])
+    the model.
 
     Args:
         model: A transformers model, with or without a head, a wrapper around one (DataParallel, torch.compile, peft,
@@ -68,6 +57,18 @@ class SequenceModel:
             ``inputs`` and ``vocabulary_size``.
         ValueError: Several transformers models side by side, a transformers model that reads no token ids without
             ``inputs``.
+
+    Examples:
+        >>> class Own(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.words, self.positions = nn.Embedding(50, 8), nn.Embedding(32, 8)
+        ...         self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        ...     def forward(self, ids):
+        ...         return self.layers(self.words(ids) + self.positions(torch.arange(ids.shape[1])))
+        >>> from pelocality import positional_attention
+        >>> positional_attention(SequenceModel(Own(), vocabulary_size=50), length=16, words=4).attention.shape
+        torch.Size([2, 2, 16, 16])
     """
 
     def __init__(
