@@ -1,5 +1,6 @@
 """Settings for all tests. ``WEIGHTS_OFFSET=24 pytest`` runs them with weights 24 bytes past a 64-byte boundary."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -22,6 +23,11 @@ settings.load_profile("unhurried")
 # What a test starts as a process of its own imports this tree too, whatever copy is installed (pytest: `pythonpath`).
 SOURCE = str(Path(__file__).parents[1] / "src")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
+
+
+def pytest_collection_finish():
+    """Exempt all that is imported by now from garbage collection: every `Trainer` collects several times."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
