@@ -19,12 +19,14 @@ from pelocality import _distributed
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.evaluation import evaluate
 from pelocality.evaluation.dependencies import dependency_accuracy
-from pelocality.metrics import locality
+from pelocality.metrics import locality, symmetry
+from pelocality.metrics.accumulate import MeanAttention, MeanOver
 from pelocality.models import AttentionFunction, attach, position_share, positional_attention, text_average
 from tests import test_models_callback as callbacks
 from tests.families import tiny, tiny_any, tokens
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences, sentence
+from tests.test_metrics import random_attention
 from tests.test_models_words import wordpiece
 
 
@@ -140,6 +142,17 @@ def failures(rank):
         positional_attention(sharded, length=5, words=4)
 
 
+def means(rank):
+    """Means over 10 sequences in batches of 2: two batches in the first process, four in the second."""
+    attention = random_attention(10, 3, 12, 12)
+    part = attention[3:] if rank else attention[:3]
+    found = [MeanOver(locality, shape=(3,)), MeanOver(symmetry, shape=(3,)), MeanAttention(length=12, shape=(3,))]
+    for mean in found:
+        for batch in part.split(2):
+            mean.update(batch)
+    return [mean.compute() for mean in found]
+
+
 def sharded():
     """The whole state dict of a model with encodings, sharded where there are two processes."""
     model = tiny("bert")
@@ -165,6 +178,7 @@ def process(rank, folder, port):
     found = results() | measured() | {"trained": trained(rank, folder)}
     found["stepped"] = [stepped(*each) for each in STEPPED]
     found["sharded"] = sharded()
+    found["means"] = means(rank)
     found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(found, file)
@@ -188,6 +202,8 @@ def test_two_processes_return_what_one_does(tmp_path):
         port = free.getsockname()[1]
     mp.spawn(process, args=(str(tmp_path), port), nprocs=2)
     expected, expected_of_models = results(), measured()
+    attention = random_attention(10, 3, 12, 12)
+    expected_means = [locality(attention).mean(0), symmetry(attention).mean(0), attention.mean(0)]
     untrained = positional_attention(callbacks.make_trainer(tmp_path).model, length=12, words=3)
     for rank in (0, 1):
         found = pickle.loads((tmp_path / str(rank)).read_bytes())
@@ -206,6 +222,7 @@ def test_two_processes_return_what_one_does(tmp_path):
             assert all(gradient.abs().max() > 1e-6 for gradient, _ in alone)
         assert found["gathered"] == [0, 1, 4, 9, 16]
         assert found["sum"].tolist() == [2, 1]
+        torch.testing.assert_close(found["means"], expected_means)
         torch.testing.assert_close(found["sharded"], dict(sharded()), rtol=0, atol=0)
         for name, one in expected_of_models.items():
             same_result(found[name], one)

@@ -1,14 +1,11 @@
 """Means over batches and processes equal those over all sequences at once."""
 
 import copy
-import multiprocessing
-import os
 import pickle
 from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torchmetrics import MetricCollection
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -249,38 +246,3 @@ def test_a_mask_that_differs_between_heads_is_refused_where_they_are_kept_apart(
     apart = MeanAttention(8, shape=(2,))
     apart.update(attention, mask=mask.transpose(0, 1))  # it differs between sequences
     assert apart.count.tolist() == [2] * 4 + [1] * 4
-
-
-def _measure_part(rank, path, results):
-    os.environ.update(MASTER_ADDR="localhost", OMP_NUM_THREADS="1")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    attention = random_attention(10, 3, 12, 12)
-    part = attention[:3] if rank == 0 else attention[3:]
-    measured = [
-        MeanOver(metrics.locality, shape=(3,)),
-        MeanOver(metrics.symmetry, shape=(3,)),
-        MeanAttention(length=12, shape=(3,)),
-    ]
-    for metric in measured:
-        for batch in part.split(2):  # two batches on the one, four on the other
-            metric.update(batch)
-    results[rank] = [metric.compute().tolist() for metric in measured]
-    dist.destroy_process_group()
-
-
-def test_two_processes_with_uneven_batches_agree_with_one(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        workers = [context.Process(target=_measure_part, args=(r, tmp_path / "sync", results)) for r in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(600)
-        assert [worker.exitcode for worker in workers] == [0, 0]
-        found = dict(results)
-    attention = random_attention(10, 3, 12, 12)
-    expected = [metrics.locality(attention).mean(0), metrics.symmetry(attention).mean(0), attention.mean(0)]
-    for rank in range(2):
-        for actual, each in zip(found[rank], expected, strict=True):
-            torch.testing.assert_close(torch.tensor(actual, dtype=torch.float64), each)
