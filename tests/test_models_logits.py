@@ -240,3 +240,17 @@ def test_layers_that_are_not_a_list_are_refused():
 def test_weights_on_the_meta_device_are_refused():
     with pytest.raises(ValueError, match="BertModel are on the meta device"):
         positional_logits(tiny("bert").to("meta"), length=N)
+
+
+def test_the_family_is_that_of_the_language_model_in_a_model_of_images_and_text():
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    text = hf.LlamaConfig(**size, vocab_size=99, pad_token_id=0)
+    vision = hf.CLIPVisionConfig(**size, image_size=4, patch_size=2)
+    llava = hf.LlavaForConditionalGeneration(hf.LlavaConfig(text_config=text, vision_config=vision)).eval()
+    llama = llava.model.language_model
+    options = {"length": 9, "words": [7, 8], "progress": False}
+    for outer in (llava, llava.model):
+        found, expected = positional_logits(outer, **options), positional_logits(llama, **options)
+        assert torch.equal(found.logits, expected.logits)
+        ids = torch.tensor([[7, 9, 8, 11]])
+        assert torch.equal(decompose(outer, ids).logits, decompose(llama, ids).logits)
