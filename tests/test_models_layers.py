@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 from pelocality import positional_attention
-from pelocality.models import SequenceModel, attach
+from pelocality.models import SequenceModel, attach, identical_patches, periodic_series, steady_sound
 from tests.test_models_attachment_modules import table
 from tests.test_models_sequence_model import HEADS, VOCABULARY, WIDTH, N, seeded
 
@@ -188,3 +189,66 @@ def test_as_many_heads_as_tokens_are_told_from_tokens():
         measured(heads_between_queries_and_keys, causal=False, length=HEADS)
     result, expected = measured(heads_before_texts, causal=False, length=HEADS)
     torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+
+
+# ---- tokens that a model adds
+
+
+class Surrounded(Written):
+    """A module that puts tokens of its own around those of its input."""
+
+    def __init__(self, before, after, repeats=1, causal=False):
+        super().__init__(texts_and_heads_in_one_axis, causal)
+        self.before, self.after, self.repeats = before, after, repeats
+
+    def forward(self, ids):
+        first, last = (torch.arange(40, 40 + number).expand(len(ids), -1) for number in (self.before, self.after))
+        return super().forward(torch.cat([first, ids.repeat_interleave(self.repeats, 1), last], 1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 3), (1, 2)])
+def test_tokens_that_a_module_adds_are_cut_on_either_side(before, after, causal):
+    model = seeded(lambda: Surrounded(before, after, causal=causal))
+    result = positional_attention(SequenceModel(model, vocabulary_size=40), length=N, words=WORDS)
+    ids = torch.tensor(WORDS)[:, None].expand(-1, N)
+    own = [torch.arange(40, 40 + number).expand(3, -1) for number in (before, after)]
+    maps = by_hand(model, torch.cat([own[0], ids, own[1]], 1))[0][..., before : before + N, before : before + N]
+    expected = (maps / maps.sum(-1, keepdim=True)).mean(1)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_positions_that_are_not_those_of_the_input_are_refused():
+    model = SequenceModel(seeded(lambda: Surrounded(0, 0, repeats=2)), vocabulary_size=40)
+    with pytest.raises(ValueError, match=r"attends over 24 positions for an input of 12, .* inputs="):
+        positional_attention(model, length=12, words=WORDS)
+
+
+def test_detection_tokens_after_patches_are_cut():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = hf.YolosConfig(**sizes, image_size=[16, 16], patch_size=4, num_detection_tokens=3)
+    model, content = seeded(lambda: hf.YolosModel(config)).eval(), identical_patches(4)
+    result = positional_attention(SequenceModel(model, inputs=content), length=16, words=1)
+    model.set_attn_implementation("eager")
+    maps = torch.stack(model(**content(0, 16), output_attentions=True).attentions)[:, 0, :, 1:17, 1:17]
+    torch.testing.assert_close(result.attention, maps / maps.sum(-1, keepdim=True), rtol=0, atol=1e-5)
+    dinov2 = hf.Dinov2Model(hf.Dinov2Config(**sizes, image_size=32, patch_size=4))
+    with pytest.raises(ValueError, match="positions for an input of 16"):
+        positional_attention(SequenceModel(dinov2, inputs=identical_patches(8)), length=16, words=1)
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    sound = hf.Wav2Vec2Model(hf.Wav2Vec2Config(**sizes, **convolutions, num_conv_pos_embedding_groups=4))
+    with pytest.raises(ValueError, match="positions for an input of 16"):
+        positional_attention(SequenceModel(sound, inputs=steady_sound(20, 20)), length=16, words=1)
+
+
+def test_a_class_token_is_found_where_the_whole_input_is_scaled():
+    config = hf.PatchTSTConfig(
+        num_input_channels=3, context_length=64, patch_length=4, patch_stride=4, d_model=16, ffn_dim=16,
+        num_attention_heads=2, num_hidden_layers=2, use_cls_token=True,
+    )  # fmt: skip
+    model, content = seeded(lambda: hf.PatchTSTModel(config)).eval(), periodic_series(4, channels=3)
+    result = positional_attention(SequenceModel(model, inputs=content), length=16, words=1)
+    model.set_attn_implementation("eager")
+    assert "cut_share" in result.per_sample
+    expected = torch.stack(model(**content(0, 16), output_attentions=True).attentions).mean(1)[..., 1:, 1:]
+    torch.testing.assert_close(result.attention, expected / expected.sum(-1, keepdim=True), rtol=0, atol=1e-5)

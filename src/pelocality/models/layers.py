@@ -15,6 +15,7 @@ from pelocality.models.observer import Attention, Block
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
+_APART = 0.5  # of the change of logits by another token: what the scaling of a whole input changes elsewhere is less
 
 Use = Callable[[int, Tensor, Tensor], None]
 """Takes the index of a layer among the requested ones, its attention (batch, head, n, n) and its visible keys."""
@@ -30,7 +31,8 @@ class AttentionLayers:
         depth: The number of layers of the model, layers without attention included.
         others: What the layers without attention are, by number.
         heads: The number of heads of each layer.
-        added: The number of tokens that the model puts before its input, such as the [CLS] of a ViT.
+        added: The number of tokens that the model puts around its input, such as the [CLS] of a ViT.
+        before: How many of them it puts before its input.
         dtype: The precision of the weights.
         heads_first: Whether weights are (head, batch, n, n) or (head * batch, n, n).
     """
@@ -41,6 +43,7 @@ class AttentionLayers:
     others: dict[int, str]
     heads: int
     added: int
+    before: int
     dtype: torch.dtype
     heads_first: bool
 
@@ -94,6 +97,8 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     heads = sorted({_heads(model, shape, lead) for _, shape, _, _ in seen})
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
+    added = sizes[0] - (length or sizes[0])
+    before = _added_before(model, inputs, first[0], sizes[0] - added) if added else 0
     layers, depth, others = layer_numbers(model.config, [block for block, *_ in seen])
     return AttentionLayers(
         layers=layers,
@@ -101,7 +106,8 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         depth=depth,
         others=others,
         heads=heads[0],
-        added=sizes[0] - (sizes[0] if length is None else length),
+        added=added,
+        before=before,
         dtype=seen[0][3],
         heads_first=lead,
     )
@@ -188,6 +194,50 @@ def _twice(inputs: Any) -> Any:
     if isinstance(inputs, tuple):
         return tuple(map(_twice, inputs))
     return torch.cat([inputs, inputs]) if isinstance(inputs, Tensor) and inputs.ndim else inputs
+
+
+def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, length: int) -> int:
+    """Return how many tokens a model puts before its input: the position at which another first token changes logits.
+
+    Raises:
+        ValueError: The first and the last token of the input are not ``length`` positions apart.
+    """
+    places = [_changed_position(model, _with_another(inputs, index), weights) for index in (0, -1)]
+    if None in places or places[1] - places[0] != length - 1:  # type: ignore[operator]
+        advice = "one position per token is wanted: do the size, hop or stride of inputs= fit the model?"
+        n = weights.shape[-1]
+        raise model.unprobed(f"it attends over {n} positions for an input of {length}, not all in one place; {advice}")
+    return places[0]  # type: ignore[return-value]
+
+
+def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor) -> int | None:
+    """Return the only position whose logits with the others differ from those of weights in the first attention."""
+    found: list[Tensor] = []
+    model.watch(inputs, lambda attention: found.append(attention.weights) if not found else None, None)
+    if not found or found[0].shape != weights.shape:
+        return None
+    changes = (found[0].double().log() - weights.double().log()).flatten(0, -3)  # NaN where keys are hidden
+    changed = (changes - changes.nanmedian(-1, keepdim=True).values).nan_to_num(0, 0, 0).abs().amax(0)
+    size = float(changed.max())
+    place = int((changed.sum(0) + changed.sum(1)).argmax())
+    others = torch.arange(len(changed), device=changed.device) != place
+    rest = changes[:, others][:, :, others]  # each row is changed by one number
+    spread = rest.nan_to_num(-torch.inf).amax(-1) - rest.nan_to_num(torch.inf).amin(-1)
+    return place if size > 1e-6 and not bool((spread > _APART * size).any()) else None
+
+
+def _with_another(inputs: Any, index: int) -> Any:
+    """Return inputs with another first (0) or last (-1) token id, or number, in each text."""
+    if isinstance(inputs, Mapping):
+        return {name: _with_another(each, index) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_with_another(each, index) for each in inputs)
+    if not isinstance(inputs, Tensor) or inputs.dtype == torch.bool or not inputs.ndim:
+        return inputs
+    changed = inputs.clone(memory_format=torch.contiguous_format)
+    numbers = changed.view(len(changed), -1)[:, index]
+    numbers += 1 if inputs.is_floating_point() else torch.where(numbers > 0, -1, 1)
+    return changed
 
 
 def _check_keys(model: SequenceModel, ids: Tensor, shape: torch.Size) -> None:

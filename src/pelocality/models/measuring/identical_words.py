@@ -56,7 +56,7 @@ def positional_attention(
             model the encoder is probed; pass ``model.get_decoder()`` for the other half.
         tokenizer: Its tokenizer. Words are then whole words of letters; without one they are any ids but those the
             configuration calls special.
-        length: Number of positions n, in tokens. Tokens that the model itself puts before its input, such as a ViT's
+        length: Number of positions n, in tokens. Tokens that the model itself puts around its input, such as a ViT's
             [CLS], are cut out of the matrices, rows renormalised.
         words: How many words to draw, each word of the vocabulary as likely as any other, or the words themselves
             (text of one token each, or ids). 16 words instead of 256 move single heads of a small BERT by up to 0.04
@@ -109,7 +109,7 @@ def positional_attention(
         must_agree += (probe.ids, probe.names, length, layers)
         known = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
         requested = known.requested(layers)
-        positions = slice(known.added + probe.before, known.added + probe.before + length)
+        positions = slice(known.before + probe.before, known.before + probe.before + length)
         of_one_word = known.heads * (known.added + probe.fed + length) ** 2 * known.dtype.itemsize
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(probe.names) / rank_and_size()[1])) if model.content is None else 1

@@ -77,7 +77,7 @@ def text_sums(
                 known = attention_layers(model, inputs)
                 sums = TextSums(known.requested(layers), known.others, known.heads)
             if number % size == rank:  # others are measured by other processes
-                first, included = known.added + without_first, None if included is None else included[:, :length]
+                first, included = known.before + without_first, None if included is None else included[:, :length]
                 reader = _Reader(sums, any(known.sinks), included, first, length, measure, number)
                 observe_layers(model, known, sums.layers, inputs, reader)
                 measured += reader.texts
@@ -112,7 +112,7 @@ class _Reader:
     def __call__(self, place: int, weights: Tensor, visible: Tensor) -> None:
         """Add the attention (batch, head, n, n) of a layer between the included tokens (batch, m), m <= n."""
         included = self.included
-        if included is None:  # all that attends to itself, without the tokens that the model puts before its input
+        if included is None:  # all that attends to itself, without the tokens that the model adds before
             shown = visible.diagonal(dim1=-2, dim2=-1).cpu()
             behind = torch.arange(shown.shape[1], device="cpu") >= self.first
             included = (shown & behind)[:, : self.first + self.length]
