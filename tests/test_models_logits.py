@@ -254,3 +254,61 @@ def test_the_family_is_that_of_the_language_model_in_a_model_of_images_and_text(
         assert torch.equal(found.logits, expected.logits)
         ids = torch.tensor([[7, 9, 8, 11]])
         assert torch.equal(decompose(outer, ids).logits, decompose(llama, ids).logits)
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2", "deberta-v2 c2p only"])
+def test_logits_of_deberta_are_the_two_terms_of_distance_alone(name):
+    model = tiny(name)
+    delta = positional_logits(model, length=N, words=[7])
+    parts = decompose(model, [7] * N)
+    terms = parts.content_to_position + parts.position_to_content
+    torch.testing.assert_close(delta.logits, terms)
+    assert parts.content.abs().max() > 0.1
+
+
+class Bridge(nn.Module):
+    """A module of another library around an attention module."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.original_component = inner
+
+    def forward(self, *args, **kwargs):
+        return self.original_component(*args, **kwargs)
+
+
+class Own(nn.Module):
+    """An attention module of another library, which takes a mask."""
+
+    def forward(self, hidden_states, attention_mask=None):
+        return hidden_states, None
+
+
+@pytest.mark.parametrize("make", [nn.Identity, Own])
+@pytest.mark.parametrize("some", [slice(None), slice(1)], ids=["all", "one"])
+def test_a_model_whose_attention_modules_were_replaced_is_refused(make, some):
+    model = tiny("gpt2")
+    for block in model.h[some]:
+        block.attn = make()
+    for call in (lambda: positional_logits(model, length=N), lambda: decompose(model, [1, 2, 3])):
+        with pytest.raises(
+            ValueError, match="GPT2Model are not known: attention modules of transformers were replaced"
+        ):
+            call()
+
+
+def test_an_attention_module_inside_another_module_is_found():
+    model = tiny("gpt2")
+    expected = positional_logits(model, length=N).logits
+    for block in model.h:
+        block.attn = Bridge(block.attn)
+    assert torch.equal(positional_logits(model, length=N).logits, expected)
+
+
+def test_an_attention_module_that_another_one_holds_and_does_not_call_is_refused():
+    model = tiny("gpt2")
+    for block in model.h:
+        block.attn = Bridge(block.attn)
+        block.attn.forward = lambda hidden_states, **kwargs: (hidden_states, None)
+    with pytest.raises(ValueError, match="GPT2Model are not known: attention modules of transformers were replaced"):
+        positional_logits(model, length=N)

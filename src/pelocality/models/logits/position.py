@@ -1,7 +1,7 @@
 """Position-only logits, in closed form where a family has one."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -93,7 +93,8 @@ def positional_logits(
     - MPNet: exact, every layer. The first layer as BERT's, plus the relative bias; deeper layers the relative bias.
     - XLNet: exact, every layer. r_r_bias . (r R); its other positional term, q . (r R), depends on content.
     - DeBERTa, DeBERTa-v2: average over words, every layer. c2p + p2c of one repeated word, as the model has no
-      position-only term. With absolute positions at its input (no released model): exact, first layer, as BERT's.
+      position-only term; the word's content term, one number per head, is left out. With absolute positions at its
+      input (no released model): exact, first layer, as BERT's.
     - Llama, ModernBERT (RoPE): average over words, every layer. The whole logits of one repeated word.
 
     In a RoPE or DeBERTa model one repeated word has the same hidden state at every position of every layer (this is
@@ -203,6 +204,9 @@ def _constant_content(model: SequenceModel, layers: Iterable[int], ids: tuple[in
             total = states.new_zeros(())
             for query, key in zip(queries, keys, strict=True):  # (head, 1, d_head) each
                 content = (query.expand(1, -1, length, -1), key.expand(1, -1, length, -1))
-                total = total + logit_terms(model, module, content).logits[0]
+                terms = logit_terms(model, module, content)
+                if model.family.rotation(base, module, 1) is None:  # one word's content is the same number everywhere
+                    terms = replace(terms, content=torch.zeros_like(terms.content))
+                total = total + terms.logits[0]
             logits.append(total / len(ids))
     return logits

@@ -13,6 +13,7 @@ from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._restore import hooked
 from pelocality.models._weights import refuse_quantised
 from pelocality.models.families import KnownLogits, known_families
+from pelocality.models.observer import blocks_of
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -31,6 +32,7 @@ class Terms:
         return self.content + self.content_to_position + self.position_to_content + self.position
 
 
+_REPLACED = "attention modules of transformers were replaced by others in it"
 QueriesAndKeys = tuple[Tensor, Tensor]  # each (batch, head, n, d_head)
 
 
@@ -47,6 +49,8 @@ def known_logits(model: SequenceModel) -> KnownLogits:
         raise ValueError(f"model type '{kind}' is not supported; known: {', '.join(known_families())}")
     if reason := family.why_not_measured(base):
         raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
+    if reason := _replaced(model):
+        raise ValueError(f"the logits of {type(base).__name__} are not known: {reason}; use positional_attention")
     if model.encoding is not None:
         raise ValueError(
             f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
@@ -54,6 +58,21 @@ def known_logits(model: SequenceModel) -> KnownLogits:
             "attached(model).remove()"
         )
     return family
+
+
+def _replaced(model: SequenceModel) -> str | None:
+    """Return the reason why the attention modules may not be those of the family, or None.
+
+    Other libraries put modules of their own in their places (TransformerLens's bridge, for one).
+    """
+    blocks = blocks_of(model.module)
+    layers = model.family.attention_layers(model.module)
+    own = [each for each in layers if any(c.__module__.startswith("transformers.") for c in type(each).__mro__)]
+    inside = {module for each in own for module in (each, *each.modules())}
+    without = [block for block in blocks if inside.isdisjoint(block.modules())]
+    if own and not without and len(own) == len(layers) and blocks.keys().isdisjoint(own):
+        return None
+    return _REPLACED
 
 
 def position_parts(model: SequenceModel) -> list[nn.Module]:
@@ -72,8 +91,12 @@ def captured_inputs(model: SequenceModel) -> Iterator[list[Tensor]]:
         hidden = call_of(module, args, kwargs)[hidden_argument(module)]
         collected.append(model.family.attention_input(hidden))
 
-    with hooked(model.family.attention_layers(model.module), collect):
+    layers = model.family.attention_layers(model.module)
+    with hooked(layers, collect):
         yield collected
+    if len(collected) != len(layers):  # modules that are held by others in their places, and not called
+        kind = type(model.module).__name__
+        raise ValueError(f"the logits of {kind} are not known: {_REPLACED}; use positional_attention")
 
 
 def queries_and_keys(model: SequenceModel, module: Any, hidden: Tensor) -> QueriesAndKeys:
