@@ -434,3 +434,11 @@ def test_hooks_of_the_user_find_the_arguments_where_they_were_given(name):
     plain, attached = found[0], found[-1]
     assert len(plain) == len(attached) > 0
     assert plain[0].shape == attached[0].shape
+
+
+@pytest.mark.parametrize("name", ["Mamba", "FalconMamba"])
+def test_a_model_without_attention_is_not_said_to_have_other_heads(name):
+    config = getattr(hf, f"{name}Config")(vocab_size=97, hidden_size=8, num_hidden_layers=1)
+    model = hf.AutoModel.from_config(config).eval()
+    with pytest.raises(ValueError, match="takes a mask of its tokens, not of queries and keys"):
+        models.attach(model, AttenuatedEncoding(heads=2, decay=0.2))

@@ -528,6 +528,12 @@ def test_a_model_with_adapters_is_refused():
     with pytest.raises(ValueError, match=r"BertForMaskedLM has adapters.*to model\.base_model"):
         attach(model, NoEncoding())
     attach(model.base_model, NoEncoding()).remove()
+    bare = hf.BertModel(tiny("bert").config)
+    bare.add_adapter(peft.LoraConfig(target_modules=["query"]))
+    with pytest.raises(ValueError, match=r"BertModel has adapters.*after model\.delete_adapter\(name\)"):
+        attach(bare, NoEncoding())
+    bare.delete_adapter("default")
+    attach(bare, NoEncoding()).remove()
 
 
 # ---- weights

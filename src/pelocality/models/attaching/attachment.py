@@ -164,8 +164,9 @@ def attach(
         raise ValueError(f"disable is for modules whose positions are not known, those of {model} are; leave it out")
     _check_model(model, position_embeddings)
     disabled = position_embeddings == "disable"
-    encodings = _copies(encoding, model, layers)
+    # the proof first: it says of a model without attention that it has none, not that its heads are others
     causal = _prove(model, disable=disabled) if prove else model.family.causal(model.module)
+    encodings = _copies(encoding, model, layers)
     _check_future(encodings, causal=causal)
     with restoring_on_error(functools.partial(_undo, model)):
         _install(encodings, model, disable=disabled)
@@ -316,14 +317,15 @@ def _check_model(model: SequenceModel, position_embeddings: Positions) -> None:
 def _check_adapters(model: Any) -> None:
     """Refuse a model with adapters of peft around it or in it: they would be saved without the encoding."""
     if isinstance(model, PreTrainedModel):
-        adapted, inside = [model] if model._hf_peft_config_loaded else [], "base_model"
+        adapted = [model] if model._hf_peft_config_loaded else []
+        way = "to model.base_model" if model.base_model is not model else "after model.delete_adapter(name)"
     else:  # peft leaves its configuration on the transformers model in its own as well
         around = [module for module in model.modules() if not isinstance(module, PreTrainedModel)]
-        adapted, inside = [module for module in around if hasattr(module, "peft_config")], "get_base_model()"
+        adapted, way = [module for module in around if hasattr(module, "peft_config")], "to model.get_base_model()"
     if adapted:
         raise ValueError(
             f"{type(adapted[0]).__name__} has adapters, which are saved without the encoding; attach before they are "
-            f"added, with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, to model.{inside}"
+            f"added, with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, {way}"
         )
 
 
