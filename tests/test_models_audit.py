@@ -177,6 +177,131 @@ def test_a_table_of_equal_rows_is_found():
     assert result.layers[0].positions == ("learned", "none")
 
 
+@pytest.mark.parametrize("last", [0, 20, 37])
+def test_positions_that_stop_at_a_row_are_found(last):
+    model = tiny("bert")
+    model.embeddings.position_ids.clamp_(max=last)
+    sentence = f"declared row {last + 1} of the table at position {last + 1}, measured row {last}"
+    if last == 0:
+        sentence = "declared learned positions, measured none"
+    assert audit(model).mismatches == (f"layers 0-2: {sentence}",)
+
+
+def gpt2_of(positions):
+    return build(hf.GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, n_positions=positions))
+
+
+def test_all_rows_of_a_table_are_looked_at():
+    model = gpt2_of(300)
+    assert audit(model).mismatches == ()
+    model.wpe.register_forward_pre_hook(lambda module, args: (args[0].clamp(max=200),))
+    assert audit(model).mismatches == ("layers 0-1: declared row 201 of the table at position 201, measured row 200",)
+
+
+def test_equal_vectors_at_two_positions_are_found():
+    model = gpt2_of(300)
+    with torch.no_grad():
+        model.wpe.weight[250] = model.wpe.weight[7]
+    sentence = "declared learned positions, measured the same vector at positions 7 and 250"
+    assert audit(model).mismatches == (f"layers 0-1: {sentence}",)
+
+
+def test_a_table_with_too_few_rows_is_found():
+    model = build(hf.OPTConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=32,
+                               max_position_embeddings=128, word_embed_proj_dim=32))  # fmt: skip
+    model.decoder.embed_positions.weight = nn.Parameter(model.decoder.embed_positions.weight[:100].detach())
+    (line,) = audit(model).mismatches
+    assert line == "layers 0-1: declared 128 positions, but a table of 100 rows has no row 100"
+
+
+# ---- with a mask, which every tokenizer passes
+
+
+def in_runs_with_a_mask(model, padded):
+    """Return a list that holds True while the model runs with a mask, which has padding if wanted."""
+    given = [False]
+
+    def note(module, args, kwargs):
+        mask = kwargs.get("attention_mask")
+        given[0] = mask is not None and (not padded or not bool(mask.all()))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    return given
+
+
+MASKS = {
+    False: ("with an attention mask", "before padding on the right", "behind padding on the left"),
+    True: ("before padding on the right", "behind padding on the left"),
+}
+
+
+@pytest.mark.parametrize("padded", MASKS)
+def test_slopes_that_are_lost_with_a_mask_are_found(padded):
+    model = ALIBI["bloom"]()
+    given = in_runs_with_a_mask(model, padded)
+    with_alibi(model, lambda alibi: alibi * (not given[0]))
+    assert audit(model).mismatches == tuple(
+        f"layers 0-1: {name}: measured other logits than without a mask from distance 1 on" for name in MASKS[padded]
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "sentence"), [(None, "window none, without a mask 6"), (4, "window 4, without a mask 6")]
+)
+def test_a_window_that_is_lost_with_a_mask_is_found(window, sentence):
+    model = mistral(6)
+    given = in_runs_with_a_mask(model, False)
+
+    def masked(module, args, kwargs):
+        n = kwargs["hidden_states"].shape[1]
+        distance = torch.arange(n)[:, None] - torch.arange(n)
+        seen = (distance >= 0) & (distance < (window or n))
+        mask = torch.zeros(n, n).masked_fill(~seen, -1e9)[None, None]
+        return args, kwargs | ({"attention_mask": mask} if given[0] else {})
+
+    for layer in model.layers:
+        layer.self_attn.register_forward_pre_hook(masked, with_kwargs=True)
+    assert audit(model).mismatches == tuple(f"layers 0-3: {name}: measured {sentence}" for name in MASKS[False])
+
+
+def test_another_first_row_with_a_mask_is_found():
+    model = gpt2_of(64)
+    given = in_runs_with_a_mask(model, False)
+    model.wpe.register_forward_pre_hook(lambda module, args: (args[0] + given[0] * (args[0].amax() < 63),))
+    assert "layers 0-1: with an attention mask: measured from row 1, without one from row 0" in audit(model).mismatches
+
+
+def test_an_error_that_is_not_of_positions_is_no_mismatch():
+    config = hf.BartConfig(
+        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=3, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        encoder_attention_heads=2, decoder_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    result = audit(hf.BartForCausalLM(config).eval())
+    assert result.mismatches == ()
+    (caution,) = result.cautions
+    assert caution.startswith("behind padding on the left nothing was measured: the model raises IndexError: ")
+
+
+def test_a_padding_id_outside_the_vocabulary_is_no_mismatch():
+    model = gpt2(head=True)
+    model.config.pad_token_id = 1000
+    assert audit(model).mismatches == ()
+
+
+# ---- angles that depend on the length
+
+
+@pytest.mark.parametrize("most", [7, 20, 29, 40, 61])
+def test_dynamic_scaling_of_few_positions_is_as_declared_also_after_a_long_text(most):
+    model = llama(max_position_embeddings=most, rope_parameters=SCALINGS["dynamic"])
+    assert audit(model).mismatches == ()
+    model(tokens(1, 200))
+    ids = tokens(1, 90)
+    before = model(ids).last_hidden_state
+    assert audit(model).mismatches == ()
+    torch.testing.assert_close(model(ids).last_hidden_state, before, rtol=0, atol=0)
+
+
 def test_angles_that_differ_at_far_positions_alone_are_found():
     model = llama(max_position_embeddings=4096)
     rotary = model.rotary_emb
@@ -459,6 +584,40 @@ def test_slopes_of_another_number_of_heads_are_found(monkeypatch):
     assert line == "layers 0-1: declared ALiBi slopes of 6 heads (0.5 to 0.003906), measured those of 8 heads"
 
 
+WRONG_SLOPES = {
+    "slope 0.25 in head 0, measured 0.0625, the same slopes in another order": lambda slopes: slopes.roll(-1),
+    "slope 0.25 in head 0, measured 0.003906, the same slopes in another order": lambda slopes: slopes.flip(0),
+    "slope 0.0625 in head 1, measured 0.05": lambda slopes: torch.where(slopes == 0.0625, 0.05, slopes),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG_SLOPES)
+def test_a_slope_of_another_head_is_named(sentence, monkeypatch):
+    from transformers.models.bloom import modeling_bloom
+
+    right = modeling_bloom._get_alibi_slopes
+    monkeypatch.setattr(modeling_bloom, "_get_alibi_slopes", lambda *args: WRONG_SLOPES[sentence](right(*args)))
+    model = build(hf.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4))
+    assert audit(model).mismatches == (f"layers 0-1: declared ALiBi {sentence}",)
+
+
+def with_alibi(model, change):
+    """Give the attention modules of a BLOOM another bias."""
+
+    def changed(module, args, kwargs):
+        return args, kwargs | {"alibi": change(kwargs["alibi"])}
+
+    for block in model.h:
+        block.self_attention.register_forward_pre_hook(changed, with_kwargs=True)
+
+
+def test_a_bias_that_is_not_proportional_to_distance_is_not_called_none():
+    model = ALIBI["bloom"]()
+    with_alibi(model, lambda alibi: alibi.clamp(max=2))
+    (line,) = audit(model).mismatches
+    assert line == "layers 0-1: declared ALiBi, measured a bias that does not fall in proportion to distance"
+
+
 def test_missing_slopes_are_found(monkeypatch):
     from transformers.models.bloom import modeling_bloom
 
@@ -489,9 +648,9 @@ def test_opt_without_its_offset_is_found():
                                max_position_embeddings=64, word_embed_proj_dim=32))  # fmt: skip
     assert audit(model).mismatches == ()
     model.decoder.embed_positions.offset = 0
-    first, padded = audit(model).mismatches
+    first, *padded = audit(model).mismatches
     assert first == "layers 0-1: declared positions from row 2 of the table, measured from row 0"
-    assert padded == "layers 0-1: behind padding on the left: index out of range in self"
+    assert padded[-1] == "layers 0-1: behind padding on the left: a table of 66 rows has no row -1"
 
 
 @pytest.mark.parametrize("make", [llama, lambda: tiny("gpt2").float()], ids=["llama", "gpt2"])
@@ -677,7 +836,40 @@ def test_tables_that_differ_part_at_the_input():
         two.embeddings.position_embeddings.weight += 0.1
     result = audit(one, two)
     assert result.input_differs
-    assert "differ at the input" in str(result)
+    assert "differ at the input, from position 0 on" in str(result)
+
+
+def test_whole_tables_are_compared():
+    one, two, longer = gpt2_of(300), gpt2_of(300), gpt2_of(400)
+    assert audit(one, two).input_position is None
+    with torch.no_grad():
+        two.wpe.weight[61] += 0.1
+        longer.wpe.weight[:300] = one.wpe.weight
+    assert audit(one, two).input_position == 61
+    assert audit(one, longer).input_position == 300
+    assert "differ at the input, from position 300 on" in str(audit(one, longer))
+
+
+def test_angles_of_long_texts_are_compared():
+    result = audit(llama(), llama(rope_parameters=SCALINGS["dynamic"]))
+    assert result.distance == (1,) * 4
+    assert result.length == (513,) * 4
+    assert "they differ first in layer 0, at distances of 1 and more in 513 positions" in str(result)
+    assert result.to_frame().differs_in_length.tolist() == [513] * 4
+
+
+def test_angles_that_differ_at_far_positions_alone_are_compared():
+    one, two = (llama(max_position_embeddings=4096) for _ in range(2))
+    two.rotary_emb.inv_freq[-1] *= 1.02  # of the slowest plane
+    result = audit(one, two)
+    assert None not in result.distance
+    assert result.length == (4096,) * 4
+
+
+@pytest.mark.parametrize("other", [None, 200])
+def test_windows_beyond_the_compared_logits_are_compared(other):
+    result = audit(mistral(100), mistral(other))
+    assert result.distance == (100,) * 4
 
 
 def test_models_of_other_shapes_are_refused():

@@ -1,7 +1,9 @@
 """Which positions a model really runs, layer by layer: declared by its configuration against measured."""
 
 import itertools
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from pelocality.models._restore import inference
 from pelocality.models.auditing import comparison, declared
 from pelocality.models.auditing.families import declarations
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reading, distances, generates, read
+from pelocality.models.auditing.measured import PADDING, SHORT, Layer, Lookup, NoRowError, Reading, generates, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.measuring.tokens import token_batch
@@ -35,6 +37,7 @@ def audit(
       and share of dimensions; a second run has positions as far apart as the configuration allows;
     - slopes and buckets are read from the logits, windows and causality from the keys that are masked, rows of tables
       from the lookups, also behind padding on the left;
+    - each layer runs also with a mask, with and without padding, and must do the same as without one;
     - sinks are read from a run of the model as it is.
 
     Weights are not changed, and mode and hooks are restored. The model's own attention implementation runs where that
@@ -71,26 +74,59 @@ def audit(
         >>> audit(model).mismatches
         ('layers 0-1: declared rotary base 500000, measured 10000',)
     """
-    one = _audit(SequenceModel.of(model), input_ids)
-    return one[0] if other is None else _compare(one, _audit(SequenceModel.of(other), input_ids))
+    models = [SequenceModel.of(each) for each in (model, other) if each is not None]
+    plans = [_plan(each) for each in models]
+    length = max(plan.length for plan in plans)
+    farthest = min(max(plan.farthest for plan in plans), *(plan.limit for plan in plans), sys.maxsize)
+    found = [
+        _audit(each, plan, input_ids, length, max(farthest, plan.farthest) if plan.rotary else 0)
+        for each, plan in zip(models, plans, strict=True)
+    ]
+    return found[0][0] if other is None else _compare(*found)
 
 
-def _audit(model: SequenceModel, input_ids: Any) -> tuple[Audit, Reading]:
-    """Return the audit of one model, and what was read from it."""
-    base = model.module
+@dataclass(frozen=True)
+class _Plan:
+    """What one audit runs: its model's text configuration, declared rotations and windows, and the positions to reach.
+
+    Attributes:
+        length: The number of positions of the run with constant content.
+        farthest: The last position of the run with positions far apart, 0 for no such run.
+        limit: The last position for which the model can have angles.
+    """
+
+    config: Any
+    rotary: list[declared.Rotary]
+    windows: set[int]
+    length: int
+    farthest: int
+    limit: int
+
+
+def _plan(model: SequenceModel) -> _Plan:
+    """Return what an audit of a model runs."""
     config: Any = model.config.get_text_config() if model.config is not None else None
     if not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"{model} cannot be audited: its configuration has no num_hidden_layers")
     wanted = [declared.rotary(config, layer) for layer in range(config.num_hidden_layers)]
     rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
-    causal = declared.causal(base, config)
     windows = [declared.window(config, layer) for layer in range(config.num_hidden_layers)]
     sizes = {window[1] for window in windows if isinstance(window, tuple)}
     length = _length(model, sizes, _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"])
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
+    farthest = _farthest(config, rotary)
+    computed = all(each.options for each in rotary)  # not from a table, such as GPT-J's
+    return _Plan(config, rotary, sizes, length, farthest, sys.maxsize if computed else farthest)
+
+
+def _audit(model: SequenceModel, plan: _Plan, input_ids: Any, length: int, farthest: int) -> tuple[Audit, Reading]:
+    """Return the audit of one model, and what was read from it."""
+    base, config = model.module, plan.config
+    causal = declared.causal(base, config)
+    length = _odd(min(length, model.longest or length))
     word, ids = _tokens(model, input_ids, min(length, SHORT))
-    dims, farthest = sorted({each.dims for each in rotary}), _farthest(config, rotary)
+    dims = sorted({each.dims for each in plan.rotary})
     with inference(base), model.observable():
         reading = read(model, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
@@ -99,12 +135,15 @@ def _audit(model: SequenceModel, input_ids: Any) -> tuple[Audit, Reading]:
     counts_tokens = declarations(config).counts_tokens or generates(model)
     at_input = comparison.compare_inputs(config, reading)
     at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
-    rows = [_row(config, layer, reading.lookups, causal, at_input) for layer in reading.layers]
+    rows = [_row(config, layer, reading, place, causal, at_input) for place, layer in enumerate(reading.layers)]
     rows += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
     cautions = []
     if through_padding and not counts_tokens and causal:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
-    if beyond := sorted(size for size in sizes if size >= length):
+    for name, error in reading.failed.items():
+        if not isinstance(error, NoRowError):
+            cautions.append(f"{name} nothing was measured: the model raises {type(error).__name__}: {error}")
+    if beyond := sorted(size for size in plan.windows if size >= length):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
     result = Audit(
         layers=tuple(sorted(rows, key=lambda row: row.layer)),
@@ -117,16 +156,19 @@ def _audit(model: SequenceModel, input_ids: Any) -> tuple[Audit, Reading]:
 
 
 def _row(
-    config: Any, layer: Layer, lookups: list[Lookup], causal: bool | None, at_input: comparison.Finding
+    config: Any, layer: Layer, reading: Reading, place: int, causal: bool | None, at_input: comparison.Finding
 ) -> LayerAudit:
-    """Return what is declared and measured of one layer with attention."""
+    """Return what is declared and measured of one layer, the attention that was computed at this place."""
     rotary, window = declared.rotary(config, layer.block), declared.window(config, layer.block)
     reach, text = layer.constant.reach, layer.text
     found = [at_input, comparison.compare_rotations(rotary, layer)]
     if layer.queries != "change" and not isinstance(layer.queries, Rotation):
-        found.append(comparison.compare_biases(config, layer.constant, lookups))
+        found.append(comparison.compare_biases(config, layer.constant, reading.lookups))
     words, measured, differences = zip(*found, strict=True)
     nothing = comparison.UNDECLARED if rotary == comparison.UNDECLARED else "none"
+    mismatches = [*itertools.chain(*differences[1:]), *comparison.compare_reach(window, causal, reach)]
+    if not mismatches:
+        mismatches = comparison.compare_masked(layer.constant, reading.masked, place)
     return LayerAudit(
         layer=layer.number,
         positions=(_joined(words) or nothing, _joined(measured) or "none"),
@@ -134,7 +176,7 @@ def _row(
         causal=(causal, reach.causal),
         first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
         sinks=None if text.sinks is None else float(text.sinks.cpu().double().mean()),
-        mismatches=(*itertools.chain(*differences), *comparison.compare_reach(window, causal, reach)),
+        mismatches=(*at_input[2], *mismatches),
     )
 
 
@@ -148,7 +190,10 @@ def _length(model: SequenceModel, windows: Iterable[int], most: int) -> int:
     It is odd, so that hardly another axis has its size.
     """
     wanted = max([SHORT, *(size + 8 for size in windows if size + 8 <= most)])
-    length = min(wanted, model.longest or wanted)
+    return _odd(min(wanted, model.longest or wanted))
+
+
+def _odd(length: int) -> int:
     return length - 1 + length % 2
 
 
@@ -169,7 +214,7 @@ def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
     """Return the last position to look at: the longest that was declared, beyond it where the scaling depends on it."""
     most = getattr(config, "max_position_embeddings", None) or 0
     if any(each.scaling in ("dynamic", "longrope") for each in rotary):
-        return 2 * max(most, *(each.trained for each in rotary))
+        return 2 * max(most, SHORT, *(each.trained for each in rotary))
     return most - 1 if rotary and most > 2 * SHORT else 0
 
 
@@ -179,21 +224,28 @@ def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditCompari
     if shapes[0] != shapes[1]:
         one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
         raise ValueError(f"model and other must have the same layers, heads and positions, got {one} and {two}")
-    tables = [table for _, reading in (a, b) if (table := comparison.position_lookup(reading)) is not None]
-    rows = [table.table[table.rows].cpu() for table in tables]
     pairs = list(zip(a[1].layers, b[1].layers, strict=True))
+    found = [_difference(one, two) for one, two in pairs]
     return AuditComparison(
         audits=(a[0], b[0]),
-        distance=tuple(_first_difference(one.constant, two.constant) for one, two in pairs),
+        distance=tuple(distance for distance, _ in found),
+        length=tuple(length for _, length in found),
         change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
         layers=tuple(layer.number for layer in a[1].layers),
-        input_differs=len(rows) == 1 or (len(rows) == 2 and not _same(*rows)),
+        input_position=_first_other_row(a[1].table, b[1].table),
     )
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Return whether the rows of two tables are equal but for rounding."""
-    return a.shape == b.shape and torch.allclose(a, b, atol=1e-6)
+def _first_other_row(one: Lookup | None, two: Lookup | None) -> int | None:
+    """Return the first position at which two tables have other vectors, or only one has any; None if they are equal."""
+    if one is None or two is None:
+        return None if one is two else 0
+    a, b = (each.table[each.rows].cpu().double() for each in (one, two))
+    if a.shape[1] != b.shape[1]:
+        return 0
+    n = min(len(a), len(b))
+    other = ~torch.isclose(a[:n], b[:n], atol=1e-6).all(1)
+    return int(other.nonzero()[0]) if bool(other.any()) else None if len(a) == len(b) else n
 
 
 def _change(a: Tensor, b: Tensor) -> float:
@@ -201,9 +253,14 @@ def _change(a: Tensor, b: Tensor) -> float:
     return float((a.cpu().double() - b.cpu().double()).abs().sum(-1).mean() / 2)
 
 
-def _first_difference(one: Call, two: Call) -> int | None:
-    """Return the smallest distance at which logits of the same content differ, None if they do not."""
-    a, b = comparison.bias_of(one), comparison.bias_of(two)
-    allowed = 1e-3 * a.nan_to_num().abs().max().clamp(min=1)
-    off = ((a - b).abs() > allowed) | (a.isnan() != b.isnan())
-    return int(distances(a.shape[-1]).abs()[off.any(0)].min()) if bool(off.any()) else None
+def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
+    """Return the smallest distance at which two layers' positions differ, and the number of positions of that run."""
+    n = len(one.constant.logits[0])
+    if (near := comparison.first_difference(one.constant, two.constant)) is not None:
+        return near, n
+    if (hidden := comparison.first_hidden(one.constant.reach, two.constant.reach)) is not None:
+        return hidden, one.constant.reach.length
+    if isinstance(one.far, Rotation) and isinstance(two.far, Rotation) and one.far.length == two.far.length:
+        far = one.far.first_difference(two.far)
+        return far, None if far is None else one.far.length
+    return None, None

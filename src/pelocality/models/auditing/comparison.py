@@ -1,7 +1,7 @@
 """Declared against measured: the words for both, and the sentences where they differ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,20 @@ from pelocality.encodings.alibi import published_slopes
 from pelocality.models.auditing import declared
 from pelocality.models.auditing.declared import DEFAULT_BASE, Rotary
 from pelocality.models.auditing.families import declarations
-from pelocality.models.auditing.measured import PADDING, SHORT, Call, Layer, Lookup, Reach, Reading, Window, distances
+from pelocality.models.auditing.measured import (
+    PADDING,
+    SHORT,
+    WITH_MASK,
+    Call,
+    Layer,
+    Lookup,
+    NoRowError,
+    Reach,
+    Reading,
+    Recorder,
+    Window,
+    distances,
+)
 from pelocality.models.auditing.rotations import Rotation, wrapped
 
 Finding = tuple[str, str, list[str]]
@@ -196,10 +209,15 @@ def bias_of(call: Call) -> Tensor:
 
 def _rounding_of(call: Call, bias: Tensor) -> Tensor:
     """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits and of a table."""
-    eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
-    logits = call.logits.cpu().double().masked_fill(bias.isnan(), 0).abs().amax((1, 2))
     table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon's, in any model
-    return eps * logits + table
+    return _precision_of(call, bias) + table
+
+
+def _precision_of(call: Call, bias: Tensor) -> Tensor:
+    """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits alone."""
+    eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
+    logits: Tensor = call.logits.cpu().double().masked_fill(bias.isnan(), 0).abs().amax((1, 2))
+    return eps * logits
 
 
 def _slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
@@ -217,16 +235,22 @@ def _slopes_of(bias: Tensor, rounding: Tensor) -> Tensor | None:
 def _slope_differences(wanted: Tensor | None, slopes: Tensor | None, error: Tensor) -> list[str]:
     """Return what differs from declared slopes (head,), where measured ones may be off by ``error`` (head,)."""
     if wanted is None:
-        return ["declared no ALiBi slopes, measured some"]
+        return [f"declared no ALiBi, measured slopes {_slope_text(slopes)}"] if slopes is not None else []
     if slopes is None:
-        return ["declared ALiBi slopes, measured none"]
+        return ["declared ALiBi, measured a bias that does not fall in proportion to distance"]
     heads = len(slopes)
     if len(wanted) == heads and bool(((wanted - slopes).abs() <= 0.02 * slopes.abs() + error).all()):
         return []
     published = {count: published_slopes(count)[:heads] for count in range(heads + 1, 4 * heads)}
     like = [count for count, others in published.items() if torch.allclose(others, slopes, rtol=0.02)]
-    measured = f"those of {like[0]} heads" if like else _slope_text(slopes)
-    return [f"declared ALiBi slopes of {len(wanted)} heads ({_slope_text(wanted)}), measured {measured}"]
+    if len(wanted) != heads or like:
+        measured = f"those of {like[0]} heads" if like else f"{_slope_text(slopes)} in {heads} heads"
+        return [f"declared ALiBi slopes of {len(wanted)} heads ({_slope_text(wanted)}), measured {measured}"]
+    ordered = (wanted.sort().values - slopes.sort().values).abs() <= 0.02 * slopes.sort().values.abs()
+    order = ", the same slopes in another order" if bool(ordered.all()) else ""
+    head = int(((wanted - slopes).abs() > 0.02 * slopes.abs() + error).nonzero()[0])
+    one, other = (as_written(float(each[head])) for each in (wanted, slopes))
+    return [f"declared ALiBi slope {one} in head {head}, measured {other}{order}"]
 
 
 def _slope_text(slopes: Tensor) -> str:
@@ -273,13 +297,60 @@ def compare_reach(wanted: Window, causal: bool | None, reach: Reach) -> list[str
     return [f"declared window {window_text(wanted, causal)}, measured {measured}"]
 
 
+# ---- with a mask
+
+
+def compare_masked(plain: Call, runs: Mapping[str, Recorder], place: int) -> list[str]:
+    """Return in what the attention at this place differs in runs with a mask from that without."""
+    calls = {name: run.calls[place] for name, run in runs.items() if place < len(run.calls)}
+    return [f"{name}: {each}" for name, masked in calls.items() for each in _mask_differences(plain, masked)]
+
+
+def _mask_differences(plain: Call, masked: Call) -> list[str]:
+    """Return in what an attention with a mask differs from the same without, over the tokens of both."""
+    if masked.reach.causal != plain.reach.causal:
+        return ["measured causal, not without a mask" if masked.reach.causal else "measured attention to later keys"]
+    unreached = isinstance(plain.reach.window, tuple) and plain.reach.window[1] >= masked.reach.length
+    windows = [window_text(each.reach.window, each.reach.causal) for each in (masked, plain)]
+    if windows[0] != windows[1] and not unreached and "irregular" not in windows:
+        return ["measured window {}, without a mask {}".format(*windows)]
+    moved = len(plain.logits[0]) - len(masked.logits[0])  # the same by position, not by distance, in SqueezeBert
+    nearest = first_difference(plain, masked)
+    if nearest is None or (moved and first_difference(plain, masked, moved) is None):
+        return []
+    return [f"measured other logits than without a mask from distance {nearest} on"]
+
+
+def first_difference(one: Call, two: Call, start: int = 0) -> int | None:
+    """Return the smallest distance at which logits of the same content differ, None if they do not.
+
+    From this position of the first call on.
+    """
+    n = min(len(one.logits[0]) - start, len(two.logits[0]))
+    part = slice(start, start + n)
+    a, b = bias_of(one)[:, part, part], bias_of(two)[:, :n, :n]
+    largest = a.nan_to_num().abs().max().clamp(min=1)
+    allowed = torch.maximum(4 * _precision_of(one, bias_of(one)), 1e-3 * largest)[:, None, None]
+    off = ((a - b).abs() > allowed) | (a.isnan() != b.isnan())
+    return int(distances(n).abs()[off.any(0)].min()) if bool(off.any()) else None
+
+
+def first_hidden(one: Reach, two: Reach) -> int | None:
+    """Return the smallest distance at which one of two windows hides a key and the other does not, None for none."""
+    windows = [reach.window for reach in (one, two)]
+    if windows[0] == windows[1] or "irregular" in windows:
+        return None
+    sizes = [window for window in windows if isinstance(window, tuple)]
+    return 1 if "chunks" in dict(sizes) else min(size for _, size in sizes) + (not one.causal)
+
+
 # ---- tables at the input
 
 
 def compare_inputs(config: Any, reading: Reading) -> Finding:
     """Return the positions at the input."""
     kind, first = declarations(config).table(config) or (None, 0)
-    declared_text, lookup = _table_text(kind, first), position_lookup(reading)
+    declared_text, lookup = _table_text(kind, first), reading.table
     if lookup is None:
         if reading.input_depends_on_position:
             return declared_text, "computed at the input", []
@@ -291,21 +362,28 @@ def compare_inputs(config: Any, reading: Reading) -> Finding:
     if torch.equal(read, read[:1].expand_as(read)):
         return declared_text, "", [f"declared {kind} positions, measured the same row at every position"]
     mismatches = [] if row == first else [f"declared positions from row {first} of the table, measured from row {row}"]
-    if not bool((lookup.rows.diff() == 1).all()):
-        mismatches.append("declared one row a position, measured other steps")
-    return declared_text, measured_text, mismatches
+    steps = lookup.rows.cpu() - row - torch.arange(len(lookup.rows), device="cpu")
+    if bool(steps.any()):
+        place = int(steps.nonzero()[0])
+        other = f"measured row {int(lookup.rows[place])}"
+        mismatches.append(f"declared row {row + place} of the table at position {place}, {other}")
+    elif (equal := _equal_rows(read)) is not None:
+        mismatches.append("declared {} positions, measured the same vector at positions {} and {}".format(kind, *equal))
+    return declared_text, measured_text, mismatches + ([reading.no_row] if reading.no_row else [])
+
+
+def _equal_rows(read: Tensor) -> tuple[int, int] | None:
+    """Return the first position whose vector an earlier one has, after the earlier one; None if all differ."""
+    _, number = torch.unique(read.cpu(), dim=0, return_inverse=True)
+    first = torch.full((len(read),), len(read), device="cpu")
+    first.scatter_reduce_(0, number, torch.arange(len(read), device="cpu"), "amin")
+    again = (first[number] < torch.arange(len(read), device="cpu")).nonzero()
+    return (int(first[number[again[0]]]), int(again[0])) if len(again) else None
 
 
 def _table_text(kind: str | None, row: int) -> str:
     """Return a table of positions in words."""
     return f"{kind} from row {row}" if row else kind or ""
-
-
-def position_lookup(reading: Reading) -> Lookup | None:
-    """Return the table at the input of which each token reads another row, or None."""
-    vectors = (each for each in reading.lookups if each.block is None and each.rows.ndim == 1)
-    added = (each for each in vectors if each.table.shape[1] in reading.widths)  # not angles of a head
-    return next((each for each in added if bool((each.rows.diff() != 0).all())), None)
 
 
 def _is_sinusoidal(table: Tensor) -> bool:
@@ -320,17 +398,27 @@ def _is_sinusoidal(table: Tensor) -> bool:
 
 def counted_through_padding(reading: Reading) -> bool | None:
     """Return whether tokens behind padding read later rows than without it; None where no table is read."""
-    plain = position_lookup(reading)
-    if plain is None or not isinstance(reading.padded, list):
+    plain = reading.table
+    if plain is None or reading.padded is None:
         return None
-    behind = next((each for each in reading.padded if each.table.data_ptr() == plain.table.data_ptr()), None)
+    behind = _same_table(plain, reading.padded)
     return None if behind is None else int(behind.rows[PADDING]) != int(plain.rows[0])
 
 
+def _same_table(lookup: Lookup, others: Sequence[Lookup]) -> Lookup | None:
+    """Return what was read from the same table in another run, or None."""
+    return next((each for each in others if each.table.data_ptr() == lookup.table.data_ptr()), None)
+
+
 def compare_padding(reading: Reading, miscounted: bool | None) -> list[str]:
-    """Return what is wrong behind padding on the left: that the model fails there, or counts padding as positions."""
-    if isinstance(reading.padded, str):
-        return [f"behind padding on the left: {reading.padded}"]
-    if miscounted:
+    """Return what is wrong with a mask: a position has no row or another row, or padding on the left is counted."""
+    missing = [f"{name}: {error}" for name, error in reading.failed.items() if isinstance(error, NoRowError)]
+    plain, run = reading.table, reading.masked.get(WITH_MASK)
+    masked = None if plain is None or run is None else _same_table(plain, run.lookups)
+    if plain is not None and masked is not None and int(masked.rows[0]) != int(plain.rows[0]):
+        missing.append(
+            f"{WITH_MASK}: measured from row {int(masked.rows[0])}, without one from row {int(plain.rows[0])}"
+        )
+    if miscounted and not missing:
         return ["declared positions counted from the first token, measured through left padding"]
-    return []
+    return missing

@@ -5,7 +5,10 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from pelocality.models._calls import argument_names
-from pelocality.models._restore import changed, hooked
+from pelocality.models._restore import changed, hooked, restoring
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
 from pelocality.models.layers import layer_numbers
@@ -22,7 +25,11 @@ from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer
 from pelocality.models.sequence_model import SequenceModel
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
-PADDING = 5  # tokens of padding on the left
+PADDING = 5  # tokens of padding
+WITH_MASK, BEHIND_PADDING = "with an attention mask", "behind padding on the left"
+_LONGEST_TABLE = 8500  # rows of a table at the input that are looked at
+_ANGLES = re.compile("max_seq_len|attention_scaling")  # what dynamic scaling changes in a module, and its frequencies
+_LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 Window = tuple[str, int] | str | None
 """("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
@@ -69,15 +76,26 @@ class Call:
     sinks: Tensor | None = None
 
 
+class NoRowError(Exception):
+    """A position for which a table has no row."""
+
+
 class Recorder(Observer):
     """Records the attentions and the lookups by position of one sequence of n tokens (batch of 1).
 
     Every softmax over the tokens counts as attention: with constant content the product with the values shows nothing.
+
+    Args:
+        length: The number of tokens, padding included.
+        constant: Whether every linear map of the tokens returns the same vector at each of them.
+        real: The tokens that are not padding.
     """
 
-    def __init__(self, length: int, constant: bool) -> None:
+    def __init__(self, length: int, constant: bool, real: slice = slice(None)) -> None:
         super().__init__(lambda attention: None, length)
-        self.tokens, self.constant = length, constant
+        self.tokens, self.constant, self.real = length, constant, real
+        start, stop, _ = real.indices(length)
+        self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
         self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
@@ -94,12 +112,12 @@ class Recorder(Observer):
             return output
         if self.constant and (constant := self._linear(func, args, kwargs)) is not None:
             return constant
+        if func in _LOOKUPS:
+            self._lookup(func, args, kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         if func in BATCHED and result.ndim > 2 and result.shape[-2:] == (self.tokens, self.tokens):
             *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             self._factors = (first, second.transpose(-1, -2))
-        elif func in (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__):
-            self._lookup(func, args, kwargs)
         return result
 
     def _linear(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
@@ -121,7 +139,7 @@ class Recorder(Observer):
 
     def see_kernel(self, call: dict[str, Any], output: Tensor) -> None:
         """Record a call of torch's kernel, with the logits that it does not hand out."""
-        query, given, n, part = call["query"], call.get("attn_mask"), self.tokens, slice(0, SHORT)
+        query, given, n, part = call["query"], call.get("attn_mask"), self.tokens, self.part
         if query.shape[-2] != n or call["key"].shape[-2] != n:
             return
         q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
@@ -143,7 +161,7 @@ class Recorder(Observer):
 
     def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""
-        n, part = self.tokens, slice(0, SHORT)
+        n, part = self.tokens, self.part
         if weights.shape[-1] > weights.shape[-2] and self._factors is None:  # with a learned sink
             return
         logits, weights = _flat(logits), _flat(weights)
@@ -162,7 +180,8 @@ class Recorder(Observer):
             if seen is mask:
                 return reach
         n = self.tokens
-        reach = _reach_of(visible.broadcast_to(*visible.shape[:-2], n, n).reshape(-1, n, n).any(0))
+        seen = visible.broadcast_to(*visible.shape[:-2], n, n).reshape(-1, n, n).any(0)
+        reach = _reach_of(seen[self.real, self.real])
         if mask is not None:
             self._reaches.append((mask, reach))
         return reach
@@ -180,7 +199,22 @@ class Recorder(Observer):
         n = self.tokens
         shape = (n,) if rows.numel() == n else (n, n)
         if table.is_floating_point() and rows.numel() in (n, n * n) and bool((rows != rows.flatten()[0]).any()):
+            first = 0 if func is nn.functional.embedding else -len(table)
+            missing = rows[(rows < first) | (rows >= len(table))]
+            if missing.numel():
+                raise NoRowError(f"a table of {len(table)} rows has no row {int(missing[0])}")
             self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape)))
+
+
+class _LayersBeginError(Exception):
+    """The first block is called."""
+
+
+class _InputRecorder(Recorder):
+    """Records the lookups before the first block, which does not run."""
+
+    def enter(self, block: Block, args: Any, kwargs: Any) -> None:
+        raise _LayersBeginError
 
 
 def _flat(states: Tensor) -> Tensor:
@@ -253,19 +287,25 @@ class Reading:
     Attributes:
         layers: Its layers with attention.
         others: What its layers without attention are, by number.
-        lookups: The tables outside the layers that were read by position, and tables of buckets anywhere.
-        padded: The same with ``PADDING`` tokens of padding on the left, the error where they have no row, or None where
-            the model takes none.
+        lookups: The tables that were read by position or by pairs of positions in the run with constant content.
+        table: The table at the input and its rows, over all positions that the model has; None without one.
+        no_row: Why the last of these positions cannot be read, or None.
+        masked: The same run with an attention mask, by the padding in it.
+        padded: The lookups with ``PADDING`` tokens of padding on the left, as for generation; None where it takes no
+            mask.
+        failed: The errors of runs with a mask, likewise.
         input_depends_on_position: Whether the states before the first layer differ between equal tokens.
-        widths: The sizes that a vector added to the token embeddings may have.
     """
 
     layers: list[Layer]
     others: dict[int, str]
     lookups: list[Lookup]
-    padded: list[Lookup] | str | None
+    table: Lookup | None
+    no_row: str | None
+    masked: dict[str, Recorder]
+    padded: list[Lookup] | None
+    failed: dict[str, Exception]
     input_depends_on_position: bool
-    widths: set[int]
 
 
 def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest: int, dims: Sequence[int]) -> Reading:
@@ -280,20 +320,34 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
         dims: Numbers of rotated dimensions to try first.
     """
     base = model.module
-    ids = torch.full((1, length), word, device=text.device)
-    constant = _run(model, length, True, input_ids=ids)
     rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
+    with restoring(_restores_angles(rotary)):
+        return _read(model, rotary, word, text, length, farthest, dims)
+
+
+def _read(
+    model: SequenceModel, rotary: list[Any], word: int, text: Tensor, length: int, farthest: int, dims: Sequence[int]
+) -> Reading:
+    """Return what `read` returns; ``rotary`` are the modules that hand out angles."""
+    base = model.module
+    ids = torch.full((1, length), word, device=text.device)
+    # dynamic scaling keeps the angles of the longest text so far, until one is shorter than its original length
+    if any(getattr(m, "max_seq_len_cached", 0) > getattr(m, "original_max_seq_len", math.inf) for m in rotary):
+        model.run({"input_ids": ids[:, :1]})
+    on_text = _run(model, text.shape[1], False, input_ids=text).calls
+    constant = _run(model, length, True, input_ids=ids)
     with hooked(rotary, after=_identity, last=True):
         unrotated = _run(model, length, True, input_ids=ids).calls
-    ids = ids[:, :SHORT]
-    n = ids.shape[1]
+    n = min(length, SHORT)
+    failed: dict[str, Exception] = {}
+    masked = _masked(model, ids, failed)
+    padded = _padded(model, word, n, failed) if constant.lookups else None
     near = torch.arange(n, device="cpu")
     distant = None
     if farthest and "position_ids" in argument_names(base):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
-        inputs = {"position_ids": far[None].to(ids.device), "attention_mask": torch.ones_like(ids)}
-        distant = _run(model, n, True, input_ids=ids, **inputs).calls
-    on_text = _run(model, text.shape[1], False, input_ids=text).calls
+        positions, mask = far[None].to(ids.device), torch.ones_like(ids[:, :n])
+        distant = _run(model, n, True, input_ids=ids[:, :n], position_ids=positions, attention_mask=mask).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     layers = []
@@ -309,19 +363,86 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
             far=None if distant is None else rotation_of(distant[place].query, query, far, farthest + 1, dims),
         )
         layers.append(layer)
+    widths = {embedding_weight(base).shape[1], model.config.get_text_config().hidden_size}
+    table, no_row = input_table(constant.lookups, widths), None
+    if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
+        try:
+            table = input_table(_input_lookups(model, word, most), widths) or table
+        except NoRowError as error:
+            no_row = f"declared {most} positions, but {error}"
     return Reading(
         layers=layers,
         others=others,
         lookups=constant.lookups,
-        padded=_padded(model, word, n) if constant.lookups else None,
+        table=table,
+        no_row=no_row,
+        masked=masked,
+        padded=padded,
+        failed=failed,
         input_depends_on_position=_depends_on_position(constant.input_states),
-        widths={embedding_weight(base).shape[1], model.config.get_text_config().hidden_size},
     )
 
 
-def _run(model: SequenceModel, length: int, constant: bool, **inputs: Tensor) -> Recorder:
+def input_table(lookups: Sequence[Lookup], widths: set[int]) -> Lookup | None:
+    """Return the table outside the blocks of which tokens read rows by position, of one of these widths, or None."""
+    vectors = [each for each in lookups if each.block is None and each.rows.ndim == 1]
+    added = [each for each in vectors if each.table.shape[1] in widths]  # not angles of a head
+    every = (each for each in added if bool((each.rows.diff() != 0).all()))
+    return next(every, added[0] if added else None)
+
+
+def _input_lookups(model: SequenceModel, word: int, length: int) -> list[Lookup]:
+    """Return the lookups before the first block of a model that reads so many tokens."""
+    recorder = _InputRecorder(length, True)
+    with suppress(_LayersBeginError), recorder.observing(model.module):
+        model.run({"input_ids": torch.full((1, length), word, device=model.device)})
+    return recorder.lookups
+
+
+def _masked(model: SequenceModel, ids: Tensor, failed: dict[str, Exception]) -> dict[str, Recorder]:
+    """Return the runs of tokens (1, n) with an attention mask, which tokenizers pass, by the padding in it."""
+    if "attention_mask" not in argument_names(model.module):
+        return {}
+    runs = {
+        WITH_MASK: (ids[:, :SHORT], slice(None)),
+        "before padding on the right": (ids, slice(0, -PADDING)),
+        BEHIND_PADDING: (ids[:, :SHORT], slice(PADDING, None)),
+    }
+    recorders = {}
+    for name, (tokens, real) in runs.items():
+        mask = torch.zeros_like(tokens)
+        mask[:, real] = 1
+        with _noting(failed, name):
+            recorders[name] = _run(model, tokens.shape[1], True, real, input_ids=tokens, attention_mask=mask)
+    return recorders
+
+
+@contextmanager
+def _noting(failed: dict[str, Exception], name: str) -> Iterator[None]:
+    """Note the error of a run in a with-statement under this name, and go on after it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        failed[name] = error
+
+
+def _restores_angles(rotary: list[Any]) -> Callable[[], None]:
+    """Return the function that gives modules with dynamic scaling the angles back that they have now."""
+    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in rotary]
+
+    def undo() -> None:
+        for module, attributes, buffers in before:
+            module._buffers.update(buffers)
+            module.__dict__.update({name: value for name, value in attributes.items() if _ANGLES.search(name)})
+
+    return undo
+
+
+def _run(model: SequenceModel, length: int, constant: bool, real: slice = slice(None), **inputs: Tensor) -> Recorder:
     """Run a model, recorded."""
-    recorder = Recorder(length, constant)
+    recorder = Recorder(length, constant, real)
     with recorder.observing(model.module):
         model.run(inputs)
     return recorder
@@ -345,23 +466,22 @@ def generates(model: SequenceModel) -> bool:
     return bool(head.can_generate()) and not head.config.is_encoder_decoder
 
 
-def _padded(model: SequenceModel, word: int, length: int) -> list[Lookup] | str | None:
+def _padded(model: SequenceModel, word: int, length: int, failed: dict[str, Exception]) -> list[Lookup] | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
     if "attention_mask" not in argument_names(model.module):
         return None
     ids = torch.full((1, length), word, device=model.device)
-    ids[:, :PADDING] = model.padding or 0
+    padding = model.padding or 0
+    ids[:, :PADDING] = padding if 0 <= padding < model.vocabulary else 0
     mask = torch.ones_like(ids)
     mask[:, :PADDING] = 0
-    recorder = Recorder(length, True)
-    try:
-        with recorder.observing(model.module):
-            if generates(model):
-                plain = GenerationConfig()  # type: ignore[no-untyped-call]
-                with changed(model.with_head, "generation_config", plain):  # the user's may ask for beams
-                    model.with_head.generate(ids, attention_mask=mask, max_new_tokens=1)
-            else:
-                model.run({"input_ids": ids, "attention_mask": mask})
-    except IndexError as error:
-        return str(error)
-    return recorder.lookups
+    recorder, found = Recorder(length, True), None
+    with _noting(failed, BEHIND_PADDING), recorder.observing(model.module):
+        if generates(model):
+            plain = GenerationConfig()  # type: ignore[no-untyped-call]
+            with changed(model.with_head, "generation_config", plain):  # the user's may ask for beams
+                model.with_head.generate(ids, attention_mask=mask, max_new_tokens=1)
+        else:
+            model.run({"input_ids": ids, "attention_mask": mask})
+        found = recorder.lookups
+    return found

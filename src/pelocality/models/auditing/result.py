@@ -114,17 +114,25 @@ class AuditComparison(DisplayMixin):
         audits: The `Audit` of each.
         distance: For each layer with attention, the smallest distance between query and key at which the layer's
             positions add something else in the two models; None where they add the same.
+        length: The number of positions of the run that showed it: angles may depend on the length of the text.
         change: For each layer with attention, by how much attention on the same tokens differs: the total variation
             between the two models, 0 to 1, mean over heads and queries. It includes what layers below changed.
         layers: The numbers of these layers.
-        input_differs: Whether the tables of positions at the input differ.
+        input_position: The first position at which the tables at the input differ, the length of the shorter one if
+            they are equal up to it; None where they do not differ.
     """
 
     audits: tuple[Audit, Audit]
     distance: tuple[int | None, ...]
+    length: tuple[int | None, ...]
     change: tuple[float, ...]
     layers: tuple[int, ...]
-    input_differs: bool
+    input_position: int | None
+
+    @property
+    def input_differs(self) -> bool:
+        """Whether the tables of positions at the input differ."""
+        return self.input_position is not None
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per layer with attention."""
@@ -133,18 +141,20 @@ class AuditComparison(DisplayMixin):
         for letter, positions in zip("ab", both, strict=True):
             frame[f"positions_{letter}"] = frame["layer"].map(positions)
         frame["differs_from_distance"] = pd.array(self.distance, dtype="Int64")
+        frame["differs_in_length"] = pd.array(self.length, dtype="Int64")
         frame["attention_change"] = self.change
         return frame
 
     def _headline(self) -> str:
         names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
-        different = [(layer, far) for layer, far in zip(self.layers, self.distance, strict=True) if far is not None]
+        found = zip(self.layers, self.distance, self.length, strict=True)
+        different = [(layer, far, length) for layer, far, length in found if far is not None]
         if self.input_differs:
-            return f"{names}: they differ at the input"
+            return f"{names}: they differ at the input, from position {self.input_position} on"
         if not different:
             return f"{names}: the same positions in every layer"
-        layer, far = different[0]
-        return f"{names}: they differ first in layer {layer}, at distances of {far} and more"
+        layer, far, length = different[0]
+        return f"{names}: they differ first in layer {layer}, at distances of {far} and more in {length} positions"
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame().rename(columns=lambda name: name.replace("_", " "))

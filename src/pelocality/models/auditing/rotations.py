@@ -62,6 +62,14 @@ class Rotation:
             return False
         return bool(wrapped(self.angles - other.angles).abs().max() < self.tolerance)
 
+    def first_difference(self, other: Self) -> int | None:
+        """Return the first position with other angles than another rotation of these positions, None if all agree."""
+        if self.angles.shape != other.angles.shape:
+            return None
+        allowed = max(self.tolerance, other.tolerance) + 1e-6 * self.positions[:, None]
+        off = (wrapped(self.angles - other.angles).abs() > allowed).any(1)
+        return int(self.positions[off][0]) if bool(off.any()) else None
+
     def pairs_as(self, layout: str) -> bool:
         """Return whether dimensions are paired in this layout; two dimensions are one pair in either."""
         return self.dims == 2 or self.layout == layout
