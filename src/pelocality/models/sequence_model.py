@@ -462,7 +462,10 @@ def _bare(model: nn.Module) -> nn.Module:
     inner: Any = model
     while (name := next((each for each in ("_orig_mod", "module") if _wraps(inner, each)), None)) is not None:
         inner = getattr(inner, name)
-    return inner.base_model if isinstance(inner, PreTrainedModel) else inner
+    if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
+        inner = inner.base_model  # that of DINOv3 reads hidden states, no images
+    module: nn.Module = inner
+    return module
 
 
 def _has_learned_prompt(module: nn.Module) -> bool:
