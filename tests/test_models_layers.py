@@ -1,13 +1,14 @@
 """Attention written by hand in many layouts, each measured and given a bias beside a witness in float64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from pelocality import positional_attention
+from pelocality import positional_attention, text_average
 from pelocality.models import SequenceModel, attach, identical_patches, periodic_series, steady_sound
 from tests.test_models_attachment_modules import table
 from tests.test_models_sequence_model import HEADS, VOCABULARY, WIDTH, N, seeded
@@ -189,6 +190,282 @@ def test_as_many_heads_as_tokens_are_told_from_tokens():
         measured(heads_between_queries_and_keys, causal=False, length=HEADS)
     result, expected = measured(heads_before_texts, causal=False, length=HEADS)
     torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+
+
+def softmax_over_keys_first(query, key, value, visible):
+    query, key, value = (split(each) for each in (query, key, value))
+    logits = (key @ query.mT * SCALE).masked_fill(~visible.mT, -torch.inf)  # (batch, head, key, query)
+    return join(logits.softmax(-2).mT @ value)
+
+
+def softmax_over_keys_first_in_einsum(query, key, value, visible):
+    query, key, value = (split(each) for each in (query, key, value))
+    logits = torch.einsum("bhjd,bhid->bhji", key * SCALE, query).masked_fill(~visible.mT, -torch.inf)
+    return join(torch.einsum("bhji, bhjd -> bhid", logits.softmax(2), value))
+
+
+def values_before_weights(query, key, value, visible):
+    weights = weights_of(split(query), split(key), visible)
+    return join((split(value).mT @ weights.mT).mT)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "attend",
+    [softmax_over_keys_first, softmax_over_keys_first_in_einsum, values_before_weights],
+    ids=lambda f: f.__name__,
+)
+def test_transposed_weights_are_turned_with_their_mask(attend, causal):
+    result, expected = measured(attend, causal)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+    assert result.source.causal is causal
+    assert result.visible is None or torch.equal(result.visible[0], torch.ones(N, N).tril().bool())
+
+
+def test_a_product_over_the_queries_is_not_attention():
+    def over_queries(query, key, value, visible):
+        weights = weights_of(split(query), split(key), visible)
+        return join(torch.einsum("bhij,bhid->bhjd", weights, split(value)))
+
+    with pytest.raises(ValueError, match="no attention over all its tokens was seen"):
+        measured(over_queries, causal=False)
+
+
+# ---- heads one by one
+
+
+def heads_one_by_one(query, key, value, visible):
+    parts = zip(*(each.chunk(HEADS, -1) for each in (query, key, value)), strict=True)
+    return torch.cat([weights_of(q, k, visible) @ v for q, k, v in parts], -1)
+
+
+def all_softmaxes_before_all_products(query, key, value, visible):
+    query, key, value = (each.chunk(HEADS, -1) for each in (query, key, value))
+    weights = [weights_of(q, k, visible) for q, k in zip(query, key, strict=True)]
+    return torch.cat([w @ v for w, v in zip(weights, value, strict=True)], -1)
+
+
+def all_softmaxes_before_all_products_in_reverse(query, key, value, visible):
+    query, key, value = (each.chunk(HEADS, -1) for each in (query, key, value))
+    weights = [weights_of(q, k, visible) for q, k in zip(query, key, strict=True)]
+    products = [weights[head] @ value[head] for head in reversed(range(HEADS))]
+    return torch.cat(products[::-1], -1)
+
+
+class InBlocks(nn.Module):
+    """`Written` with its layers in blocks, in a list or in a sequence."""
+
+    class Block(nn.Module):
+        def __init__(self, project, attend, causal):
+            super().__init__()
+            self.project, self.attend, self.causal = project, attend, causal
+
+        def forward(self, states):
+            n = states.shape[1]
+            visible = torch.ones(n, n, dtype=torch.bool)
+            return states + self.attend(
+                *self.project(states).split(WIDTH, -1), visible.tril() if self.causal else visible
+            )
+
+    def __init__(self, attend, causal, sequence):
+        super().__init__()
+        self.model = [Written(attend, causal)]  # whose parameters are those of the blocks
+        self.words, self.positions = self.model[0].words, self.model[0].positions
+        blocks = [self.Block(project, attend, causal) for project in self.model[0].projections]
+        self.blocks = nn.Sequential(*blocks) if sequence else nn.ModuleList(blocks)
+
+    def forward(self, ids):
+        states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+ONE_BY_ONE = [heads_one_by_one, all_softmaxes_before_all_products, all_softmaxes_before_all_products_in_reverse]
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+@pytest.mark.parametrize("attend", ONE_BY_ONE, ids=lambda f: f.__name__)
+def test_heads_that_a_block_computes_one_by_one_are_the_heads_of_its_layer(attend, sequence):
+    model = seeded(lambda: InBlocks(attend, True, sequence)).eval()
+    result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    expected = by_hand(model.model[0], torch.tensor(WORDS)[:, None].expand(-1, N))[0]
+    expected = expected.flip(2) if attend is all_softmaxes_before_all_products_in_reverse else expected
+    assert result.layers == (0, 1)
+    assert result.source.causal
+    torch.testing.assert_close(result.attention.double(), expected.mean(1), rtol=0, atol=1e-5)
+
+
+def test_heads_that_are_modules_of_one_list_are_the_heads_of_their_layer():
+    """As in the nanoGPT lecture: a list of heads in each block, which all read the same states."""
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH // HEADS, bias=False) for _ in range(3))
+
+        def forward(self, states):
+            weights = weights_of(self.query(states), self.key(states), torch.ones(N, N).tril().bool())
+            self.weights = nn.functional.dropout(weights, 0.1, self.training)
+            return self.weights @ self.value(states)
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.ModuleList([Head() for _ in range(HEADS)])
+
+        def forward(self, states):
+            return states + torch.cat([head(states) for head in self.heads], -1)
+
+    class Lecture(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
+            self.blocks = nn.Sequential(*[Heads() for _ in range(depth)])
+
+        def forward(self, ids):
+            return self.blocks(self.words(ids) + self.positions(torch.arange(ids.shape[1])))
+
+    for depth in (1, 2):
+        model = seeded(partial(Lecture, depth)).eval()
+        result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+        model(torch.tensor(WORDS)[:, None].expand(-1, N))
+        expected = torch.stack([torch.stack([head.weights for head in each.heads]) for each in model.blocks])
+        assert result.layers == tuple(range(depth))
+        assert result.other_layers == {}
+        torch.testing.assert_close(result.attention, expected.mean(2), rtol=0, atol=1e-5)
+
+
+def test_layers_of_one_head_each_are_layers():
+    """Blocks that change their states in place read one tensor, and a stage holds several layers."""
+
+    class InPlace(nn.Module):
+        def forward(self, states):
+            states += weights_of(states, states, torch.ones(N, N).bool()) @ states
+            return states
+
+    class Stages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
+            self.stages = nn.ModuleList([nn.Sequential(InPlace(), InPlace()) for _ in range(2)])
+
+        def forward(self, ids):
+            states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
+            for stage in self.stages:
+                states = stage(states)
+            return states
+
+    result = positional_attention(SequenceModel(seeded(Stages), vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    assert result.layers == (0, 1, 2, 3)
+    assert result.attention.shape == (4, 1, N, N)
+
+
+def test_attention_behind_the_list_of_blocks_is_a_layer_of_its_own():
+    class Pooled(Written):
+        def __init__(self):
+            super().__init__(texts_and_heads_in_one_axis, causal=False)
+            self.blocks = nn.ModuleList([InBlocks.Block(self.projections[0], self.attend, False)])
+
+        def forward(self, ids):
+            states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
+            states = self.blocks[0](states)
+            visible = torch.ones(N, N, dtype=torch.bool)
+            return states + self.attend(*self.projections[1](states).split(WIDTH, -1), visible)
+
+    model = seeded(Pooled).eval()
+    known, ids = SequenceModel(model, vocabulary_size=VOCABULARY), torch.tensor(WORDS)[:, None].expand(-1, N)
+    blocks = []
+    known.watch({"input_ids": ids}, lambda attention: blocks.append(attention.block), N)
+    assert blocks == [(model.blocks, 0), None]
+    result = positional_attention(known, length=N, words=WORDS)
+    torch.testing.assert_close(result.attention.double(), by_hand(model, ids)[0].mean(1), rtol=0, atol=1e-5)
+
+
+# ---- keys that are no tokens
+
+
+class WithKeys(Written):
+    """A module with learned keys and values before or after those of the tokens, in every layer."""
+
+    def __init__(self, before, after, causal, cut):
+        super().__init__(self.attend_to_more, causal)
+        self.sizes, self.cut = (before, after), cut
+        self.keys, self.extra = (nn.Parameter(torch.zeros(before + after, WIDTH)) for _ in range(2))
+
+    def attend_to_more(self, query, key, value, visible):
+        before, after = self.sizes
+        around = [
+            torch.cat([each[:before].expand(len(key), -1, -1), one, each[before:].expand(len(key), -1, -1)], 1)
+            for each, one in ((self.keys, key), (self.extra, value))
+        ]
+        visible = nn.functional.pad(visible, (before, after), value=True)
+        self.weights = weights_of(split(query), split(around[0]), visible)
+        n = query.shape[1]
+        if self.cut:  # before the product
+            return join(self.weights[..., before : before + n] @ split(value))
+        return join(self.weights @ split(around[1]))
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1)])
+def test_a_key_that_is_no_token_is_a_sink_on_either_side(before, after, causal, cut):
+    model = seeded(lambda: WithKeys(before, after, causal, cut)).eval()
+    result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    first = model.words.weight[WORDS][:, None] + model.positions.weight[:N]
+    model.attend_to_more(
+        *model.projections[0](first).split(WIDTH, -1),
+        torch.ones(N, N).tril().bool() if causal else torch.ones(N, N).bool(),
+    )
+    tokens = model.weights[..., before : before + N]
+    torch.testing.assert_close(result.attention[0], (tokens / tokens.sum(-1, keepdim=True)).mean(0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.per_sample["learned_sink"][:, 0], 1 - tokens.sum(-1).mean(-1), rtol=0, atol=1e-5)
+    assert result.source.causal is causal
+    text = text_average(SequenceModel(model, vocabulary_size=VOCABULARY), [{"input_ids": IDS}], special_tokens=True)
+    model.eval()(IDS)
+    tokens = model.weights[..., before : before + N]  # of the last layer
+    torch.testing.assert_close(
+        text.attention[1].float(), (tokens / tokens.sum(-1, keepdim=True)).mean(0), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 0), (0, 2)])
+def test_several_keys_that_are_no_tokens_are_refused(before, after):
+    model = seeded(lambda: WithKeys(before, after, True, False)).eval()
+    with pytest.raises(ValueError, match="no attention over all its tokens was seen"):
+        positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+
+
+def test_cross_attention_to_one_key_more_is_refused():
+    class Crossed(Written):
+        def forward(self, ids):
+            states, more = self.words(ids), self.words(torch.cat([ids, ids[:, :1]], 1))
+            weights = (split(states) @ split(more).mT).softmax(-1)
+            return super().forward(ids) + join(weights @ split(more))
+
+    model = SequenceModel(seeded(lambda: Crossed(texts_and_heads_in_one_axis, False)), vocabulary_size=VOCABULARY)
+    with pytest.raises(ValueError, match="attends to 17 keys with 16 queries, and it is not the first or the last key"):
+        positional_attention(model, length=N, words=WORDS)
+
+
+def test_a_token_and_a_key_that_a_module_adds_are_both_cut():
+    class Both(WithKeys):
+        def forward(self, ids):
+            return super().forward(torch.cat([ids, torch.full_like(ids[:, :1], 45)], 1))
+
+    model = seeded(lambda: Both(1, 0, False, False)).eval()
+    result = positional_attention(SequenceModel(model, vocabulary_size=40), length=N, words=[7])
+    ids = torch.tensor([[7] * N + [45]])
+    states = model.words(ids) + model.positions.weight[: N + 1]
+    model.attend_to_more(*model.projections[0](states).split(WIDTH, -1), torch.ones(N + 1, N + 1).bool())
+    tokens = model.weights[0, :, :N, 1 : N + 1]
+    torch.testing.assert_close(result.attention[0], tokens / tokens.sum(-1, keepdim=True), rtol=0, atol=1e-5)
+
+
+def test_an_own_module_is_measured_at_length_one():
+    result, expected = measured(texts_and_heads_in_one_axis, causal=True, length=1)
+    torch.testing.assert_close(result.attention.double(), expected)
 
 
 # ---- tokens that a model adds

@@ -241,7 +241,14 @@ def test_attention_with_a_column_for_nothing_has_a_sink():
 # ---- libraries
 
 
-X_TRANSFORMERS = {"plain": {}, "flash": {"attn_flash": True}, "alibi": {"alibi_pos_bias": True, "alibi_num_heads": 3}}
+X_TRANSFORMERS = {
+    "plain": {},
+    "flash": {"attn_flash": True},
+    "alibi": {"alibi_pos_bias": True, "alibi_num_heads": 3},
+    "memory key": {"attn_num_mem_kv": 1},  # before the tokens, as the next two
+    "key of zeros": {"attn_add_zero_kv": True},
+    "learned sink": {"attn_head_learned_sink": True},
+}
 
 
 @pytest.mark.parametrize("name", X_TRANSFORMERS)
@@ -257,8 +264,10 @@ def test_x_transformers_are_measured(name):
     plain.load_state_dict(model.state_dict())
     result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
     with torch.no_grad():
-        maps = plain(torch.tensor(WORDS)[:, None].expand(-1, N), return_attn=True)[1]
-    torch.testing.assert_close(result.attention, torch.stack(list(maps)).mean(1), rtol=0, atol=1e-5)
+        maps = torch.stack(list(plain(torch.tensor(WORDS)[:, None].expand(-1, N), return_attn=True)[1]))[..., -N:]
+    expected = (maps / maps.sum(-1, keepdim=True)).mean(1)
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+    assert result.source.causal
 
 
 def test_a_sentence_transformer_is_measured_as_the_model_inside():
@@ -329,6 +338,7 @@ WITHOUT_TOKENS = {
         identical_patches(4),
         5,
     ),
+    "dinov3": (lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**IMAGES, num_register_tokens=2)), identical_patches(4), 3),
     "clip": (lambda: clip().vision_model, identical_patches(4), 1),
     "wav2vec2": (wav2vec2, steady_sound(10, 20), 0),
     "whisper": (lambda: whisper().get_encoder(), steady_spectrum(8, 2), 0),
@@ -413,6 +423,28 @@ def test_dropout_that_is_always_on_is_refused():
 
     with pytest.raises(ValueError, match=r"than the softmax of its arguments .*, as with dropout that is always on"):
         positional_attention(SequenceModel(Dropped(), vocabulary_size=9), length=N, words=[3])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernel_under_autocast_is_measured_with_the_queries_that_it_casts(causal):
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.positions = nn.Embedding(9, WIDTH), nn.Embedding(N, WIDTH)
+
+        def forward(self, ids):
+            states = (self.words(ids) + self.positions.weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            bias = torch.linspace(0, 3, N).expand(N, N).masked_fill(~CAUSAL & causal, -torch.inf)
+            with torch.autocast("cpu", torch.bfloat16):
+                return nn.functional.scaled_dot_product_attention(states, states, states, attn_mask=bias)
+
+    model = seeded(Cast)
+    result = positional_attention(SequenceModel(model, vocabulary_size=9), length=N, words=[3])
+    states = (model.words.weight[3] + model.positions.weight).unflatten(-1, (HEADS, -1)).transpose(0, 1)
+    states, bias = states.bfloat16().double(), torch.linspace(0, 3, N).bfloat16().double()
+    logits = states @ states.mT / math.sqrt(WIDTH // HEADS) + bias
+    expected = logits.masked_fill(~CAUSAL & causal, -torch.inf).softmax(-1)
+    torch.testing.assert_close(result.attention[0].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_grouped_queries_and_masks_of_the_kernel_are_read():

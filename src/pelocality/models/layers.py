@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class AttentionLayers:
         before: How many of them it puts before its input.
         dtype: The precision of the weights.
         heads_first: Whether weights are (head, batch, n, n) or (head * batch, n, n).
+        places: For each attention that runs the place of its layer in `layers`; a layer may run one for each head.
+        column: The column of the first token in weights (..., n, n + 1): 1 behind a key that is no token's.
     """
 
     layers: tuple[int, ...]
@@ -46,6 +48,8 @@ class AttentionLayers:
     before: int
     dtype: torch.dtype
     heads_first: bool
+    places: tuple[int, ...]
+    column: int
 
     def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
@@ -73,44 +77,94 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
-    seen: list[tuple[Block | None, torch.Size, bool, torch.dtype]] = []
+    seen: list[_Seen] = []
     first: list[Tensor] = []
 
     def note(attention: Attention) -> None:
-        weights = attention.weights
+        block, weights, _, sink, call, values = attention
         if not seen:
             first.append(weights)
-        seen.append((attention.block, weights.shape, attention.sink, weights.dtype))
+        seen.append(_Seen(block, weights.shape, sink, weights.dtype, call, values))
 
     model.watch(inputs, note, None if model.adds_tokens else length)
+    if not seen and ids is not None and length == 1:
+        model.watch(inputs, note, 1)
     if not seen:
         reason = "no attention over all its tokens was seen: no call of torch's kernel, and no softmax over keys"
         raise model.unprobed(f"{reason} that multiplies the values")
-    sizes = sorted({shape[-1] for _, shape, _, _ in seen})
+    sizes = sorted({each.shape[-2] for each in seen})
     if len(sizes) > 1 or sizes[0] < (length or 0):
         found = " and ".join(map(str, sizes))
         of = "" if length is None else f" of its {length}"
         raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows")
+    column = _first_column(model, inputs, seen)
     lead = heads_lead(model, inputs, first[0])
     if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in first[0].shape[:-2]:
         _check_keys(model, inputs["input_ids"], first[0].shape)
-    heads = sorted({_heads(model, shape, lead) for _, shape, _, _ in seen})
+    places = _places(seen, 1 if ids is not None else texts_of(inputs))
+    by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in range(places[-1] + 1)]
+    heads = sorted({sum(_heads(model, each.shape, lead) for each in parts) for parts in by_layer})
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
     added = sizes[0] - (length or sizes[0])
-    before = _added_before(model, inputs, first[0], sizes[0] - added) if added else 0
-    layers, depth, others = layer_numbers(model.config, [block for block, *_ in seen])
+    before = _added_before(model, inputs, first[0], column, length or 0) if added else 0
+    blocks = [{each.block for each in parts} for parts in by_layer]
+    layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
     return AttentionLayers(
         layers=layers,
-        sinks=tuple(sink for _, _, sink, _ in seen),
+        sinks=tuple(any(each.sink for each in parts) for parts in by_layer),
         depth=depth,
         others=others,
         heads=heads[0],
         added=added,
         before=before,
-        dtype=seen[0][3],
+        dtype=seen[0].dtype,
         heads_first=lead,
+        places=places,
+        column=column,
     )
+
+
+class _Seen(NamedTuple):
+    """An `Attention` without its weights and its visible keys."""
+
+    block: Block | None
+    shape: torch.Size
+    sink: bool
+    dtype: torch.dtype
+    call: int | None
+    values: Tensor | None
+
+
+def _places(seen: list[_Seen], texts: int) -> tuple[int, ...]:
+    """Return the place of the layer of each attention: successive ones of one head in one call are one layer."""
+    places = [0]
+    for before, each in itertools.pairwise(seen):
+        single = all(math.prod(one.shape[:-2]) == texts for one in (before, each))
+        places.append(places[-1] + (not single or each.call is None or each.call != before.call))
+    return tuple(places)
+
+
+def _first_column(model: SequenceModel, inputs: Any, seen: list[_Seen]) -> int:
+    """Return the column of the first token in weights of n + 1 keys: 1 behind a key that is no token's, otherwise 0.
+
+    Of the n + 1 values, one is the same for other tokens in all layers.
+
+    Raises:
+        ValueError: It is neither the first nor the last one, or there is none, as in cross-attention.
+    """
+    values, others = [each.values for each in seen], list[Tensor | None]()
+    if all(each is None for each in values):
+        return 0
+    model.watch(_with_another(inputs, slice(None)), lambda attention: others.append(attention.values), None)
+    n, constant = seen[0].shape[-2], set(range(seen[0].shape[-2] + 1))
+    for one, other in zip(values, others, strict=True):
+        if one is not None and other is not None:
+            constant &= set(one.eq(other).movedim(-2, 0).flatten(1).all(1).nonzero().flatten().tolist())
+    if constant not in ({0}, {n}):
+        reason = f"it attends to {n + 1} keys with {n} queries"
+        raise model.unprobed(f"{reason}, and it is not the first or the last key that no token changes")
+    return int(constant == {0})
 
 
 def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use) -> None:
@@ -130,17 +184,24 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     mask = inputs.get("attention_mask") if ids is not None else None
     batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + known.added)
     numbers = itertools.count()
+    parts: list[tuple[Tensor, Tensor]] = []  # of a layer that computes its heads one by one
 
     def take(attention: Attention) -> None:
-        place = next(numbers)
-        if place >= len(known.layers) or (layer := known.layers[place]) not in layers:
+        number = next(numbers)
+        if number >= len(known.places) or (layer := known.layers[known.places[number]]) not in layers:
             return
-        n = attention.weights.shape[-1]
+        n, column = attention.weights.shape[-2], 0 if attention.values is None else known.column
+        weights, visible = (each[..., column : column + n] for each in (attention.weights, attention.visible))
+        if (size := known.places.count(known.places[number])) > 1:
+            parts.append((weights.reshape(-1, n, n), visible.expand_as(weights).reshape(-1, n, n)))
+            if len(parts) < size:
+                return
+            weights, visible = (torch.stack(each, 1) for each in zip(*parts, strict=True))
+            parts.clear()
         shape = (-1, known.heads, n, n)
-        texts, rest = divmod(attention.weights.numel(), math.prod(shape[1:]))
+        texts, rest = divmod(weights.numel(), math.prod(shape[1:]))
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
-        weights, visible = attention.weights, attention.visible
         if known.heads_first:
             weights, visible = (
                 each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible.expand_as(weights))
@@ -155,7 +216,7 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
         use(layers.index(layer), weights, visible)
 
     model.watch(inputs, take, length)
-    if next(numbers) != len(known.layers):
+    if next(numbers) != len(known.places):
         raise model.unprobed("its attention differs between inputs")
 
 
@@ -196,27 +257,35 @@ def _twice(inputs: Any) -> Any:
     return torch.cat([inputs, inputs]) if isinstance(inputs, Tensor) and inputs.ndim else inputs
 
 
-def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, length: int) -> int:
+def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: int, length: int) -> int:
     """Return how many tokens a model puts before its input: the position at which another first token changes logits.
 
     Raises:
         ValueError: The first and the last token of the input are not ``length`` positions apart.
     """
-    places = [_changed_position(model, _with_another(inputs, index), weights) for index in (0, -1)]
+    places = [_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1)]
     if None in places or places[1] - places[0] != length - 1:  # type: ignore[operator]
         advice = "one position per token is wanted: do the size, hop or stride of inputs= fit the model?"
-        n = weights.shape[-1]
+        n = weights.shape[-2]
         raise model.unprobed(f"it attends over {n} positions for an input of {length}, not all in one place; {advice}")
     return places[0]  # type: ignore[return-value]
 
 
-def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor) -> int | None:
-    """Return the only position whose logits with the others differ from those of weights in the first attention."""
+def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column: int) -> int | None:
+    """Return the only position whose logits with the others differ from those of weights in the first attention.
+
+    Args:
+        model: The model.
+        inputs: The inputs of which one token is another one.
+        weights: The first attention without that change, (..., n, n) or (..., n, n + 1).
+        column: The column of the first token in it.
+    """
     found: list[Tensor] = []
     model.watch(inputs, lambda attention: found.append(attention.weights) if not found else None, None)
     if not found or found[0].shape != weights.shape:
         return None
-    changes = (found[0].double().log() - weights.double().log()).flatten(0, -3)  # NaN where keys are hidden
+    one, other = (each[..., column : column + weights.shape[-2]].double().log() for each in (found[0], weights))
+    changes = (one - other).flatten(0, -3)  # NaN where keys are hidden
     changed = (changes - changes.nanmedian(-1, keepdim=True).values).nan_to_num(0, 0, 0).abs().amax(0)
     size = float(changed.max())
     place = int((changed.sum(0) + changed.sum(1)).argmax())
@@ -226,17 +295,25 @@ def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor) -> int
     return place if size > 1e-6 and not bool((spread > _APART * size).any()) else None
 
 
-def _with_another(inputs: Any, index: int) -> Any:
-    """Return inputs with another first (0) or last (-1) token id, or number, in each text."""
+def _with_another(inputs: Any, index: int | slice) -> Any:
+    """Return inputs with another first (0) or last (-1) token id, or number, in each text; all of them for a slice."""
     if isinstance(inputs, Mapping):
-        return {name: _with_another(each, index) for name, each in inputs.items()}
+        ids = "input_ids" in inputs  # then masks and positions stay
+        return {
+            name: each if ids and name != "input_ids" else _with_another(each, index) for name, each in inputs.items()
+        }
     if isinstance(inputs, tuple):
         return tuple(_with_another(each, index) for each in inputs)
     if not isinstance(inputs, Tensor) or inputs.dtype == torch.bool or not inputs.ndim:
         return inputs
     changed = inputs.clone(memory_format=torch.contiguous_format)
     numbers = changed.view(len(changed), -1)[:, index]
-    numbers += 1 if inputs.is_floating_point() else torch.where(numbers > 0, -1, 1)
+    if not inputs.is_floating_point():
+        numbers += torch.where(numbers > 0, -1, 1)
+    elif isinstance(index, int):
+        numbers += 1
+    else:
+        numbers.neg_().sub_(1)  # a constant alone would be lost in a layer norm
     return changed
 
 

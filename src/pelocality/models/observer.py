@@ -5,7 +5,10 @@ The only file that knows how torch computes attention: by `scaled_dot_product_at
 """
 
 import inspect
+import itertools
 import math
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -34,6 +37,7 @@ PRODUCTS = (*BATCHED, torch.einsum)
 _KERNEL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _MODULE = tuple(inspect.signature(functional.multi_head_attention_forward).parameters)
 _LEAST = torch.finfo(torch.float16).tiny  # a smaller largest output is nothing
+_UNUSED = 256  # softmaxes that wait for their product: as many as heads whose softmaxes come before all products
 _TOLERANCE = 5e-3  # of the product of weights and values, relative to the largest number: rounding of 8-bit weights
 
 
@@ -42,15 +46,20 @@ class Attention(NamedTuple):
 
     Attributes:
         block: The block in which it ran, None outside of every list of layers.
-        weights: The weights that multiplied the values, (..., n, n).
-        visible: The keys that each query may attend to, (..., n, n), in a shape that can be broadcast to `weights`.
-        sink: Whether each row had more columns than keys, so that the weights of the keys sum to less than 1.
+        weights: The weights that multiplied the values, (..., n, n); (..., n, n + 1) with `values`.
+        visible: The keys that each query may attend to, in a shape that can be broadcast to `weights`.
+        sink: Whether each row had more columns than tokens, so that the weights of the tokens sum to less than 1.
+        call: The call in which it ran of a member of a list, None outside of every list. Members that read the same
+            tensors, such as heads that are modules, have one number.
+        values: (..., n + 1, d), if the weights also multiplied one value that may be no token's; it is not known which.
     """
 
     block: Block | None
     weights: Tensor
     visible: Tensor
     sink: bool
+    call: int | None = None
+    values: Tensor | None = None
 
 
 class Observer(TorchFunctionMode):
@@ -72,16 +81,20 @@ class Observer(TorchFunctionMode):
         self.use, self.length = use, length
         self.block: Block | None = None
         """The block that runs."""
-        self._softmax: tuple[Tensor, Tensor] | None = None  # the last logits and weights, until they multiply values
+        self._call: int | None = None  # the call that runs of a member of a list
+        self._outer: list[tuple[Block | None, int | None]] = []  # the block and the call around it, outer ones first
+        self._numbers = itertools.count()  # of calls
+        self._last: dict[int, tuple[int, list[Any]]] = {}  # of each list the last call of a member, and what it read
+        self._softmaxes: deque[tuple[Tensor, Tensor]] = deque(maxlen=_UNUSED)  # logits and weights before their product
 
     @contextmanager
     def observing(self, module: nn.Module) -> Iterator[None]:
         """Observe a module in a with-statement."""
-        blocks = blocks_of(module)
+        blocks, members = blocks_of(module), members_of(module)
         fast = torch.backends.mha.get_fastpath_enabled()  # of nn.TransformerEncoder: a kernel that no mode can see
 
         with (
-            hooked(blocks, lambda block, args, kwargs: self.enter(blocks[block], args, kwargs)),
+            hooked(members, lambda each, *call: self._begin(members[each], blocks.get(each), *call), self._end),
             torch.compiler.set_stance("force_eager"),  # compiled code calls no function of torch
             restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)),
         ):
@@ -93,18 +106,43 @@ class Observer(TorchFunctionMode):
         """Note the block that begins to run."""
         self.block = block
 
+    def _begin(self, members: int, block: Block | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the call of a member of a list: a new one, unless it reads the tensors of the last call in its list."""
+        self._outer.append((self.block, self._call))
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        read = [(weakref.ref(each), 0 if each.is_inference() else each._version) for each in tensors]
+        self._call, before = self._last.get(members, (0, []))
+        same = 0 < len(read) == len(before) and all(  # references to one tensor are one object
+            one is other and version == earlier for (one, version), (other, earlier) in zip(read, before, strict=True)
+        )
+        if not same:
+            self._call = next(self._numbers)
+        self._last[members] = self._call, read
+        if block is not None:
+            self.enter(block, args, kwargs)
+
+    def _end(self, member: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self.block, self._call = self._outer.pop()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._softmax is not None and func in PRODUCTS:
-            self._multiply([*args, *kwargs.values()])
+        if self._softmaxes and func in PRODUCTS:
+            self._multiply(_factors([*args, *(each for name, each in kwargs.items() if name != "out")]))
         result = func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             self.see_kernel(kernel_call(args, kwargs), result)
         elif func is functional.multi_head_attention_forward:
             self._see_module(func, module_call(args, kwargs))
-        elif func in SOFTMAXES and self._covers(*result.shape):
-            self.see_softmax(args[0] if args else kwargs["input"], result)
+        elif func in SOFTMAXES:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            logits, weights = (_keys_last(each, dim) for each in (args[0] if args else kwargs["input"], result))
+            if logits is not None and weights is not None and self._covers(*weights.shape):
+                self.see_softmax(logits, weights)
         return result
+
+    def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Tensor | None = None) -> None:
+        """Pass an attention to the callback."""
+        self.use(Attention(self.block, weights, visible, sink, self._call, values))
 
     def _covers(self, *shape: int) -> bool:
         """Return whether weights of a shape (..., n, n), perhaps with the column of a sink, are over the tokens."""
@@ -126,7 +164,7 @@ class Observer(TorchFunctionMode):
             reason = "torch's attention kernel gives another output than the softmax of its arguments"
             off_by = f"(off by {float(off):.1g} of the largest)"
             raise ValueError(f"{reason} {off_by}, as with dropout that is always on")
-        self.use(Attention(self.block, weights, visible, False))
+        self._use(weights, visible)
 
     # ---- torch.nn.MultiheadAttention
 
@@ -137,27 +175,27 @@ class Observer(TorchFunctionMode):
             return
         weights = function(**call | {"need_weights": True, "average_attn_weights": False})[1]
         weights = weights if weights.ndim == 4 else weights[None]  # (batch, head, query, key and added keys)
-        self.use(Attention(self.block, weights[..., :n], module_visible(call, MASKED), weights.shape[-1] > n))
+        self._use(weights[..., :n], module_visible(call, MASKED), weights.shape[-1] > n)
 
     # ---- a softmax whose result multiplies the values
 
     def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Remember a softmax over keys until a product shows that its result multiplies the values."""
-        self._softmax = logits, weights
+        self._softmaxes.append((logits, weights))
 
-    def _multiply(self, arguments: list[Any]) -> None:
-        """Use the last softmax if it is a factor of a product."""
-        assert self._softmax is not None
-        logits, weights = self._softmax
-        n = weights.shape[-2]
-        for factor in _tensors(arguments):
-            whole = factor.numel() >= math.prod(weights.shape[:-1]) * n
-            if whole and factor.shape[-2:] in (weights.shape[-2:], (n, n)) and _holds(factor, weights):
-                self._softmax = None
-                used = factor[..., :n].reshape(*weights.shape[:-1], n)
-                visible = (logits[..., :n] > MASKED) | (weights[..., :n] > 0)
-                self.use(Attention(self.block, used, visible, weights.shape[-1] > n))
-                return
+    def _multiply(self, factors: Iterator[tuple[Tensor, Tensor | None]]) -> None:
+        """Use the softmax that is a factor of a product, if there is one."""
+        for factor, values in factors:
+            for index in reversed(range(len(self._softmaxes))):
+                logits, weights = self._softmaxes[index]
+                if (first := _first_column(factor, weights)) is not None:
+                    del self._softmaxes[index]
+                    n, m = factor.shape[-2:]
+                    used = factor.reshape(*weights.shape[:-1], m)
+                    part = slice(first, first + m)
+                    visible = (logits[..., part] > MASKED) | (weights[..., part] > 0)
+                    self._use(used, visible, weights.shape[-1] > n, values if m > n else None)
+                    return
 
 
 @contextmanager
@@ -223,11 +261,11 @@ def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         The weights (..., n, n) in at least float32, zeros for a query that sees no key, and the visible keys in a shape
         that can be broadcast to theirs.
     """
-    query, mask, n = call["query"], call.get("attn_mask"), call["query"].shape[-2]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    key = _for_every_head(call["key"], query)
+    query, key, mask = map(_as_cast, (call["query"], call["key"], call.get("attn_mask")))
+    n, dtype = query.shape[-2], torch.promote_types(query.dtype, torch.float32)
     scale = call["scale"] if call.get("scale") is not None else query.shape[-1] ** -0.5
-    logits = (scale * query.to(dtype)) @ key.to(dtype).transpose(-1, -2)
+    with torch.autocast(query.device.type, enabled=False):
+        logits = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
     if mask is None:
         visible = torch.ones(n, n, dtype=torch.bool, device=query.device)
         if call.get("is_causal"):
@@ -255,25 +293,76 @@ def blocks_of(module: nn.Module) -> dict[nn.Module, Block]:
     return found
 
 
+def _as_cast(states: Any) -> Any:
+    """Return an argument of torch's kernel in the precision to which autocast casts it, if it is on."""
+    if states is None or states.dtype in (torch.bool, torch.float64):
+        return states
+    kind = states.device.type
+    return states.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else states
+
+
+def members_of(module: nn.Module) -> dict[nn.Module, int]:
+    """Return the members of all lists and sequences of modules, each with a number of its list."""
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
+    return {member: number for number, each in enumerate(lists) for member in each if member is not None}
+
+
 def _for_every_head(states: Tensor, query: Tensor) -> Tensor:
     """Return keys or values with as many heads as the queries: groups of adjacent heads share them."""
     groups = query.shape[-3] // states.shape[-3]
     return states if groups == 1 else states.repeat_interleave(groups, -3)
 
 
+def _keys_last(states: Tensor, dim: Any) -> Tensor | None:
+    """Return the logits or weights of a softmax over an axis with the keys last; None if they are not a matrix."""
+    if states.ndim < 2 or dim not in (-1, -2, states.ndim - 1, states.ndim - 2):
+        return None
+    return states if dim in (-1, states.ndim - 1) else states.mT
+
+
+def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Return the factors of a product (..., i, j), summed over j, each with the other factor (..., j, d) if known."""
+    tensors = list(_tensors(arguments))
+    if not isinstance(arguments[0], str):
+        *_, first, second = tensors
+        yield first, second
+        if min(first.ndim, second.ndim) > 1:
+            yield second.mT, first.mT
+        return
+    terms, arrow, output = arguments[0].replace(" ", "").partition("->")
+    output = output if arrow else "".join(letter for letter in terms if terms.count(letter) == 1)
+    named = list(zip(tensors, terms.split(","), strict=False))
+    for factor, term in named:
+        if factor.ndim > 2:
+            last_stays = term[-1] in output and term[-2] not in output
+            key = term[-2] if last_stays else term[-1]
+            others = [(other, letters) for other, letters in named if other is not factor and key in letters]
+            values = [other.movedim(letters.index(key) - len(letters), -2) for other, letters in others if key != "."]
+            yield factor.mT if last_stays else factor, values[0] if len(values) == 1 else None
+
+
 def _tensors(arguments: list[Any]) -> Iterator[Tensor]:
-    """Return the matrices among the arguments of a product, those in lists included."""
+    """Return the tensors among the arguments of a product, those in lists included."""
     for each in arguments:
         if isinstance(each, list | tuple):
             yield from _tensors(list(each))
-        elif isinstance(each, Tensor) and each.ndim > 2:
+        elif isinstance(each, Tensor):
             yield each
 
 
+def _first_column(factor: Tensor, weights: Tensor) -> int | None:
+    """Return the column of weights (..., n, m) with which a factor begins that is all of them or n; None if neither."""
+    n, m = weights.shape[-2:]
+    if factor.ndim < 3 or factor.numel() < math.prod(weights.shape[:-1]) * n or factor.shape[-2] != n:
+        return None
+    starts = range(m - factor.shape[-1] + 1) if factor.shape[-1] in (n, m) else ()
+    return next((at for at in starts if _holds(factor, weights[..., at : at + factor.shape[-1]])), None)
+
+
 def _holds(factor: Tensor, weights: Tensor) -> bool:
-    """Return whether a factor is these weights: in another shape or precision, or without the column of a sink."""
-    weights = weights[..., : factor.shape[-1]]
-    if factor.data_ptr() == weights.data_ptr() and factor.dtype == weights.dtype:
+    """Return whether a factor is these weights, in another shape or precision."""
+    same = factor.data_ptr() == weights.data_ptr() and factor.dtype == weights.dtype
+    if same and factor.numel() == weights.numel() and factor.stride()[-2:] == weights.stride()[-2:]:
         return True
     weights = weights.to(factor.dtype)
     if factor.numel() == weights.numel():
