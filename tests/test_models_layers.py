@@ -222,6 +222,24 @@ def test_transposed_weights_are_turned_with_their_mask(attend, causal):
     assert result.visible is None or torch.equal(result.visible[0], torch.ones(N, N).tril().bool())
 
 
+def logits_overwritten(query, key, value, visible):
+    logits = (split(query) @ split(key).mT * SCALE).masked_fill(~visible, -torch.inf)
+    weights = logits.softmax(-1)
+    logits.zero_()
+    return join(weights @ split(value))
+
+
+def logits_overwritten_by_weights(query, key, value, visible):
+    logits = (split(query) @ split(key).mT * SCALE).masked_fill(~visible, -torch.inf)
+    return join(torch.softmax(logits, -1, out=logits) @ split(value))
+
+
+@pytest.mark.parametrize("attend", [logits_overwritten, logits_overwritten_by_weights], ids=lambda f: f.__name__)
+def test_the_mask_is_read_before_logits_are_overwritten(attend):
+    assert measured(attend, causal=True)[0].source.causal
+    assert not measured(attend, causal=False)[0].source.causal
+
+
 def test_a_product_over_the_queries_is_not_attention():
     def over_queries(query, key, value, visible):
         weights = weights_of(split(query), split(key), visible)
@@ -493,6 +511,19 @@ def test_tokens_that_a_module_adds_are_cut_on_either_side(before, after, causal)
     maps = by_hand(model, torch.cat([own[0], ids, own[1]], 1))[0][..., before : before + N, before : before + N]
     expected = (maps / maps.sum(-1, keepdim=True)).mean(1)
     torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_module_that_reads_its_input_backwards_is_refused(causal):
+    class Backwards(Written):
+        def forward(self, ids):
+            return super().forward(ids.flip(1)).flip(1)
+
+    model = SequenceModel(seeded(lambda: Backwards(texts_and_heads_in_one_axis, causal)), vocabulary_size=VOCABULARY)
+    with pytest.raises(ValueError, match="attends over its tokens in another order than that of its input"):
+        positional_attention(model, length=N, words=WORDS)
+    with pytest.raises(ValueError, match="attends over its tokens in another order than that of its input"):
+        text_average(model, [{"input_ids": IDS}], special_tokens=True)
 
 
 def test_positions_that_are_not_those_of_the_input_are_refused():

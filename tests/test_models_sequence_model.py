@@ -375,6 +375,88 @@ def test_the_text_half_of_clip_and_the_decoder_of_whisper_read_tokens():
     assert positional_attention(whisper().get_decoder(), length=N, words=WORDS).source.causal
 
 
+def test_cross_attention_to_as_many_states_as_tokens_is_measured_in_the_order_in_which_it_runs():
+    """Layers 1 and 3 of two layers with self-attention and cross-attention each; the witness is transformers' own."""
+    model = whisper().get_decoder().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 4)
+
+    def content(sample, length, more=0):
+        states = torch.randn(1, length + more, 16, generator=torch.Generator().manual_seed(sample))
+        return {"input_ids": torch.full((1, length), 7 + sample), "encoder_hidden_states": states}
+
+    known = SequenceModel(model, inputs=content)
+    both, crossed = (positional_attention(known, length=N, words=1, layers=each) for each in (None, [1, 3]))
+    one_more = SequenceModel(model, inputs=lambda sample, length: content(sample, length, 1))
+    assert positional_attention(one_more, length=N, words=1).layers == (0, 1)  # the self-attention alone
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**content(0, N), output_attentions=True)
+    torch.testing.assert_close(both.attention[0::2], torch.cat(output.attentions), rtol=0, atol=1e-5)
+    torch.testing.assert_close(crossed.attention, torch.cat(output.cross_attentions), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="it attends to 17 keys with 16 queries"):
+        positional_attention(one_more, length=N, words=1)
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_a_diffusion_transformer_is_measured_at_a_time_step(registers):
+    class Layer(nn.Module):
+        """One layer, whose norm is shifted, scaled and gated by the time step (adaLN)."""
+
+        def __init__(self):
+            super().__init__()
+            self.modulate, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+            self.norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
+
+        def modulated(self, states, time):
+            shift, scale, gate = self.modulate(nn.functional.silu(time))[:, None].chunk(3, -1)
+            return self.project(self.norm(states) * (1 + scale) + shift), gate
+
+        def forward(self, states, time):
+            projected, gate = self.modulated(states, time)
+            query, key, value = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in projected.split(WIDTH, -1))
+            attended = nn.functional.scaled_dot_product_attention(query, key, value)
+            return states + gate * attended.transpose(1, 2).flatten(2)
+
+    class Diffusion(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.time = nn.Linear(4, WIDTH), nn.Linear(1, WIDTH)
+            self.positions, self.registers = nn.Embedding(N, WIDTH), nn.Parameter(torch.zeros(registers, WIDTH))
+            self.blocks = nn.ModuleList([Layer() for _ in range(2)])
+
+        def beginning(self, latents, time):
+            states = self.read(latents) + self.positions.weight
+            return torch.cat([self.registers.expand(len(states), -1, -1), states], 1), self.time(time[:, None])
+
+        def forward(self, latents, time):
+            states, time = self.beginning(latents, time)
+            for block in self.blocks:
+                states = block(states, time)
+            return states
+
+    def content(sample, length):
+        latent = torch.randn(1, 1, 4, generator=torch.Generator().manual_seed(sample))
+        return latent.expand(-1, length, -1), torch.tensor([0.3])
+
+    model = seeded(Diffusion)
+    result = positional_attention(SequenceModel(model, inputs=content), length=N, words=3)
+    expected = []
+    for sample in range(3):
+        (states, time), maps = model.beginning(*content(sample, N)), []
+        for block in model.blocks:
+            query, key, _ = block.modulated(states, time)[0].split(WIDTH, -1)
+            maps.append(softmax_of(query, key)[0, :, registers:, registers:])
+            states = block(states, time)
+        expected.append(torch.stack(maps))
+    expected = torch.stack(expected)
+    expected = (expected / expected.sum(-1, keepdim=True)).mean(0)
+    torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+    earlier = SequenceModel(model, inputs=lambda sample, length: (content(sample, length)[0], torch.tensor([0.9])))
+    assert (positional_attention(earlier, length=N, words=3).attention - expected).abs().max() > 0.01
+
+
 def test_images_are_averaged():
     model = hf.ViTModel(hf.ViTConfig(**IMAGES)).eval()
     batches = [{"pixel_values": torch.randn(3, 3, 16, 16)} for _ in range(2)]

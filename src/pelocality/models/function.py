@@ -57,6 +57,11 @@ class AttentionFunction(SequenceModel):
         """Return the name of the class, for errors."""
         return type(self).__name__
 
+    @property
+    def adds_tokens(self) -> bool:
+        """False: the shape of the attention is checked, and recorded attention knows no other ids."""
+        return False
+
     def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
         """Pass the attention of each layer to a callback."""
         ids = self._ids_without_padding(inputs)

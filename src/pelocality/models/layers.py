@@ -107,7 +107,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
     added = sizes[0] - (length or sizes[0])
-    before = _added_before(model, inputs, first[0], column, length or 0) if added else 0
+    before = _added_before(model, inputs, first[0], column, sizes[0] - added) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
     return AttentionLayers(
@@ -261,14 +261,21 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
     """Return how many tokens a model puts before its input: the position at which another first token changes logits.
 
     Raises:
-        ValueError: The first and the last token of the input are not ``length`` positions apart.
+        ValueError: The first and the last token of the input are not ``length`` positions apart, or cannot be found
+            among more positions than these.
     """
-    places = [_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1)]
-    if None in places or places[1] - places[0] != length - 1:  # type: ignore[operator]
+    first, last = (_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1))
+    n = weights.shape[-2]
+    if first is not None and last is not None and last < first:
+        raise model.unprobed(
+            "it attends over its tokens in another order than that of its input; turn the input around"
+        )
+    if n == length:  # logits that do not depend on the tokens, or on several at a time, say nothing
+        return 0
+    if first is None or last is None or last - first != length - 1:
         advice = "one position per token is wanted: do the size, hop or stride of inputs= fit the model?"
-        n = weights.shape[-2]
         raise model.unprobed(f"it attends over {n} positions for an input of {length}, not all in one place; {advice}")
-    return places[0]  # type: ignore[return-value]
+    return first
 
 
 def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column: int) -> int | None:
@@ -296,25 +303,27 @@ def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column
 
 
 def _with_another(inputs: Any, index: int | slice) -> Any:
-    """Return inputs with another first (0) or last (-1) token id, or number, in each text; all of them for a slice."""
-    if isinstance(inputs, Mapping):
-        ids = "input_ids" in inputs  # then masks and positions stay
-        return {
-            name: each if ids and name != "input_ids" else _with_another(each, index) for name, each in inputs.items()
-        }
-    if isinstance(inputs, tuple):
-        return tuple(_with_another(each, index) for each in inputs)
-    if not isinstance(inputs, Tensor) or inputs.dtype == torch.bool or not inputs.ndim:
-        return inputs
-    changed = inputs.clone(memory_format=torch.contiguous_format)
+    """Return inputs with another first (0) or last (-1) token id, or number, in each text; all of them for a slice.
+
+    Of several tensors the token ids change, or else the largest tensor: not a mask, nor the time step of a diffusion.
+    """
+    parts = (
+        inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs if isinstance(inputs, tuple) else [inputs]))
+    )
+    sizes = {
+        name: each.numel() for name, each in parts.items() if isinstance(each, Tensor) and each.dtype != torch.bool
+    }
+    name = "input_ids" if "input_ids" in parts else max(sizes, key=lambda each: sizes[each])
+    changed = parts[name].clone(memory_format=torch.contiguous_format)
     numbers = changed.view(len(changed), -1)[:, index]
-    if not inputs.is_floating_point():
+    if not changed.is_floating_point():
         numbers += torch.where(numbers > 0, -1, 1)
     elif isinstance(index, int):
         numbers += 1
     else:
         numbers.neg_().sub_(1)  # a constant alone would be lost in a layer norm
-    return changed
+    parts = {**parts, name: changed}
+    return parts if isinstance(inputs, Mapping) else tuple(parts.values()) if isinstance(inputs, tuple) else changed
 
 
 def _check_keys(model: SequenceModel, ids: Tensor, shape: torch.Size) -> None:

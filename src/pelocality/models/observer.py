@@ -85,7 +85,7 @@ class Observer(TorchFunctionMode):
         self._outer: list[tuple[Block | None, int | None]] = []  # the block and the call around it, outer ones first
         self._numbers = itertools.count()  # of calls
         self._last: dict[int, tuple[int, list[Any]]] = {}  # of each list the last call of a member, and what it read
-        self._softmaxes: deque[tuple[Tensor, Tensor]] = deque(maxlen=_UNUSED)  # logits and weights before their product
+        self._softmaxes: deque[tuple[Tensor, Tensor]] = deque(maxlen=_UNUSED)  # weights and visible keys
 
     @contextmanager
     def observing(self, module: nn.Module) -> Iterator[None]:
@@ -135,7 +135,8 @@ class Observer(TorchFunctionMode):
             self._see_module(func, module_call(args, kwargs))
         elif func in SOFTMAXES:
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            logits, weights = (_keys_last(each, dim) for each in (args[0] if args else kwargs["input"], result))
+            given = result.log() if "out" in kwargs else args[0] if args else kwargs["input"]  # out= may be the input
+            logits, weights = (_keys_last(each, dim) for each in (given, result))
             if logits is not None and weights is not None and self._covers(*weights.shape):
                 self.see_softmax(logits, weights)
         return result
@@ -181,19 +182,17 @@ class Observer(TorchFunctionMode):
 
     def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Remember a softmax over keys until a product shows that its result multiplies the values."""
-        self._softmaxes.append((logits, weights))
+        self._softmaxes.append((weights, (logits > MASKED) | (weights > 0)))  # now: a module may overwrite its logits
 
     def _multiply(self, factors: Iterator[tuple[Tensor, Tensor | None]]) -> None:
         """Use the softmax that is a factor of a product, if there is one."""
         for factor, values in factors:
             for index in reversed(range(len(self._softmaxes))):
-                logits, weights = self._softmaxes[index]
+                weights, visible = self._softmaxes[index]
                 if (first := _first_column(factor, weights)) is not None:
                     del self._softmaxes[index]
                     n, m = factor.shape[-2:]
-                    used = factor.reshape(*weights.shape[:-1], m)
-                    part = slice(first, first + m)
-                    visible = (logits[..., part] > MASKED) | (weights[..., part] > 0)
+                    used, visible = factor.reshape(*weights.shape[:-1], m), visible[..., first : first + m]
                     self._use(used, visible, weights.shape[-1] > n, values if m > n else None)
                     return
 
