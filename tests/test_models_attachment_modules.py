@@ -15,6 +15,7 @@ from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_models_restore import every_interrupt
 from tests.test_models_sequence_model import (
     HEADS,
+    KEYS_BEFORE,
     VOCABULARY,
     WIDTH,
     WITHOUT_TOKENS,
@@ -173,6 +174,15 @@ def test_x_transformers_get_the_bias(name):
         expected = output_of(plain, IDS)
     with attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep"):
         assert_close(output_of(model, IDS), expected)
+
+
+@pytest.mark.parametrize("options", KEYS_BEFORE.values(), ids=str)
+def test_a_module_with_a_key_before_its_tokens_gets_no_bias(options):
+    x = pytest.importorskip("x_transformers")
+    decoder = x.Decoder(dim=WIDTH, depth=2, heads=HEADS, attn_dim_head=8, **options)
+    model = seeded(lambda: x.TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=decoder)).eval()
+    with pytest.raises(ValueError, match=r"cannot be attached .*(its first key is no token's|not enter its softmax)"):
+        attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep")
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -245,22 +245,24 @@ X_TRANSFORMERS = {
     "plain": {},
     "flash": {"attn_flash": True},
     "alibi": {"alibi_pos_bias": True, "alibi_num_heads": 3},
-    "memory key": {"attn_num_mem_kv": 1},  # before the tokens, as the next two
+}
+KEYS_BEFORE = {
+    "memory key": {"attn_num_mem_kv": 1},
     "key of zeros": {"attn_add_zero_kv": True},
     "learned sink": {"attn_head_learned_sink": True},
 }
 
 
-@pytest.mark.parametrize("name", X_TRANSFORMERS)
-def test_x_transformers_are_measured(name):
+@pytest.mark.parametrize("options", [*X_TRANSFORMERS.values(), *KEYS_BEFORE.values()], ids=str)
+def test_x_transformers_are_measured(options):
     x = pytest.importorskip("x_transformers")
-    options = {"dim": WIDTH, "depth": 2, "heads": HEADS, "attn_dim_head": 8}
+    sizes = {"dim": WIDTH, "depth": 2, "heads": HEADS, "attn_dim_head": 8}
 
     def make(**more):
-        decoder = x.Decoder(**options, **more)
+        decoder = x.Decoder(**sizes, **more)
         return seeded(lambda: x.TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=decoder)).eval()
 
-    model, plain = make(**X_TRANSFORMERS[name]), make(**{**X_TRANSFORMERS[name], "attn_flash": False})
+    model, plain = make(**options), make(**{**options, "attn_flash": False})
     plain.load_state_dict(model.state_dict())
     result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
     with torch.no_grad():

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class AttentionLayers:
         dtype: The precision of the weights.
         heads_first: Whether weights are (head, batch, n, n) or (head * batch, n, n).
         places: For each attention that runs the place of its layer in `layers`; a layer may run one for each head.
-        column: The column of the first token in weights (..., n, n + 1): 1 behind a key that is no token's.
+        column: The column of the first token, of n + 1 columns: 1 behind a key that is no token's.
     """
 
     layers: tuple[int, ...]
@@ -77,14 +77,14 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
-    seen: list[_Seen] = []
-    first: list[Tensor] = []
+    seen: list[Attention] = []  # without their numbers
+    first: list[Attention] = []
 
     def note(attention: Attention) -> None:
-        block, weights, _, sink, call, values = attention
         if not seen:
-            first.append(weights)
-        seen.append(_Seen(block, weights.shape, sink, weights.dtype, call, values))
+            first.append(attention)
+        weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
+        seen.append(attention._replace(weights=weights, visible=visible, shifted=None))
 
     model.watch(inputs, note, None if model.adds_tokens else length)
     if not seen and ids is not None and length == 1:
@@ -92,22 +92,23 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     if not seen:
         reason = "no attention over all its tokens was seen: no call of torch's kernel, and no softmax over keys"
         raise model.unprobed(f"{reason} that multiplies the values")
-    sizes = sorted({each.shape[-2] for each in seen})
+    sizes = sorted({each.weights.shape[-1] for each in seen})
     if len(sizes) > 1 or sizes[0] < (length or 0):
         found = " and ".join(map(str, sizes))
         of = "" if length is None else f" of its {length}"
         raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows")
-    column = _first_column(model, inputs, seen)
-    lead = heads_lead(model, inputs, first[0])
-    if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in first[0].shape[:-2]:
-        _check_keys(model, inputs["input_ids"], first[0].shape)
+    column = first_column(model, inputs, [each.values for each in seen])
+    weights = first[0].tokens(column)[0]
+    lead = heads_lead(model, inputs, first[0].weights)
+    if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in weights.shape[:-2]:
+        _check_keys(model, inputs["input_ids"], weights.shape)
     places = _places(seen, 1 if ids is not None else texts_of(inputs))
     by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in range(places[-1] + 1)]
-    heads = sorted({sum(_heads(model, each.shape, lead) for each in parts) for parts in by_layer})
+    heads = sorted({sum(_heads(model, each.weights.shape, lead) for each in parts) for parts in by_layer})
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
     added = sizes[0] - (length or sizes[0])
-    before = _added_before(model, inputs, first[0], column, sizes[0] - added) if model.adds_tokens else 0
+    before = _added_before(model, inputs, weights, column, sizes[0] - added) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
     return AttentionLayers(
@@ -118,51 +119,48 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         heads=heads[0],
         added=added,
         before=before,
-        dtype=seen[0].dtype,
+        dtype=seen[0].weights.dtype,
         heads_first=lead,
         places=places,
         column=column,
     )
 
 
-class _Seen(NamedTuple):
-    """An `Attention` without its weights and its visible keys."""
-
-    block: Block | None
-    shape: torch.Size
-    sink: bool
-    dtype: torch.dtype
-    call: int | None
-    values: Tensor | None
-
-
-def _places(seen: list[_Seen], texts: int) -> tuple[int, ...]:
+def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
     """Return the place of the layer of each attention: successive ones of one head in one call are one layer."""
     places = [0]
     for before, each in itertools.pairwise(seen):
-        single = all(math.prod(one.shape[:-2]) == texts for one in (before, each))
+        single = all(math.prod(one.weights.shape[:-2]) == texts for one in (before, each))
         places.append(places[-1] + (not single or each.call is None or each.call != before.call))
     return tuple(places)
 
 
-def _first_column(model: SequenceModel, inputs: Any, seen: list[_Seen]) -> int:
+def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | None]) -> int:
     """Return the column of the first token in weights of n + 1 keys: 1 behind a key that is no token's, otherwise 0.
 
     Of the n + 1 values, one is the same for other tokens in all layers.
 
+    Args:
+        model: The model.
+        inputs: The inputs of a run.
+        values: The values of each attention of this run, (..., n + 1, d), or None where n columns multiplied them.
+
     Raises:
         ValueError: It is neither the first nor the last one, or there is none, as in cross-attention.
     """
-    values, others = [each.values for each in seen], list[Tensor | None]()
     if all(each is None for each in values):
         return 0
+    others: list[Tensor | None] = []
     model.watch(_with_another(inputs, slice(None)), lambda attention: others.append(attention.values), None)
-    n, constant = seen[0].shape[-2], set(range(seen[0].shape[-2] + 1))
+    if len(values) != len(others):
+        raise model.unprobed("its attention differs between inputs")
+    constant, last = set[int](), 0
     for one, other in zip(values, others, strict=True):
         if one is not None and other is not None:
-            constant &= set(one.eq(other).movedim(-2, 0).flatten(1).all(1).nonzero().flatten().tolist())
-    if constant not in ({0}, {n}):
-        reason = f"it attends to {n + 1} keys with {n} queries"
+            same = set(one.eq(other).movedim(-2, 0).flatten(1).all(1).nonzero().flatten().tolist())
+            constant, last = constant & same if last else same, one.shape[-2] - 1
+    if constant not in ({0}, {last}):
+        reason = f"it attends to {last + 1} keys with {last} queries"
         raise model.unprobed(f"{reason}, and it is not the first or the last key that no token changes")
     return int(constant == {0})
 
@@ -190,8 +188,8 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
         number = next(numbers)
         if number >= len(known.places) or (layer := known.layers[known.places[number]]) not in layers:
             return
-        n, column = attention.weights.shape[-2], 0 if attention.values is None else known.column
-        weights, visible = (each[..., column : column + n] for each in (attention.weights, attention.visible))
+        weights, visible = attention.tokens(known.column)
+        n = weights.shape[-1]
         if (size := known.places.count(known.places[number])) > 1:
             parts.append((weights.reshape(-1, n, n), visible.expand_as(weights).reshape(-1, n, n)))
             if len(parts) < size:
@@ -265,7 +263,7 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
             among more positions than these.
     """
     first, last = (_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1))
-    n = weights.shape[-2]
+    n = weights.shape[-1]
     if first is not None and last is not None and last < first:
         raise model.unprobed(
             "it attends over its tokens in another order than that of its input; turn the input around"
@@ -284,15 +282,14 @@ def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column
     Args:
         model: The model.
         inputs: The inputs of which one token is another one.
-        weights: The first attention without that change, (..., n, n) or (..., n, n + 1).
-        column: The column of the first token in it.
+        weights: The weights of the first attention without that change, (..., n, n).
+        column: The column of the first token.
     """
     found: list[Tensor] = []
-    model.watch(inputs, lambda attention: found.append(attention.weights) if not found else None, None)
+    model.watch(inputs, lambda attention: found.append(attention.tokens(column)[0]) if not found else None, None)
     if not found or found[0].shape != weights.shape:
         return None
-    one, other = (each[..., column : column + weights.shape[-2]].double().log() for each in (found[0], weights))
-    changes = (one - other).flatten(0, -3)  # NaN where keys are hidden
+    changes = (found[0].double().log() - weights.double().log()).flatten(0, -3)  # NaN where keys are hidden
     changed = (changes - changes.nanmedian(-1, keepdim=True).values).nan_to_num(0, 0, 0).abs().amax(0)
     size = float(changed.max())
     place = int((changed.sum(0) + changed.sum(1)).argmax())
@@ -307,12 +304,11 @@ def _with_another(inputs: Any, index: int | slice) -> Any:
 
     Of several tensors the token ids change, or else the largest tensor: not a mask, nor the time step of a diffusion.
     """
-    parts = (
-        inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs if isinstance(inputs, tuple) else [inputs]))
-    )
-    sizes = {
-        name: each.numel() for name, each in parts.items() if isinstance(each, Tensor) and each.dtype != torch.bool
-    }
+    several = isinstance(inputs, Mapping | tuple)
+    parts: dict[Any, Any] = dict(inputs if isinstance(inputs, Mapping) else enumerate(inputs if several else [inputs]))
+    sizes = {name: each.numel() for name, each in parts.items() if getattr(each, "dtype", torch.bool) != torch.bool}
+    if not sizes:
+        return inputs
     name = "input_ids" if "input_ids" in parts else max(sizes, key=lambda each: sizes[each])
     changed = parts[name].clone(memory_format=torch.contiguous_format)
     numbers = changed.view(len(changed), -1)[:, index]
@@ -322,8 +318,8 @@ def _with_another(inputs: Any, index: int | slice) -> Any:
         numbers += 1
     else:
         numbers.neg_().sub_(1)  # a constant alone would be lost in a layer norm
-    parts = {**parts, name: changed}
-    return parts if isinstance(inputs, Mapping) else tuple(parts.values()) if isinstance(inputs, tuple) else changed
+    parts[name] = changed
+    return parts if isinstance(inputs, Mapping) else tuple(parts.values()) if several else changed
 
 
 def _check_keys(model: SequenceModel, ids: Tensor, shape: torch.Size) -> None:

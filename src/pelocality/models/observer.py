@@ -46,12 +46,13 @@ class Attention(NamedTuple):
 
     Attributes:
         block: The block in which it ran, None outside of every list of layers.
-        weights: The weights that multiplied the values, (..., n, n); (..., n, n + 1) with `values`.
-        visible: The keys that each query may attend to, in a shape that can be broadcast to `weights`.
+        weights: The weights that multiplied the values, (..., n, n).
+        visible: The keys that each query may attend to, (..., n, n), in a shape that can be broadcast to `weights`.
         sink: Whether each row had more columns than tokens, so that the weights of the tokens sum to less than 1.
         call: The call in which it ran of a member of a list, None outside of every list. Members that read the same
             tensors, such as heads that are modules, have one number.
-        values: (..., n + 1, d), if the weights also multiplied one value that may be no token's; it is not known which.
+        values: The n + 1 values that n + 1 columns multiplied, (..., n + 1, d), one of which may be no token's.
+        shifted: Weights and visible keys without the first of these columns. Those above are without the last one.
     """
 
     block: Block | None
@@ -60,6 +61,11 @@ class Attention(NamedTuple):
     sink: bool
     call: int | None = None
     values: Tensor | None = None
+    shifted: tuple[Tensor, Tensor] | None = None
+
+    def tokens(self, column: int) -> tuple[Tensor, Tensor]:
+        """Return weights and visible keys of the tokens, of which the first has the column 0 or 1."""
+        return (self.weights, self.visible) if self.shifted is None or not column else self.shifted
 
 
 class Observer(TorchFunctionMode):
@@ -143,7 +149,11 @@ class Observer(TorchFunctionMode):
 
     def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Tensor | None = None) -> None:
         """Pass an attention to the callback."""
-        self.use(Attention(self.block, weights, visible, sink, self._call, values))
+        n = weights.shape[-2]
+        attention = Attention(self.block, weights[..., :n], visible[..., :n], sink, self._call)
+        if weights.shape[-1] > n:
+            attention = attention._replace(values=values, shifted=(weights[..., 1:], visible[..., 1:]))
+        self.use(attention)
 
     def _covers(self, *shape: int) -> bool:
         """Return whether weights of a shape (..., n, n), perhaps with the column of a sink, are over the tokens."""
@@ -189,11 +199,11 @@ class Observer(TorchFunctionMode):
         for factor, values in factors:
             for index in reversed(range(len(self._softmaxes))):
                 weights, visible = self._softmaxes[index]
-                if (first := _first_column(factor, weights)) is not None:
+                if (first := _first_column(factor, weights, values)) is not None:
                     del self._softmaxes[index]
                     n, m = factor.shape[-2:]
                     used, visible = factor.reshape(*weights.shape[:-1], m), visible[..., first : first + m]
-                    self._use(used, visible, weights.shape[-1] > n, values if m > n else None)
+                    self._use(used, visible, weights.shape[-1] > n, values)
                     return
 
 
@@ -349,9 +359,11 @@ def _tensors(arguments: list[Any]) -> Iterator[Tensor]:
             yield each
 
 
-def _first_column(factor: Tensor, weights: Tensor) -> int | None:
+def _first_column(factor: Tensor, weights: Tensor, values: Tensor | None) -> int | None:
     """Return the column of weights (..., n, m) with which a factor begins that is all of them or n; None if neither."""
     n, m = weights.shape[-2:]
+    if factor.shape[-1] > n and (values is None or values.shape[-2] != factor.shape[-1]):
+        return None
     if factor.ndim < 3 or factor.numel() < math.prod(weights.shape[:-1]) * n or factor.shape[-2] != n:
         return None
     starts = range(m - factor.shape[-1] + 1) if factor.shape[-1] in (n, m) else ()

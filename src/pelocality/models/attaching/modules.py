@@ -22,7 +22,7 @@ from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import enable_positions, look_up_the_first_row, return_zeros
 from pelocality.models.attaching.saving import unmark_saved_folders
 from pelocality.models.families import ATTACHED, Architecture
-from pelocality.models.layers import heads_lead, texts_of
+from pelocality.models.layers import first_column, heads_lead, texts_of
 from pelocality.models.observer import (
     SOFTMAXES,
     Attention,
@@ -184,6 +184,7 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
     running: list[nn.Module] = []
     found: dict[nn.Module, Place] = {}
     first: list[Tensor] = []
+    values: list[Tensor | None] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         running.append(module)
@@ -193,6 +194,7 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
 
     def note(attention: Attention) -> None:
         shape, owner = attention.weights.shape, running[-1]
+        values.append(attention.values)
         if not found:
             first.append(attention.weights)
         heads = shape[1] if len(shape) > 3 else shape[0] // texts_of(inputs)
@@ -207,6 +209,8 @@ def find_places(model: SequenceModel, inputs: Any) -> list[Place]:
     if heads_lead(model, inputs, first[0]):
         reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
         raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
+    if first_column(model, inputs, values):
+        raise ValueError(f"an encoding cannot be attached to {model}: its first key is no token's")
     return list(found.values())
 
 
