@@ -241,9 +241,14 @@ def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
 
 
 def texts_of(inputs: Any) -> int:
-    """Return the size of a batch: that of its first tensor."""
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
-    return next(len(each) for each in values if isinstance(each, Tensor))
+    """Return the size of a batch: that of its first tensor or array, 1 without one."""
+    parts = [inputs]
+    for each in parts:  # grows by what is inside
+        if isinstance(each, Mapping | tuple | list):
+            parts += each.values() if isinstance(each, Mapping) else each
+        elif getattr(each, "ndim", 0):
+            return len(each)
+    return 1
 
 
 def _twice(inputs: Any) -> Any:

@@ -270,25 +270,27 @@ def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         The weights (..., n, n) in at least float32, zeros for a query that sees no key, and the visible keys in a shape
         that can be broadcast to theirs.
     """
+    logits = kernel_logits(call)
+    weights, mask = logits.softmax(-1), call.get("attn_mask")
+    if mask is None:
+        visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
+        return weights, visible.tril() if call.get("is_causal") else visible
+    visible = mask if mask.dtype == torch.bool else (logits > MASKED) | (weights > 0)
+    return weights.masked_fill(~visible.any(-1, keepdim=True), 0), visible
+
+
+def kernel_logits(call: Mapping[str, Any]) -> Tensor:
+    """Return the logits of a call of `scaled_dot_product_attention`, with its mask, (..., n, n) in at least float32."""
     query, key, mask = map(_as_cast, (call["query"], call["key"], call.get("attn_mask")))
-    n, dtype = query.shape[-2], torch.promote_types(query.dtype, torch.float32)
+    dtype = torch.promote_types(query.dtype, torch.float32)
     scale = call["scale"] if call.get("scale") is not None else query.shape[-1] ** -0.5
     with torch.autocast(query.device.type, enabled=False):
-        logits = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
+        logits: Tensor = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
+    if call.get("is_causal"):
+        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if mask is None:
-        visible = torch.ones(n, n, dtype=torch.bool, device=query.device)
-        if call.get("is_causal"):
-            logits.masked_fill_(~visible.tril_(), -torch.inf)
-        return logits.softmax(-1), visible
-    if mask.dtype == torch.bool:
-        visible = mask
-        logits.masked_fill_(~mask, -torch.inf)
-    else:
-        logits += mask
-        visible = logits > MASKED
-    weights = logits.softmax(-1)
-    visible = visible if mask.dtype == torch.bool else visible | (weights > 0)
-    return weights.masked_fill(~visible.any(-1, keepdim=True), 0), visible
+        return logits
+    return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
 
 
 def blocks_of(module: nn.Module) -> dict[nn.Module, Block]:

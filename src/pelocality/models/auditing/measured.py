@@ -21,7 +21,7 @@ from pelocality.models._restore import changed, hooked, restoring
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
 from pelocality.models.layers import layer_numbers
-from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call
+from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
 from pelocality.models.sequence_model import SequenceModel
 
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
@@ -142,15 +142,14 @@ class Recorder(Observer):
         query, given, n, part = call["query"], call.get("attn_mask"), self.tokens, self.part
         if query.shape[-2] != n or call["key"].shape[-2] != n:
             return
-        q, k = (_flat(states[..., part, :]) for states in (query, call["key"]))
-        k_all = k.repeat_interleave(len(q) // len(k), 0)
-        logits = q.float() @ k_all.float().transpose(-1, -2) * (call.get("scale") or query.shape[-1] ** -0.5)
         mask = torch.ones(n, n, dtype=torch.bool, device=query.device) if given is None else given
         mask = mask.tril() if call.get("is_causal") else mask
-        corner = _flat(mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part])
-        logits = logits.masked_fill(~corner, -torch.inf) if corner.dtype == torch.bool else logits + corner
+        query, key = (states[..., part, :] for states in (query, call["key"]))
+        corner = mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
+        logits = kernel_logits(call | {"query": query, "key": key, "attn_mask": corner, "is_causal": False})
+        logits = _flat(logits.float())
         reach = self._reach(mask if mask.dtype == torch.bool else mask > MASKED, given)
-        self.calls.append(Call(self.block, q, k, logits, reach, logits.softmax(-1)))
+        self.calls.append(Call(self.block, _flat(query), _flat(key), logits, reach, logits.softmax(-1)))
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""

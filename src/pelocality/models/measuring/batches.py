@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pelocality.models.layers import texts_of
 from pelocality.models.measuring.rotations import depend_on_length
 from pelocality.models.measuring.tokens import token_batch, token_batches, token_tensor, tokens_first
 from pelocality.models.measuring.words import special_ids
@@ -55,7 +56,7 @@ class TextBatches:
         longest = 0
         for batch in tqdm(self.batches, desc="text", unit="batch", delay=3, disable=not self.progress):
             if self.model.content is not None:
-                if self._is_new([batch], texts=_first_axis(batch)):
+                if self._is_new([batch], texts=texts_of(batch)):
                     yield self.model.moved(batch), None
                 continue
             inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
@@ -107,13 +108,6 @@ def _bytes_of(given: Any) -> Iterator[bytes]:
         yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
     else:
         yield f"{given!r},".encode()
-
-
-def _first_axis(given: Any) -> int:
-    """Return the size of the first axis of the first tensor of inputs."""
-    while isinstance(given, Mapping | tuple | list):
-        given = next(iter(given.values() if isinstance(given, Mapping) else given), 1)
-    return len(given) if getattr(given, "ndim", 0) else 1
 
 
 def _of_one_length(inputs: dict[str, Tensor], included: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
