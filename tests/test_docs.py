@@ -44,6 +44,11 @@ class NanoGpt(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+def whisper_decoder():
+    sizes = {"vocab_size": 99, "d_model": 384, "pad_token_id": 0, "encoder_layers": 1, "decoder_layers": 2}
+    return hf.WhisperModel(hf.WhisperConfig(**sizes)).get_decoder().eval()
+
+
 @pytest.fixture
 def known(tmp_path, monkeypatch):
     """What a reader of the pages has: a model, a tokenizer, texts, ...; hub names are folders of small models."""
@@ -82,6 +87,7 @@ def known(tmp_path, monkeypatch):
         "nano_gpt": NanoGpt().eval(),
         "token_ids": torch.arange(40).reshape(4, 10),
         "vit_model": hf.ViTModel(hf.ViTConfig(**SIZES)).eval(),
+        "whisper_decoder": whisper_decoder(),
         "image_batches": [{"pixel_values": torch.randn(2, 3, 224, 224)}],
         "layers": SIZES["num_hidden_layers"],
         "heads": SIZES["num_attention_heads"],
