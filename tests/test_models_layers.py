@@ -379,6 +379,35 @@ def test_layers_of_one_head_each_are_layers():
     assert result.attention.shape == (4, 1, N, N)
 
 
+def test_two_attentions_of_one_head_in_a_block_are_layers():
+    class Attention(nn.Module):
+        def forward(self, states):
+            return states + weights_of(states, states, torch.ones(N, N).bool()) @ states
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Attention(), Attention()
+
+        def forward(self, states):
+            return self.second(self.first(states))
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
+            self.blocks = nn.ModuleList([Block() for _ in range(2)])
+
+        def forward(self, ids):
+            states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
+            for block in self.blocks:
+                states = block(states)
+            return states
+
+    result = positional_attention(SequenceModel(seeded(Own), vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    assert result.layers == (0, 1, 2, 3)
+
+
 def test_attention_behind_the_list_of_blocks_is_a_layer_of_its_own():
     class Pooled(Written):
         def __init__(self):

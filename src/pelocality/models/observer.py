@@ -49,8 +49,8 @@ class Attention(NamedTuple):
         weights: The weights that multiplied the values, (..., n, n).
         visible: The keys that each query may attend to, (..., n, n), in a shape that can be broadcast to `weights`.
         sink: Whether each row had more columns than tokens, so that the weights of the tokens sum to less than 1.
-        call: The call in which it ran of a member of a list, None outside of every list. Members that read the same
-            tensors, such as heads that are modules, have one number.
+        call: The number of the call of a module in which it ran, None outside of every list of modules. Members of a
+            list that read the same tensors, such as heads that are modules, have one number.
         values: The n + 1 values that n + 1 columns multiplied, (..., n + 1, d), one of which may be no token's.
         shifted: Weights and visible keys without the first of these columns. Those above are without the last one.
     """
@@ -87,7 +87,7 @@ class Observer(TorchFunctionMode):
         self.use, self.length = use, length
         self.block: Block | None = None
         """The block that runs."""
-        self._call: int | None = None  # the call that runs of a member of a list
+        self._call: int | None = None  # the call that runs, of a member of a list or of a part of it
         self._outer: list[tuple[Block | None, int | None]] = []  # the block and the call around it, outer ones first
         self._numbers = itertools.count()  # of calls
         self._last: dict[int, tuple[int, list[Any]]] = {}  # of each list the last call of a member, and what it read
@@ -100,7 +100,7 @@ class Observer(TorchFunctionMode):
         fast = torch.backends.mha.get_fastpath_enabled()  # of nn.TransformerEncoder: a kernel that no mode can see
 
         with (
-            hooked(members, lambda each, *call: self._begin(members[each], blocks.get(each), *call), self._end),
+            hooked(module.modules(), lambda *call: self._begin(members, blocks, *call), self._end),
             torch.compiler.set_stance("force_eager"),  # compiled code calls no function of torch
             restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)),
         ):
@@ -112,20 +112,29 @@ class Observer(TorchFunctionMode):
         """Note the block that begins to run."""
         self.block = block
 
-    def _begin(self, members: int, block: Block | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the call of a member of a list: a new one, unless it reads the tensors of the last call in its list."""
+    def _begin(self, members: Mapping[nn.Module, int], blocks: Mapping[nn.Module, Block], *call: Any) -> None:
+        """Note the call of a module."""
+        module, args, kwargs = call
         self._outer.append((self.block, self._call))
+        if module in members:
+            self._call = self._member_call(members[module], args, kwargs)
+        elif self._call is not None:
+            self._call = next(self._numbers)
+        if module in blocks:
+            self.enter(blocks[module], args, kwargs)
+
+    def _member_call(self, members: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the number of the call of a member of a list: the last one if it read the same tensors."""
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         read = [(weakref.ref(each), 0 if each.is_inference() else each._version) for each in tensors]
-        self._call, before = self._last.get(members, (0, []))
+        number, before = self._last.get(members, (0, []))
         same = 0 < len(read) == len(before) and all(  # references to one tensor are one object
             one is other and version == earlier for (one, version), (other, earlier) in zip(read, before, strict=True)
         )
         if not same:
-            self._call = next(self._numbers)
-        self._last[members] = self._call, read
-        if block is not None:
-            self.enter(block, args, kwargs)
+            number = next(self._numbers)
+        self._last[members] = number, read
+        return number
 
     def _end(self, member: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self.block, self._call = self._outer.pop()
