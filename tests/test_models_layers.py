@@ -379,6 +379,21 @@ def test_layers_of_one_head_each_are_layers():
     assert result.attention.shape == (4, 1, N, N)
 
 
+def test_scripted_parts_of_a_module_run_as_they_are():
+    class Scripted(Written):
+        def __init__(self):
+            super().__init__(texts_and_heads_in_one_axis)
+            self.last = torch.jit.trace(nn.ReLU(), torch.ones(1))
+
+        def forward(self, ids):
+            return self.last(super().forward(ids))
+
+    model = seeded(Scripted).eval()
+    result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
+    expected = by_hand(model, torch.tensor(WORDS)[:, None].expand(-1, N))[0].mean(1)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+
+
 def test_two_attentions_of_one_head_in_a_block_are_layers():
     class Attention(nn.Module):
         def forward(self, states):

@@ -97,10 +97,11 @@ class Observer(TorchFunctionMode):
     def observing(self, module: nn.Module) -> Iterator[None]:
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
+        modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
         fast = torch.backends.mha.get_fastpath_enabled()  # of nn.TransformerEncoder: a kernel that no mode can see
 
         with (
-            hooked(module.modules(), lambda *call: self._begin(members, blocks, *call), self._end),
+            hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end),
             torch.compiler.set_stance("force_eager"),  # compiled code calls no function of torch
             restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)),
         ):
