@@ -97,7 +97,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         found = " and ".join(map(str, sizes))
         of = "" if length is None else f" of its {length}"
         raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows")
-    column = first_column(model, inputs, [each.values for each in seen])
+    column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = first[0].tokens(column)[0]
     lead = heads_lead(model, inputs, first[0].weights)
     if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in weights.shape[:-2]:
@@ -135,7 +135,7 @@ def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
     return tuple(places)
 
 
-def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | None]) -> int:
+def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | None], length: int | None = None) -> int:
     """Return the column of the first token in weights of n + 1 keys: 1 behind a key that is no token's, otherwise 0.
 
     Of the n + 1 values, one is the same for other tokens in all layers.
@@ -144,6 +144,7 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
         model: The model.
         inputs: The inputs of a run.
         values: The values of each attention of this run, (..., n + 1, d), or None where n columns multiplied them.
+        length: The number of positions n of these attentions; None for any.
 
     Raises:
         ValueError: It is neither the first nor the last one, or there is none, as in cross-attention.
@@ -151,14 +152,15 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
     if all(each is None for each in values):
         return 0
     others: list[Tensor | None] = []
-    model.watch(_with_another(inputs, slice(None)), lambda attention: others.append(attention.values), None)
-    if len(values) != len(others):
+    model.watch(_with_another(inputs, slice(None)), lambda attention: others.append(attention.values), length)
+    pairs = list(itertools.zip_longest(values, others))
+    if any(getattr(one, "shape", None) != getattr(other, "shape", None) for one, other in pairs):
         raise model.unprobed("its attention differs between inputs")
-    constant, last = set[int](), 0
-    for one, other in zip(values, others, strict=True):
-        if one is not None and other is not None:
-            same = set(one.eq(other).movedim(-2, 0).flatten(1).all(1).nonzero().flatten().tolist())
-            constant, last = constant & same if last else same, one.shape[-2] - 1
+    equal = [
+        one.eq(other).movedim(-2, 0).flatten(1).all(1) for one, other in pairs if one is not None and other is not None
+    ]
+    constant = set.intersection(*({*each.nonzero().flatten().tolist()} for each in equal))
+    last = len(equal[0]) - 1
     if constant not in ({0}, {last}):
         reason = f"it attends to {last + 1} keys with {last} queries"
         raise model.unprobed(f"{reason}, and it is not the first or the last key that no token changes")
@@ -270,9 +272,7 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
     first, last = (_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1))
     n = weights.shape[-1]
     if first is not None and last is not None and last < first:
-        raise model.unprobed(
-            "it attends over its tokens in another order than that of its input; turn the input around"
-        )
+        raise model.unprobed("it attends over its tokens in another order than that of its input; reverse its input")
     if n == length:  # logits that do not depend on the tokens, or on several at a time, say nothing
         return 0
     if first is None or last is None or last - first != length - 1:

@@ -291,11 +291,17 @@ def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 
 def kernel_logits(call: Mapping[str, Any]) -> Tensor:
     """Return the logits of a call of `scaled_dot_product_attention`, with its mask, (..., n, n) in at least float32."""
-    query, key, mask = map(_as_cast, (call["query"], call["key"], call.get("attn_mask")))
+    query, key, mask = call["query"], call["key"], call.get("attn_mask")
+    device = query.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        given = {"query": query, "key": key} if mask is None else {"query": query, "key": key, "attn_mask": mask}
+        floats = {name: each for name, each in given.items() if each.dtype not in (torch.bool, torch.float64)}
+        low = {name: each.to(torch.get_autocast_dtype(device)) for name, each in floats.items()}
+        with torch.autocast(device, enabled=False):  # the kernel rounds its arguments alone
+            return kernel_logits(call | low)
     dtype = torch.promote_types(query.dtype, torch.float32)
     scale = call["scale"] if call.get("scale") is not None else query.shape[-1] ** -0.5
-    with torch.autocast(query.device.type, enabled=False):
-        logits: Tensor = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
+    logits: Tensor = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
     if call.get("is_causal"):
         mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if mask is None:
@@ -312,14 +318,6 @@ def blocks_of(module: nn.Module) -> dict[nn.Module, Block]:
         else:
             found |= blocks_of(child)
     return found
-
-
-def _as_cast(states: Any) -> Any:
-    """Return an argument of torch's kernel in the precision to which autocast casts it, if it is on."""
-    if states is None or states.dtype in (torch.bool, torch.float64):
-        return states
-    kind = states.device.type
-    return states.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else states
 
 
 def members_of(module: nn.Module) -> dict[nn.Module, int]:
