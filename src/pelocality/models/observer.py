@@ -137,7 +137,8 @@ class Observer(TorchFunctionMode):
         self._last[members] = number, read
         return number
 
-    def _end(self, member: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _end(self, *call: Any) -> None:
+        """Note that a call of a module has ended."""
         self.block, self._call = self._outer.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,7 +152,8 @@ class Observer(TorchFunctionMode):
             self._see_module(func, module_call(args, kwargs))
         elif func in SOFTMAXES:
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            given = result.log() if "out" in kwargs else args[0] if args else kwargs["input"]  # out= may be the input
+            given = args[0] if args else kwargs["input"]
+            given = given if kwargs.get("out") is None else result.log()  # out= may be the input
             logits, weights = (_keys_last(each, dim) for each in (given, result))
             if logits is not None and weights is not None and self._covers(*weights.shape):
                 self.see_softmax(logits, weights)
@@ -294,11 +296,11 @@ def kernel_logits(call: Mapping[str, Any]) -> Tensor:
     query, key, mask = call["query"], call["key"], call.get("attn_mask")
     device = query.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        given = {"query": query, "key": key} if mask is None else {"query": query, "key": key, "attn_mask": mask}
+        given = {name: call[name] for name in ("query", "key", "attn_mask") if call.get(name) is not None}
         floats = {name: each for name, each in given.items() if each.dtype not in (torch.bool, torch.float64)}
         low = {name: each.to(torch.get_autocast_dtype(device)) for name, each in floats.items()}
         with torch.autocast(device, enabled=False):  # the kernel rounds its arguments alone
-            return kernel_logits(call | low)
+            return kernel_logits({**call, **low})
     dtype = torch.promote_types(query.dtype, torch.float32)
     scale = call["scale"] if call.get("scale") is not None else query.shape[-1] ** -0.5
     logits: Tensor = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
@@ -340,8 +342,10 @@ def _keys_last(states: Tensor, dim: Any) -> Tensor | None:
 
 
 def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Return the factors of a product (..., i, j), summed over j, each with the other factor (..., j, d) if known."""
+    """Yield the factors of a product (..., i, j), summed over j, each with the other factor (..., j, d) if known."""
     tensors = list(_tensors(arguments))
+    if len(tensors) < 2:
+        return
     if not isinstance(arguments[0], str):
         *_, first, second = tensors
         yield first, second
