@@ -10,8 +10,8 @@ from torch import nn
 
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
 from pelocality.models import _calls, _restore, attached
-from pelocality.models.attaching import attachment, bias, disable, saving
-from pelocality.models.families import _mask, disentangled, relative
+from pelocality.models.attaching import attachment, bias, disable, places, saving
+from pelocality.models.families import _keys, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
     WITH_CONVOLUTION,
@@ -247,11 +247,6 @@ def test_models_to_which_a_bias_cannot_be_added_exactly_are_refused():
     config.relative_attention = False
     with pytest.raises(ValueError, match="relative_attention=False"):
         attach(hf.DebertaModel(config), NoEncoding())
-    with pytest.raises(ValueError, match="does not support a bias in float16"):
-        attach(tiny("xlnet").half(), NoEncoding(), prove=True)
-    model = tiny("xlnet").half()
-    with attach(model, NoEncoding()), pytest.raises(ValueError, match="does not support a bias in"):
-        hidden(model, tokens(1, N))
 
 
 @pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
@@ -305,8 +300,8 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, bias, disable, _restore, saving)
-OF_FAMILIES = (_calls, _mask, disentangled, relative)
+OF_MODELS = (attachment, bias, disable, places, _restore, saving)
+OF_FAMILIES = (_calls, _keys, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]
 

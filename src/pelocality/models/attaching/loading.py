@@ -13,9 +13,8 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
 from pelocality.models._restore import changed
-from pelocality.models.attaching.attachment import attach
+from pelocality.models.attaching.attachment import attach, install_saved
 from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
-from pelocality.models.attaching.modules import install_saved
 from pelocality.models.attaching.saving import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.families import ATTACHED, family_of
 
@@ -85,7 +84,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     names = _names_by_module(list(saved), model)
     in_modules = {module: name for module, name in names.items() if "module" in configurations[name]}
     if in_modules:
-        install_saved(model.base_model, {module: configurations[name] for module, name in in_modules.items()})
+        install_saved(model, {module: configurations[name] for module, name in in_modules.items()})
     for module, name in in_modules.items():
         _load_numbers(path, name, module.get_submodule(ATTACHED), saved[names.pop(module)])
     for part, attentions in _attachable(model):
