@@ -84,7 +84,8 @@ def decompose(
       out.
     - "mean content": RoPE rotates content, so no term is additive. This split is defined here: before the rotation,
       queries and keys are split into their mean over all tokens of the call except padding, and the deviation from it.
-      Delta is the product of the rotated means and depends on j - i alone. It depends on the text given.
+      Delta is the product of the rotated means and depends on j - i alone. It depends on the text given. Angles that
+      depend on the longest text of a batch (dynamic NTK, LongRoPE) are those of the whole batch, as in the model.
 
     In deeper layers "content" is the input of the layer, which depends on positions through the layers below.
 
