@@ -98,7 +98,7 @@ class Recorder(Observer):
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
         self._maps = 0  # linear maps so far: the seed of the next vector
-        self._reaches: list[tuple[Tensor, Reach]] = []  # of masks that layers share
+        self._reaches: list[tuple[Tensor, Reach]] = []  # the reach of each mask, because layers share masks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -371,7 +371,7 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
 def input_table(lookups: Sequence[Lookup], widths: set[int]) -> Lookup | None:
     """Return the table outside the blocks of which tokens read rows by position, of one of these widths, or None."""
     vectors = [each for each in lookups if each.block is None and each.rows.ndim == 1]
-    added = [each for each in vectors if each.table.shape[1] in widths]  # not angles of a head
+    added = [each for each in vectors if each.table.shape[1] in widths]  # angles have a head's width
     every = (each for each in added if bool((each.rows.diff() != 0).all()))
     return next(every, added[0] if added else None)
 
