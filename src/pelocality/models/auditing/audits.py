@@ -116,7 +116,7 @@ def _plan(model: SequenceModel) -> _Plan:
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     farthest = _farthest(config, rotary)
-    computed = all(each.options for each in rotary)  # not from a table, such as GPT-J's
+    computed = all(each.options for each in rotary)  # GPT-J reads its angles from a table instead
     return _Plan(config, rotary, sizes, length, farthest, sys.maxsize if computed else farthest)
 
 

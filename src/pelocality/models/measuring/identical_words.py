@@ -15,7 +15,6 @@ from pelocality._distributed import failing_together, part_of_process, rank_and_
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
-from pelocality.models.measuring.rotations import fresh_rotations
 from pelocality.models.measuring.samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
 from pelocality.models.measuring.words import check_words, choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.sequence_model import SequenceModel
@@ -105,7 +104,7 @@ def positional_attention(
         probe = _repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
     else:
         probe = _constant_content(model, length, words, seed, special_tokens or prefix is not False)
-    with failing_together() as must_agree, fresh_rotations(model.module):
+    with failing_together() as must_agree:
         must_agree += (probe.ids, probe.names, length, layers)
         known = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
         requested = known.requested(layers)
