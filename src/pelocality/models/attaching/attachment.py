@@ -24,7 +24,7 @@ from pelocality.models.attaching.places import Place, find_places, known_places
 from pelocality.models.attaching.proof import prove as proved
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching
-from pelocality.models.measuring.tokens import runs_of_tokens
+from pelocality.models.inputs.tokens import runs_of_tokens
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 Positions = Literal["disable", "keep"]

@@ -12,6 +12,7 @@ from pelocality.encodings._scores import masked_softmax
 from pelocality.models._restore import hooked, inference
 from pelocality.models._weights import loaded
 from pelocality.models.families import AbsoluteInput
+from pelocality.models.inputs.tokens import runs_of_tokens, token_batch
 from pelocality.models.logits.terms import (
     QueriesAndKeys,
     Terms,
@@ -21,7 +22,6 @@ from pelocality.models.logits.terms import (
     position_parts,
     queries_and_keys,
 )
-from pelocality.models.measuring.tokens import runs_of_tokens, token_batch
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 Split = Literal["table", "relative", "mean content"]

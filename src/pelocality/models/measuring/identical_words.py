@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed
+from pelocality.models.inputs.words import check_words, choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
-from pelocality.models.measuring.words import check_words, choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.sequence_model import SequenceModel
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more

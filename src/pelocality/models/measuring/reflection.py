@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
 from pelocality.models._rotations import depend_on_length
-from pelocality.models.measuring.tokens import token_batch, tokens_first
+from pelocality.models.inputs.tokens import token_batch, tokens_first
 from pelocality.models.sequence_model import SequenceModel
 
 

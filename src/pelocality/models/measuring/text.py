@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
-from pelocality.models.measuring.batches import TextBatches
 from pelocality.models.sequence_model import SequenceModel
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32

@@ -16,10 +16,10 @@ from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.metrics.published import measurement
 from pelocality.models.families import family_of
+from pelocality.models.inputs.words import check_words
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
-from pelocality.models.measuring.words import check_words
 from pelocality.models.sequence_model import Content, SequenceModel
 
 Source = Literal["attention", "logits", "encodings"]
