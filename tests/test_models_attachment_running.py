@@ -227,6 +227,28 @@ def test_the_handle_of_an_earlier_attachment_does_not_undo_a_later_one():
     assert_same_outputs(hidden(copy.deepcopy(model), ids), output)
 
 
+def replica(model):
+    """Return the copy of a model that nn.DataParallel makes for another device, with weights twice as large."""
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, found in copies.items():
+        found._modules = {name: copies.get(child) for name, child in module._modules.items()}
+        found._parameters = {name: None if each is None else 2 * each for name, each in module._parameters.items()}
+    return copies[model]
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta", "llama"])
+def test_a_replica_for_another_device_runs_its_own_weights_with_the_bias(name):
+    model, ids = tiny(name).requires_grad_(False), tokens(2, N)
+    attach(model, normalised_over_keys(name))
+    before, found = hidden(model, ids), hidden(replica(model), ids)
+    assert_same_outputs(hidden(model, ids), before)
+    other = tiny(name)
+    for weight in other.parameters():
+        weight.data *= 2
+    with attach(other, normalised_over_keys(name)):
+        assert_same_outputs(found, hidden(other, ids))
+
+
 def test_attaching_to_an_encoder_decoder_model_changes_the_encoder():
     model = hf.T5ForConditionalGeneration(tiny("t5").config).eval()
     ids = tokens(1, N)
