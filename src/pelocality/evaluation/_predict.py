@@ -63,7 +63,7 @@ class Classifier:
         with self.known.inference():
             for chosen in batches_of_equal_length(lengths, self.batch_size):
                 batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
-                best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # of (batch, classes)
+                best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # from (batch, classes)
                 for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
                     predictions[i] = self.classes[index], value
         return predictions

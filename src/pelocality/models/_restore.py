@@ -94,7 +94,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
     with restoring(undo):
         model.eval()
-        torch.set_grad_enabled(False)  # not inference_mode, whose tensors a model might cache and later train with
+        torch.set_grad_enabled(False)  # a model that cached tensors of inference_mode could not be trained later
         forget_longest_input(model)
         yield
 

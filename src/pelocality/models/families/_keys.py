@@ -37,7 +37,7 @@ def cached_keys(attention: Any, call: dict[str, Any], queries: int, mask: Any) -
     if isinstance(mask, Tensor) and mask.ndim == 4:
         visible = mask > HIDDEN if mask.is_floating_point() else mask.bool()
     cache = next((call[name] for name in _CACHES if call.get(name) is not None), None)
-    if cache is not None and not hasattr(cache, "get_mask_sizes"):  # of continuous batching
+    if cache is not None and not hasattr(cache, "get_mask_sizes"):  # a cache of continuous batching
         no_continuous_batching()
     slots = None if visible is None else visible.shape[-1]
     shared = call["shared_kv_states"] if getattr(attention, "is_kv_shared_layer", False) else None

@@ -100,7 +100,7 @@ class Architecture:
         Of an encoder-decoder model the encoder is returned, of a model of images and text the language model.
         """
         base = model.base_model
-        if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
+        if type(base).__name__.endswith("DecoderWrapper"):  # transformers puts such a wrapper around some decoders
             base = base.decoder
         for name in ("encoder", "language_model", "text_model", "model"):
             if reads_tokens(part := getattr(base, name, None)):
@@ -114,7 +114,7 @@ class Architecture:
         calling = [module for module in named.values() if _calls_the_interface(module)]
         # others attend to something else than tokens: Inkling 2's to the outputs of blocks
         classes = tuple({type(module) for module in calling if self._takes_a_mask(argument_names(module))})
-        if classes:  # or a subclass with a method `forward` of its own
+        if classes:  # subclasses with their own method `forward` count too
             return [module for module in named.values() if isinstance(module, classes)]
         masked = [name for name, module in named.items() if self._takes_a_mask(argument_names(module))]
         return [named[name] for name in masked if not any(other.startswith(f"{name}.") for other in masked)]
@@ -192,7 +192,7 @@ class Architecture:
         """Return what a module of `position_tables` returns where positions are disabled, in the form of its output."""
         if isinstance(output, tuple):  # I-BERT's, with the scale of its numbers
             return (torch.zeros_like(output[0]), *output[1:])
-        return torch.zeros_like(output)  # not a product with 0: the table gets no gradient, and is not decayed
+        return torch.zeros_like(output)  # no gradient: an optimiser would decay a table that gets a gradient of zero
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
@@ -208,7 +208,7 @@ class Architecture:
         names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
         found = (getattr(module, name, None) for name in names)
         own = next((count for count in found if isinstance(count, int)), None)
-        # that of the configuration may be refused where layers differ
+        # the configuration refuses to give a number where layers differ
         return int(getattr(base.config, "num_attention_heads", 1) if own is None else own)
 
     def why_not_measured(self, base: Any) -> str | None:

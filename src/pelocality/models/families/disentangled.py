@@ -15,7 +15,7 @@ class Deberta(KnownLogits):
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
     position_methods: ClassVar[tuple[str, ...]] = ("disentangled_att_bias",)
-    span_name: ClassVar[str] = "max_relative_positions"  # of an attention module: the distances to either side
+    span_name: ClassVar[str] = "max_relative_positions"  # an attribute of attention: the largest distance
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # (batch, n, 3d) -> (batch, n, head, 3, d_head)

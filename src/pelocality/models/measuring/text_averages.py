@@ -129,7 +129,7 @@ def text_average(
         (torch.Size([2, 2, 7, 7]), torch.Size([2, 2]), torch.Size([3, 2, 2]))
     """
     model = SequenceModel.of(model)
-    per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # by number of the batch and by layer
+    per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
 
     def measure(number: int, layer: TextLayer) -> None:
         included = layer.included
