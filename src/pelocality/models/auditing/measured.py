@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from pelocality.models._calls import argument_names
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
@@ -329,7 +328,7 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     padded = _padded(model, word, n, failed) if constant.lookups else None
     near = torch.arange(n, device="cpu")
     distant = None
-    if farthest and "position_ids" in argument_names(base):
+    if farthest and model.reads("position_ids"):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         positions, mask = far[None].to(ids.device), torch.ones_like(ids[:, :n])
         distant = _run(model, n, True, input_ids=ids[:, :n], position_ids=positions, attention_mask=mask).calls
@@ -386,7 +385,7 @@ def _input_lookups(model: SequenceModel, word: int, length: int) -> list[Lookup]
 
 def _masked(model: SequenceModel, ids: Tensor, failed: dict[str, Exception]) -> dict[str, Recorder]:
     """Return the runs of tokens (1, n) with an attention mask, which tokenizers pass, by the padding in it."""
-    if "attention_mask" not in argument_names(model.module):
+    if not model.reads("attention_mask"):
         return {}
     runs = {
         WITH_MASK: (ids[:, :SHORT], slice(None)),
@@ -441,7 +440,7 @@ def generates(model: SequenceModel) -> bool:
 
 def _padded(model: SequenceModel, word: int, length: int, failed: dict[str, Exception]) -> list[Lookup] | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
-    if "attention_mask" not in argument_names(model.module):
+    if not model.reads("attention_mask"):
         return None
     ids = torch.full((1, length), word, device=model.device)
     padding = model.padding or 0
