@@ -18,9 +18,10 @@ from pathlib import Path
 import pandas as pd
 from runs import markdown, write_atomically
 
-from pelocality.corpora import Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
+from pelocality.corpora import Dropped, Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
+from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap.build import LANGUAGES, RoleSwap
-from pelocality.probes.role_swap.candidates import Candidate
+from pelocality.probes.role_swap.clauses import NO_ARGUMENTS
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
 from pelocality.statistics import proportion
 
@@ -62,12 +63,6 @@ def sentences(arguments: argparse.Namespace) -> Iterator[Sentence]:
             yield parser([sentence.text])[0] if arguments.source == "text" else sentence
 
 
-def verb_of(sentence: Sentence, candidate: Candidate) -> str:
-    """Return the word that is the verb, empty if it is unknown."""
-    verb = candidate.clause.verb
-    return "" if verb is None else sentence.words[verb]
-
-
 def draw(arguments: argparse.Namespace) -> None:
     """Write swaps drawn at random, skipped candidates with their reasons, and the yield."""
     role_swap = RoleSwap(
@@ -87,21 +82,25 @@ def draw(arguments: argparse.Namespace) -> None:
     second = SpacyParser(arguments.model) if arguments.second_parser else None
     two_arguments, made, swaps, skipped = 0, 0, [], []
     for sentence in sentences(arguments):
-        found = [(c, result) for c, result in role_swap.swaps(sentence, second) if c is not None]
-        two_arguments += bool(found)
-        for candidate, result in found:
-            phrases = " / ".join(sentence.surface(slot.start, slot.end) for slot in candidate.arguments)
-            if isinstance(result, list):
-                made += 1
-                swapped = sentence.replaced([(a, b, text) for a, b, text, _ in result])
-                swaps.append((sentence.text, swapped, verb_of(sentence, candidate), phrases, sentence.uid))
-            else:
-                skipped.append((sentence.text, phrases, result.reason))
+        found = [result for result in role_swap.swaps(sentence, second) if result != NO_ARGUMENTS]
+        two_arguments += any(not isinstance(result, Dropped) for result in found)
+        for result in found:
+            if isinstance(result, Dropped):
+                continue
+            if isinstance(result, Skipped):
+                skipped.append((sentence.text, result.reason))
+                continue
+            candidate, replacements = result
+            made += 1
+            phrases = " / ".join(sentence.surface(*span) for span in candidate.arguments)
+            swapped = sentence.replaced([(a, b, text) for a, b, text, _ in replacements])
+            verb = "" if candidate.verb is None else sentence.words[candidate.verb]
+            swaps.append((sentence.text, swapped, verb, phrases, sentence.uid))
     rng = random.Random(arguments.seed)
     names = ("original", "perturbed", "verb", "arguments", "uid")
     write(arguments.output, names, rng.sample(swaps, min(arguments.rows, len(swaps))))
     beside = arguments.output.with_suffix(".skipped.tsv")
-    write(beside, ("original", "arguments", "reason"), rng.sample(skipped, min(arguments.skipped, len(skipped))))
+    write(beside, ("original", "reason"), rng.sample(skipped, min(arguments.skipped, len(skipped))))
     share = 100 * made / two_arguments if two_arguments else 0
     print(f"{made} swaps in {two_arguments} sentences with two arguments: {share:.1f} per 100; {len(skipped)} skipped")
 

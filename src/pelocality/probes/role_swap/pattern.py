@@ -1,0 +1,319 @@
+"""The English pattern: two plain noun phrases beside one finite verb group, and nothing that hangs off them.
+
+A swap is made only where every word of the clause is recognised, by its tag and by short word lists. Each ``_check``
+returns the reason why the pattern does not fit, or None if it does.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pelocality.corpora import Sentence, is_punctuation
+from pelocality.probes.role_swap import english
+from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
+
+_NOT_PLAIN = "an argument is not a plain noun phrase"
+_BEFORE = "words before the first argument may belong to it"
+_AFTER = "words after the last argument may belong to it"
+_OTHER_VERB = "another verb has the same subject"
+_PRONOUN = "a pronoun may refer to an argument"
+_FINITE = frozenset({"MD", "VBD", "VBP", "VBZ", "VB?"})
+_NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
+_NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
+_LINKS = english.words(
+    "because if unless although though since while whereas when whenever until till before after once"
+)
+_REPORTING = english.verb_forms(
+    english.words("say think know believe hope guess suppose wish assure tell suggest imagine bet"),
+    "said thought knew told",
+)
+_INTRODUCING = _LINKS | _REPORTING | english.words("that sure glad as whether so how why where")
+_PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
+
+_CODES = {
+    "DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R", "NN": "N",
+    "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H", ",": "K", "IN": "I",
+}  # fmt: skip
+_ADJECTIVE = "(?:R?J|(?<=[DCJRKA])V)"
+_CORE = rf"D{{0,2}}C?(?:{_ADJECTIVE}(?:K?A?{_ADJECTIVE})*|[NMJ]H[JV]?|[NM]P?)*(?:N|MC?)"
+_OBJECT = rf"{_CORE}(?:O{_CORE})?|{_CORE}(?:K{_CORE})*K?A{_CORE}"
+_SUBJECT = rf"{_OBJECT}|{_CORE}(?:[OI]{_CORE}){{1,2}}"  # before the verb, a preposition belongs to the noun
+_WORD = re.compile(r"\w[\w.,'’&-]*|['’]s?|[.,&-]")
+
+
+def is_plain(words: Sequence[str], tags: Sequence[str], *, before_verb: bool = False) -> bool:
+    """Return whether words are a pronoun, or determiners, adjectives and nouns, coordinated or with *of*."""
+    if len(words) == 1 and words[0] in english.PRONOUNS:
+        return True
+    codes = "".join("O" if w == "of" else _CODES.get(t, "-") for w, t in zip(words, tags, strict=True))
+    return bool(re.fullmatch(_SUBJECT if before_verb else _OBJECT, codes)) and all(map(_WORD.fullmatch, words))
+
+
+def head_of(words: Sequence[str], tags: Sequence[str]) -> int:
+    """Return the index of the head of a plain noun phrase: the last noun before a preposition, comma or conjunction."""
+    ends = (
+        k for k in range(1, len(words)) if tags[k] in ("IN", "CC", ",", "WDT", "WP") and tags[k - 1].startswith("NN")
+    )
+    head = next(ends, len(words)) - 1
+    return head - (head > 0 and tags[head] == "CD" and tags[head - 1] == "NNP")  # "iPhone 5"
+
+
+@dataclass(frozen=True)
+class Clause:
+    """The words and tags of a sentence, and the places of a verb and of the arguments before and after it."""
+
+    sentence: Sentence
+    tags: Sequence[str]
+    first: Span
+    verb: int
+    last: Span
+
+    @cached_property
+    def lower(self) -> list[str]:
+        """The words in small letters."""
+        return english.lowered(self.sentence)
+
+    @cached_property
+    def passive(self) -> bool:
+        """Whether the last argument is an agent: *by* stands before it, beside the verb or its particle."""
+        particle = self.lower[self.verb + 1 : self.last[0] - 1]
+        by = self.lower[self.last[0] - 1] == "by"
+        return by and (not particle or particle[0] in ("up", "down", "out", "off", "over"))
+
+    @cached_property
+    def finite(self) -> int:
+        """The finite verb: the auxiliary before the subject of a question, or the first verb after the subject."""
+        before = self.first[0] - 1
+        if before >= 0 and self.tags[before] in _FINITE and self.lower[before] in english.AUXILIARIES:
+            return before
+        return next((i for i in range(self.first[1], self.verb) if self.tags[i] in _FINITE), self.verb)
+
+    @cached_property
+    def start(self) -> int:
+        """Where the clause begins: before its first argument, the auxiliary of a question, and adverbs."""
+        k = min(self.first[0], self.finite)
+        while k and self.tags[k - 1] == "RB" and self.lower[k - 1] not in english.BEFORE:
+            k -= 1
+        return k
+
+    @cached_property
+    def gold(self) -> bool:
+        """Whether the tags are those of a treebank."""
+        return english.has_gold_tags(self.sentence)
+
+
+def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
+    """Return why a candidate does not fit the pattern, None if it does."""
+    first, last, verb = clause.first, clause.last, clause.sentence.words[clause.verb]
+    if verb[0].isupper() and not clause.sentence.text.isupper():
+        return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
+    return (
+        _check_verb(clause, candidate.lemma, symmetric)
+        or _check_group(clause)
+        or _check_reflexives(clause)
+        or _check_phrase(clause, first, last)
+        or _check_phrase(clause, last, first)
+        or _check_before(clause)
+        or _check_after(clause)
+        or _check_reference(clause)
+    )
+
+
+def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | None:
+    """Look for verbs whose arguments do not have two different roles."""
+    lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
+    word, phrase = lower[clause.verb], lower[slice(*last)]
+    if not all(tags[end - 1].startswith("NNP") for _, end in (first, last)):
+        symmetric -= english.SYMMETRIC_BETWEEN_NAMES
+    irregular = english.SYMMETRIC_IRREGULAR if symmetric & {"meet", "fight"} else ""
+    for verbs, reason in (
+        (english.COPULAS, "the verb is a copula"),
+        (english.verb_forms(symmetric, irregular), "the verb is symmetric"),
+        (english.MEASURING, "the verb takes a measure, a place or quoted words"),
+    ):
+        if word in verbs or lemma in verbs:
+            return reason
+    definite = tags[last[0]] in ("PRP", "PRP$", "NNP") or phrase[0] in english.DEFINITE
+    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and phrase[0] not in english.INDEFINITE
+    light = (word in english.LIGHT and not definite) or (word in english.LIGHTER and bare)
+    if (light and not clause.passive) or word in english.DO or (word in english.HAVE and phrase[-1] in english.EVENTS):
+        return "a light verb with a noun"  # "took place", "gave a speech", "had a look"
+    if word in english.HAVE and not any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last)):
+        return "the subject may stand after the verb"  # "a hat has Ada" reads as an inversion
+    return None
+
+
+def _check_group(clause: Clause) -> str | None:
+    """Check that one finite verb group fills the place between the arguments, with the *by* of an agent."""
+    lower, tags, finite, passive = clause.lower, clause.tags, clause.finite, clause.passive
+    if not passive and clause.last[0] != clause.verb + 1:
+        return NOT_IN_CLAUSE.reason
+    between = range(clause.first[1], clause.verb)
+    group = [finite] * (finite < clause.first[0])
+    group += [i for i in between if tags[i] != "RB" or lower[i] in english.AFTER]
+    forms = frozenset() if passive else _FINITE
+    if group:
+        helper = lower[group[-1]]
+        perfect = {"VBN", "VBD"} if helper in english.HAVE else {"VBG"} if helper in english.PASSIVE else {"VB"}
+        forms = frozenset(({"VBN"} if helper in english.PASSIVE else ()) if passive else perfect)
+    helpers = all(lower[i] in english.AUXILIARIES.keys() | english.PASSIVE for i in group)
+    one = tags[finite] in _FINITE and [tags[i] in _FINITE for i in group] == [i == finite for i in group]
+    fits = helpers and one and tags[clause.verb] in forms
+    return None if fits else "the arguments do not stand beside one finite verb"
+
+
+def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
+    """Check that an argument is a plain noun phrase, no measure, and without words that depend on others elsewhere."""
+    lower, tags, is_last = clause.lower, clause.tags, here > other
+    words, within = lower[slice(*here)], tags[slice(*here)]
+    if clause.gold and is_last and within[-1] not in ("IN", "TO", "VBG", "RP") and "," not in words:
+        end = next((k for k in range(1, len(words)) if within[k] in ("WDT", "WP")), len(words))
+        end = end if all(map(_WORD.fullmatch, words[end:])) else len(words)
+        words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
+    repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
+    if repeated or not is_plain(words, within, before_verb=not is_last) or words[-1] in english.AFTER:
+        return _NOT_PLAIN
+    names = {word for word, tag in zip(words, within, strict=True) if tag.startswith("NN")}
+    inner = len(words) > 1 and not (english.PERSONAL - names - {"her"}).isdisjoint(words)  # "him and me"
+    dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
+    head = head_of(words, within)
+    several, one = (d & {*words[:head]} for d in (english.PLURAL_DETERMINERS, english.SINGULAR_DETERMINERS))
+    plural = within[head] in ("NNS", "NNPS") or words[head] in english.IRREGULAR_PLURALS
+    mismatched = "POS" not in within and (one and not several if plural else several - {"few"})  # "two woman"
+    if inner or dotted or mismatched or words[0] in ("it", "thee"):
+        return _NOT_PLAIN
+    few = [w for k, w in enumerate(words) if w in english.NEGATIVE and words[k - 1 : k] not in (["a"], ["the"])]
+    free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
+    if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
+        return "an argument has a quantifier or comparison that depends on other words"
+    compound = head > 0 and within[head - 1].startswith("NN")  # "road blocks"
+    if words[head][0].isdigit() or (english.is_measure(words[head]) and not compound):
+        return "an argument is a measure"
+    bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
+    if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
+        return "the phrase with by may tell a means"  # "moved by force", "found by the same method"
+    nouns = {"NN", "NNS"} | ({"JJ"} if english.tags_of(clause.sentence) is None else set())
+    two = any(one in nouns and other in nouns for one, other in itertools.pairwise(within))
+    her = words[0] == "her" and ("NNP" in within if len(words) > 1 else {*tags[here[1] : here[1] + 1]} & {"RB", "RP"})
+    if is_last and not clause.gold and "of" in words and lower[clause.verb] in english.OF_VERBS:
+        return _NOT_PLAIN  # "accused the nun of theft"
+    if (
+        is_last
+        and not clause.gold
+        and (bare or her or (two and (lower[clause.verb] in english.SMALL_CLAUSES or words[-1].endswith("ing"))))
+    ):
+        return _NOT_PLAIN  # "travel light", "called her Estella", "turned her back", "sees the pictures flicker"
+    return None
+
+
+def _check_before(clause: Clause) -> str | None:
+    """Check that a clause begins before the first argument, so that nothing there belongs to it."""
+    lower, tags, k, subject = clause.lower, clause.tags, clause.start, clause.lower[clause.first[0]]
+    sure = clause.gold or subject in english.PRONOUNS
+    if k and lower[k - 1] in english.BEFORE:
+        return _BEFORE  # "either the nun or Ada"
+    if k == 0 or (lower[k - 1] in _INTRODUCING and (sure or lower[k - 1] not in _PREPOSITIONS)):
+        return None
+    numbered = subject == "i" and tags[k - 1].startswith("NNP")  # "Charles I"
+    nominative, has_clause = subject in _NOMINATIVE and not numbered, not _FINITE.isdisjoint(tags[:k])
+    if tags[k - 1] == "CC":
+        fits = k == 1 or (has_clause and (nominative or clause.gold or is_punctuation(lower[k - 2])))
+    else:
+        opening = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
+        opens = (
+            lower[k - 1] != "," or has_clause or opening in ("IN", "TO", "RB", "WRB", "VBG", "VBN", "UH", "CC", "EX")
+        )
+        fits = nominative or (is_punctuation(lower[k - 1]) and opens)
+    return None if fits else _BEFORE
+
+
+def _check_after(clause: Clause) -> str | None:
+    """Check that the clause ends after the last argument, or goes on with words that cannot belong to it."""
+    lower, tags, (begin, k), n = clause.lower, clause.tags, clause.last, len(clause.lower)
+    pronoun = k - begin == 1 and lower[begin] in english.PERSONAL
+    name = all(tag.startswith("NNP") for tag in tags[begin:k])
+    barred = english.FLOATING if pronoun else english.AFTER
+    while k < n and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES) and lower[k] not in barred:
+        k += 1
+    if (
+        lower[k : k + 1]
+        and lower[k] in ("this", "last", "next", "every")
+        and english.is_measure("".join(lower[k + 1 : k + 2]))
+    ):
+        k += 2  # "this week"
+    after = tags[k + 1] if k + 1 < n else ""
+    linked = k < n and (lower[k] in _LINKS or (lower[k] == "as" and after == "PRP"))
+    if k == n or linked or not lower[k].strip(".!?;:…)”’'"):
+        return None
+    if tags[k] == "CC" or is_punctuation(lower[k]):
+        before = clause.start - 1
+        subordinate = before >= 0 and (lower[before] in _LINKS or tags[before] == "WRB")  # "if you saw Ada, ..."
+        ends = lower[k] == "," and subordinate and after not in ("CC", "WDT", "WP")
+        return None if ends else _check_joined(lower, tags, k, pronoun)
+    goal = lower[k] in ("to", "into", "onto") and (clause.gold or pronoun or name)
+    goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in ("of", "like", "than", "as"))
+    goal = (goal or (name and lower[k] in ("for", "over", "with", "about"))) and after in _NOUNS | {"PRP"}
+    moved = (pronoun or name) and lower[k] == "to" and after == "VB" and not clause.passive
+    return None if goal or moved or (pronoun and lower[k] in _NOMINATIVE) else _AFTER  # "told me she left"
+
+
+def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, pronoun: bool) -> str | None:
+    """Check that words after punctuation or a conjunction are another clause, with a subject of its own."""
+    mark, joined = lower[k], False
+    if is_punctuation(mark) and mark.strip(",-–—()[]\"“”'`"):
+        return _AFTER  # "saw them *"
+    while k < len(lower) and (tags[k] in ("CC", "RB") or is_punctuation(lower[k])):
+        joined = joined or tags[k] == "CC"
+        k += 1
+    if k == len(lower) or lower[k] in _LINKS | _REPORTING | _NOMINATIVE | {"it", "there"} or tags[k] == "WRB":
+        return None
+    if tags[k] in _FINITE | {"VB", "VBG", "VBN"}:
+        return None if mark in ("-", "--", "–", "—", "(", "-LRB-") else _OTHER_VERB
+    end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
+    own = joined and end > k and tags[end] in _FINITE  # "and our children love it"
+    loose = not joined and (tags[k] not in ("WDT", "WP", "?") if pronoun else tags[k] in ("IN", "UH"))
+    bound = mark not in (",", "-", "--", "–", "—") or lower[k] in (
+        "of",
+        "than",
+        "like",
+        "as",
+        "by",
+        "except",
+        "including",
+    )
+    return None if own or (loose and (pronoun or not bound)) else _AFTER
+
+
+def _check_reflexives(clause: Clause) -> str | None:
+    phrases = [{*clause.lower[slice(*span)]} for span in (clause.first, clause.last)]
+    another = any("another" in phrase for phrase in phrases) and not any(map(english.PERSONAL.__ge__, phrases))
+    reciprocal = {("each", "other"), ("one", "another")} & {*itertools.pairwise(clause.lower)}
+    reflexive = not english.REFLEXIVES.isdisjoint(clause.lower[clause.start :])
+    return "a reflexive or reciprocal in the clause" if another or reciprocal or reflexive else None
+
+
+def _check_reference(clause: Clause) -> str | None:
+    """Look in the clause for words whose meaning depends on an argument: pronouns, reflexives, ellipsis."""
+    lower, tags, (_, last) = clause.lower, clause.tags, clause.last
+    ends = (k for k in range(last, len(lower)) if tags[k] in ("CC", "WRB") or is_punctuation(lower[k]))
+    end = next(ends, len(lower))
+    phrases, after = [lower[slice(*span)] for span in (clause.first, clause.last)], {*lower[last:end]}
+    personal = [{*phrase} <= english.PERSONAL for phrase in phrases]
+    spoken = [alone and phrase[0] not in english.THIRD_PERSON for alone, phrase in zip(personal, phrases, strict=True)]
+    for phrase, other_is_spoken in zip(phrases, spoken[::-1], strict=True):
+        if len(phrase) > 1 and not english.THIRD_PERSON.isdisjoint(phrase) and not other_is_spoken:
+            return _PRONOUN
+    same = any({*phrases[0], *phrases[1]} & person and person & after for person in english.SAME_PERSON)
+    if same or (not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)):
+        return _PRONOUN
+    rest = (tag for tag in itertools.dropwhile(lambda tag: tag != "CC", tags[last:]) if tag not in ("CC", "RB", ","))
+    if next(rest, "") in _FINITE | {"VB"}:
+        return _OTHER_VERB
+    for k in range(last, len(lower)):
+        if lower[k] in english.AUXILIARIES and tags[k] != "VB":
+            follows = next((i for i in range(k + 1, len(lower)) if tags[i] != "RB"), None)
+            if follows is None or is_punctuation(lower[follows]) or lower[follows + 1 : follows + 3] == ["?"]:
+                return "an auxiliary stands for the verb phrase"  # "I chose Ada, and we did too", "isn't she?"
+    return None
