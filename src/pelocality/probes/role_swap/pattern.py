@@ -153,7 +153,7 @@ def _check_group(clause: Clause) -> str | None:
     between = range(clause.first[1], clause.verb)
     group = [finite] * (finite < clause.first[0])
     group += [i for i in between if tags[i] != "RB" or lower[i] in english.AFTER]
-    forms = frozenset() if passive else _FINITE
+    forms = frozenset() if passive else _FINITE - {"MD"}
     if group:
         helper = lower[group[-1]]
         perfect = {"VBN", "VBD"} if helper in english.HAVE else {"VBG"} if helper in english.PASSIVE else {"VB"}
@@ -172,6 +172,8 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         end = next((k for k in range(1, len(words)) if within[k] in ("WDT", "WP")), len(words))
         end = end if all(map(_WORD.fullmatch, words[end:])) else len(words)
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
+    if not words[0][0].isalnum():
+        return _NOT_PLAIN
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     if repeated or not is_plain(words, within, before_verb=not is_last) or words[-1] in english.AFTER:
         return _NOT_PLAIN
@@ -195,7 +197,7 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
         return "the phrase with by may tell a means"  # "moved by force", "found by the same method"
     nouns = {"NN", "NNS"} | ({"JJ"} if english.tags_of(clause.sentence) is None else set())
-    two = any(one in nouns and other in nouns for one, other in itertools.pairwise(within))
+    two = any(one in nouns | {"NNP"} and other in nouns for one, other in itertools.pairwise(within))
     her = words[0] == "her" and ("NNP" in within if len(words) > 1 else {*tags[here[1] : here[1] + 1]} & {"RB", "RP"})
     if is_last and not clause.gold and "of" in words and lower[clause.verb] in english.OF_VERBS:
         return _NOT_PLAIN  # "accused the nun of theft"
@@ -212,7 +214,7 @@ def _check_before(clause: Clause) -> str | None:
     """Check that a clause begins before the first argument, so that nothing there belongs to it."""
     lower, tags, k, subject = clause.lower, clause.tags, clause.start, clause.lower[clause.first[0]]
     sure = clause.gold or subject in english.PRONOUNS
-    if k and lower[k - 1] in english.BEFORE:
+    if k and lower[k - 1] in english.BEFORE | {"dare", "dared"}:
         return _BEFORE  # "either the nun or Ada"
     if k == 0 or (lower[k - 1] in _INTRODUCING and (sure or lower[k - 1] not in _PREPOSITIONS)):
         return None
@@ -235,7 +237,12 @@ def _check_after(clause: Clause) -> str | None:
     pronoun = k - begin == 1 and lower[begin] in english.PERSONAL
     name = all(tag.startswith("NNP") for tag in tags[begin:k])
     barred = english.FLOATING if pronoun else english.AFTER
-    while k < n and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES) and lower[k] not in barred:
+    while (
+        k < n
+        and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES)
+        and lower[k].isalpha()
+        and lower[k] not in barred
+    ):
         k += 1
     if (
         lower[k : k + 1]
