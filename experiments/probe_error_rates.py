@@ -2,6 +2,7 @@
 
 python experiments/probe_error_rates.py draw frames ewt_train.jsonl --round 1 --output reading/frames-1.tsv
 python experiments/probe_error_rates.py rates reading/frames-1.tsv      # after adding a column "wrong" of 0 and 1
+python experiments/probe_error_rates.py builders                        # the published comparison of two builders
 
 The documents of a corpus are divided among rounds by a hash of their names, so that the text of a later round stays
 unread while rules are changed after an earlier one.
@@ -126,6 +127,33 @@ def rates(arguments: argparse.Namespace) -> None:
     print(markdown(pd.DataFrame(table)))
 
 
+def share_of(wrong: int, read: int) -> str:
+    """Return a share in per cent with Wilson's interval, empty if nothing was read."""
+    if not read:
+        return ""
+    share = proportion(wrong, read)
+    return f"{wrong} of {read}: {100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+def builders(arguments: argparse.Namespace) -> None:
+    """Print the rows and the wrong rows of the builder before and of today's, of each text and in all."""
+    table = pd.read_csv(arguments.file)
+    rows = [(f"{row.text}, {row.roles}", row) for row in table.itertuples()]
+    treebanks = table["roles"].isin(["gold frames", "gold trees", "gold dependencies"])
+    for name, kind in (("treebanks with trees", treebanks), ("plain text", table["roles"] == "spaCy")):
+        rows += [(f"**{name}**", row) for row in table[kind].sum(numeric_only=True).to_frame().T.itertuples()]
+    columns = {
+        "text": [name for name, _ in rows],
+        "rows before": [row.rows_before for _, row in rows],
+        "rows": [row.rows for _, row in rows],
+        "of before": [f"{100 * row.rows / row.rows_before:.0f} %" for _, row in rows],
+        "wrong before": [share_of(row.wrong_before + row.doubt_before, row.read_before) for _, row in rows],
+        "wrong": [share_of(row.wrong + row.doubt, row.read) for _, row in rows],
+        "wrong after mending": [share_of(row.wrong_after, row.read_after) for _, row in rows],
+    }
+    print(markdown(pd.DataFrame(columns)))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
@@ -149,5 +177,8 @@ if __name__ == "__main__":
     computing = commands.add_parser("rates", help="compute error rates from files with a column 'wrong'")
     computing.set_defaults(run=rates)
     computing.add_argument("files", type=Path, nargs="+")
+    comparing = commands.add_parser("builders", help="print the comparison of two builders")
+    comparing.set_defaults(run=builders)
+    comparing.add_argument("file", type=Path, nargs="?", default=Path(__file__).with_name("role_swap_builders.csv"))
     chosen = parser.parse_args()
     chosen.run(chosen)

@@ -201,11 +201,8 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     her = words[0] == "her" and ("NNP" in within if len(words) > 1 else {*tags[here[1] : here[1] + 1]} & {"RB", "RP"})
     if is_last and not clause.gold and "of" in words and lower[clause.verb] in english.OF_VERBS:
         return _NOT_PLAIN  # "accused the nun of theft"
-    if (
-        is_last
-        and not clause.gold
-        and (bare or her or (two and (lower[clause.verb] in english.SMALL_CLAUSES or words[-1].endswith("ing"))))
-    ):
+    predicate = lower[clause.verb] in english.SMALL_CLAUSES and (two or words[0] == "that")  # "call that freedom"
+    if is_last and not clause.gold and (bare or her or predicate or (two and words[-1].endswith("ing"))):
         return _NOT_PLAIN  # "travel light", "called her Estella", "turned her back", "sees the pictures flicker"
     return None
 
