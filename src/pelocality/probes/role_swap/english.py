@@ -55,6 +55,7 @@ BEFORE = words(
 )
 FLOATING = words("all both each alone too either together jointly mutually respectively collectively")
 AFTER = FLOATING | words("whatsoever else there here nearby below above ago apart indoors outdoors upstairs abroad")
+BESIDE = (BEFORE | AFTER) - {"not"}  # "the nun alone saw Ada", "the nun only saw Ada"
 DEFINITE = words("the this that these those")
 SINGULAR_DETERMINERS = words("a an this that each every another one")
 PLURAL_DETERMINERS = words("these those both many several few two three four five six seven eight nine ten")
@@ -111,7 +112,6 @@ SYMMETRIC_VERBS = words(
     "touch face join rival mirror complement oppose contradict comprise compose enter clear pass reach hit"
 )
 SYMMETRIC_IRREGULAR = "met fought wed tying seeing"  # "is seeing the judge"
-SYMMETRIC_BETWEEN_NAMES = words("play")  # "Germany played Brazil", but "Ada played a part"
 TIMES = words("yesterday today tomorrow tonight again once twice now then later soon still")
 _MEASURES = words(
     "second sec minute min hour hr day night morning afternoon evening week weekend month year decade century time "

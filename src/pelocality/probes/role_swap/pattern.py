@@ -14,6 +14,7 @@ from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
 
+_SYMBOL = "a symbol, or a word that is cut, stands in the sentence"
 _NOT_PLAIN = "an argument is not a plain noun phrase"
 _BEFORE = "words before the first argument may belong to it"
 _AFTER = "words after the last argument may belong to it"
@@ -30,6 +31,9 @@ _REPORTING = english.verb_forms(
     "said thought knew told",
 )
 _INTRODUCING = _LINKS | _REPORTING | english.words("that sure glad as whether so how why where")
+_SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
+_INNER_MARKS = frozenset({",", "-", "--", "–", "—", "(", "-lrb-"})
+_EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
 _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
 
 _CODES = {
@@ -40,7 +44,7 @@ _ADJECTIVE = "(?:R?J|(?<=[DCJRKA])V)"
 _CORE = rf"D{{0,2}}C?(?:{_ADJECTIVE}(?:K?A?{_ADJECTIVE})*|[NMJ]H[JV]?|[NM]P?)*(?:N|MC?)"
 _OBJECT = rf"{_CORE}(?:O{_CORE})?|{_CORE}(?:K{_CORE})*K?A{_CORE}"
 _SUBJECT = rf"{_OBJECT}|{_CORE}(?:[OI]{_CORE}){{1,2}}"  # before the verb, a preposition belongs to the noun
-_WORD = re.compile(r"\w[\w.,'’&-]*|['’]s?|[.,&-]")
+_WORD = re.compile(r"[^\W_][\w.,'’&/-]*|['’]\w*|[.…,;:!?&$£€%\"“”„‘`()\[\]–—-]+|-[LR].B-", re.IGNORECASE)
 
 
 def is_plain(words: Sequence[str], tags: Sequence[str], *, before_verb: bool = False) -> bool:
@@ -48,7 +52,7 @@ def is_plain(words: Sequence[str], tags: Sequence[str], *, before_verb: bool = F
     if len(words) == 1 and words[0] in english.PRONOUNS:
         return True
     codes = "".join("O" if w == "of" else _CODES.get(t, "-") for w, t in zip(words, tags, strict=True))
-    return bool(re.fullmatch(_SUBJECT if before_verb else _OBJECT, codes)) and all(map(_WORD.fullmatch, words))
+    return bool(re.fullmatch(_SUBJECT if before_verb else _OBJECT, codes))
 
 
 def head_of(words: Sequence[str], tags: Sequence[str]) -> int:
@@ -109,6 +113,8 @@ def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[st
     first, last, verb = clause.first, clause.last, clause.sentence.words[clause.verb]
     if verb[0].isupper() and not clause.sentence.text.isupper():
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
+    if not all(map(_WORD.fullmatch, clause.lower)):
+        return _SYMBOL  # "saw them *", "the river <unk>", "480±5 mg"
     return (
         _check_verb(clause, candidate.lemma, symmetric)
         or _check_group(clause)
@@ -125,8 +131,6 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     """Look for verbs whose arguments do not have two different roles."""
     lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
     word, phrase = lower[clause.verb], lower[slice(*last)]
-    if not all(tags[end - 1].startswith("NNP") for _, end in (first, last)):
-        symmetric -= english.SYMMETRIC_BETWEEN_NAMES
     irregular = english.SYMMETRIC_IRREGULAR if symmetric & {"meet", "fight"} else ""
     for verbs, reason in (
         (english.COPULAS, "the verb is a copula"),
@@ -140,7 +144,8 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     light = (word in english.LIGHT and not definite) or (word in english.LIGHTER and bare)
     if (light and not clause.passive) or word in english.DO or (word in english.HAVE and phrase[-1] in english.EVENTS):
         return "a light verb with a noun"  # "took place", "gave a speech", "had a look"
-    if word in english.HAVE and not any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last)):
+    marked = clause.gold and any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last))
+    if word in english.HAVE and not marked:
         return "the subject may stand after the verb"  # "a hat has Ada" reads as an inversion
     return None
 
@@ -152,7 +157,7 @@ def _check_group(clause: Clause) -> str | None:
         return NOT_IN_CLAUSE.reason
     between = range(clause.first[1], clause.verb)
     group = [finite] * (finite < clause.first[0])
-    group += [i for i in between if tags[i] != "RB" or lower[i] in english.AFTER]
+    group += [i for i in between if tags[i] != "RB" or lower[i] in english.BESIDE]
     forms = frozenset() if passive else _FINITE - {"MD"}
     if group:
         helper = lower[group[-1]]
@@ -170,61 +175,65 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     words, within = lower[slice(*here)], tags[slice(*here)]
     if clause.gold and is_last and within[-1] not in ("IN", "TO", "VBG", "RP") and "," not in words:
         end = next((k for k in range(1, len(words)) if within[k] in ("WDT", "WP")), len(words))
-        end = end if all(map(_WORD.fullmatch, words[end:])) else len(words)
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
-    if not words[0][0].isalnum():
-        return _NOT_PLAIN
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
-    if repeated or not is_plain(words, within, before_verb=not is_last) or words[-1] in english.AFTER:
-        return _NOT_PLAIN
-    names = {word for word, tag in zip(words, within, strict=True) if tag.startswith("NN")}
-    inner = len(words) > 1 and not (english.PERSONAL - names - {"her"}).isdisjoint(words)  # "him and me"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
-    head = head_of(words, within)
-    several, one = (d & {*words[:head]} for d in (english.PLURAL_DETERMINERS, english.SINGULAR_DETERMINERS))
-    plural = within[head] in ("NNS", "NNPS") or words[head] in english.IRREGULAR_PLURALS
-    mismatched = "POS" not in within and (one and not several if plural else several - {"few"})  # "two woman"
-    if inner or dotted or mismatched or words[0] in ("it", "thee"):
+    listed = "," in words and not clause.gold  # a parser may miss where a list or an apposition ends
+    plain = is_plain(words, within, before_verb=not is_last) and words[-1] not in english.AFTER
+    if not plain or repeated or dotted or listed or words[0] in ("it", "thee"):
         return _NOT_PLAIN
     few = [w for k, w in enumerate(words) if w in english.NEGATIVE and words[k - 1 : k] not in (["a"], ["the"])]
     free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
     if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
         return "an argument has a quantifier or comparison that depends on other words"
+    head = head_of(words, within)
     compound = head > 0 and within[head - 1].startswith("NN")  # "road blocks"
-    if words[head][0].isdigit() or (english.is_measure(words[head]) and not compound):
+    timed = not {"last", "next"}.isdisjoint(words)  # "switched my major last term"
+    if timed or words[head][0].isdigit() or (english.is_measure(words[head]) and not compound):
         return "an argument is a measure"
     bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
         return "the phrase with by may tell a means"  # "moved by force", "found by the same method"
+    return _NOT_PLAIN if is_last and not clause.gold and _may_be_more(clause, words, within) else None
+
+
+def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> bool:
+    """Return whether the words of an object may be more than one phrase, which a parser often takes for one."""
+    verb, after = clause.lower[clause.verb], clause.tags[clause.last[1] : clause.last[1] + 1]
     nouns = {"NN", "NNS"} | ({"JJ"} if english.tags_of(clause.sentence) is None else set())
-    two = any(one in nouns | {"NNP"} and other in nouns for one, other in itertools.pairwise(within))
-    her = words[0] == "her" and ("NNP" in within if len(words) > 1 else {*tags[here[1] : here[1] + 1]} & {"RB", "RP"})
-    if is_last and not clause.gold and "of" in words and lower[clause.verb] in english.OF_VERBS:
-        return _NOT_PLAIN  # "accused the nun of theft"
-    predicate = lower[clause.verb] in english.SMALL_CLAUSES and (two or words[0] == "that")  # "call that freedom"
-    if is_last and not clause.gold and (bare or her or predicate or (two and words[-1].endswith("ing"))):
-        return _NOT_PLAIN  # "travel light", "called her Estella", "turned her back", "sees the pictures flicker"
-    return None
+    two = any(one in nouns | {"NNP"} and other in nouns for one, other in itertools.pairwise(tags))
+    bare = tags[0] == "NN" and words[0] not in english.INDEFINITE
+    participle = tags[0] in ("NN", "NNS", "JJ") and clause.lower[clause.verb - 1] in english.HAVE
+    her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else bool({*after} & {"RB", "RP"}))
+    small = verb in english.SMALL_CLAUSES and (two or words[0] == "that")
+    return (
+        bare  # "travel light"
+        or participle  # "have baked potatoes"
+        or her  # "called her Estella", "turned her back"
+        or small  # "call that freedom"
+        or (two and words[-1].endswith("ing"))  # "sees the boy singing"
+        or ("of" in words and verb in english.OF_VERBS)  # "accused the nun of theft"
+    )
 
 
 def _check_before(clause: Clause) -> str | None:
     """Check that a clause begins before the first argument, so that nothing there belongs to it."""
     lower, tags, k, subject = clause.lower, clause.tags, clause.start, clause.lower[clause.first[0]]
-    sure = clause.gold or subject in english.PRONOUNS
-    if k and lower[k - 1] in english.BEFORE | {"dare", "dared"}:
-        return _BEFORE  # "either the nun or Ada"
-    if k == 0 or (lower[k - 1] in _INTRODUCING and (sure or lower[k - 1] not in _PREPOSITIONS)):
+    if k == 0:
         return None
-    numbered = subject == "i" and tags[k - 1].startswith("NNP")  # "Charles I"
-    nominative, has_clause = subject in _NOMINATIVE and not numbered, not _FINITE.isdisjoint(tags[:k])
-    if tags[k - 1] == "CC":
-        fits = k == 1 or (has_clause and (nominative or clause.gold or is_punctuation(lower[k - 2])))
+    pronoun = subject in _NOMINATIVE and not (subject == "i" and tags[k - 1].startswith("NNP"))  # "Charles I"
+    before, has_clause = lower[k - 1], not _FINITE.isdisjoint(tags[:k])
+    loose = not has_clause and not _SUBJECTLESS.isdisjoint(tags[:k])  # "sitting down, the nun"
+    if loose or before in english.BEFORE | {"dare", "dared"}:  # "either the nun or Ada"
+        fits = False
+    elif before in _INTRODUCING:
+        fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
+    elif tags[k - 1] == "CC":
+        fits = k == 1 or (has_clause and (pronoun or clause.gold or is_punctuation(lower[k - 2])))
     else:
         opening = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
-        opens = (
-            lower[k - 1] != "," or has_clause or opening in ("IN", "TO", "RB", "WRB", "VBG", "VBN", "UH", "CC", "EX")
-        )
-        fits = nominative or (is_punctuation(lower[k - 1]) and opens)
+        opens = before != "," or has_clause or opening in ("IN", "RB", "UH", "CC")
+        fits = opens and (pronoun or is_punctuation(before))
     return None if fits else _BEFORE
 
 
@@ -234,68 +243,55 @@ def _check_after(clause: Clause) -> str | None:
     pronoun = k - begin == 1 and lower[begin] in english.PERSONAL
     name = all(tag.startswith("NNP") for tag in tags[begin:k])
     barred = english.FLOATING if pronoun else english.AFTER
-    while (
-        k < n
-        and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES)
-        and lower[k].isalpha()
-        and lower[k] not in barred
-    ):
+    while k < n and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES) and lower[k] not in barred:
         k += 1
-    if (
-        lower[k : k + 1]
-        and lower[k] in ("this", "last", "next", "every")
-        and english.is_measure("".join(lower[k + 1 : k + 2]))
-    ):
+    if lower[k : k + 1] and lower[k] in ("this", "last", "next", "every") and english.is_measure(lower[k + 1]):
         k += 2  # "this week"
     after = tags[k + 1] if k + 1 < n else ""
-    linked = k < n and (lower[k] in _LINKS or (lower[k] == "as" and after == "PRP"))
-    if k == n or linked or not lower[k].strip(".!?;:…)”’'"):
+    if k == n or not lower[k].strip(".!?;:…)”’'") or _links(lower, tags, k):
         return None
     if tags[k] == "CC" or is_punctuation(lower[k]):
         before = clause.start - 1
         subordinate = before >= 0 and (lower[before] in _LINKS or tags[before] == "WRB")  # "if you saw Ada, ..."
-        ends = lower[k] == "," and subordinate and after not in ("CC", "WDT", "WP")
-        return None if ends else _check_joined(lower, tags, k, pronoun)
+        ends = lower[k] == "," and subordinate and after not in ("CC", "WDT", "WP", "TO", "VBG", "VBN")
+        return None if ends else _check_joined(lower, tags, k, pronoun or clause.gold)
     goal = lower[k] in ("to", "into", "onto") and (clause.gold or pronoun or name)
+    goal = goal or (name and lower[k] in ("over", "about"))
     goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in ("of", "like", "than", "as"))
-    goal = (goal or (name and lower[k] in ("for", "over", "with", "about"))) and after in _NOUNS | {"PRP"}
+    goal = goal and after in _NOUNS | {"PRP"}
     moved = (pronoun or name) and lower[k] == "to" and after == "VB" and not clause.passive
     return None if goal or moved or (pronoun and lower[k] in _NOMINATIVE) else _AFTER  # "told me she left"
 
 
-def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, pronoun: bool) -> str | None:
+def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
+    """Return whether a word begins a subordinate clause, with a subject of its own."""
+    after = tags[k + 1] if k + 1 < len(tags) else ""
+    return (lower[k] in _LINKS and after not in _SUBJECTLESS) or (lower[k] == "as" and after == "PRP")
+
+
+def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool) -> str | None:
     """Check that words after punctuation or a conjunction are another clause, with a subject of its own."""
     mark, joined = lower[k], False
-    if is_punctuation(mark) and mark.strip(",-–—()[]\"“”'`"):
-        return _AFTER  # "saw them *"
     while k < len(lower) and (tags[k] in ("CC", "RB") or is_punctuation(lower[k])):
         joined = joined or tags[k] == "CC"
         k += 1
-    if k == len(lower) or lower[k] in _LINKS | _REPORTING | _NOMINATIVE | {"it", "there"} or tags[k] == "WRB":
+    if k == len(lower) or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
         return None
-    if tags[k] in _FINITE | {"VB", "VBG", "VBN"}:
-        return None if mark in ("-", "--", "–", "—", "(", "-LRB-") else _OTHER_VERB
+    if tags[k] in _FINITE | _SUBJECTLESS:
+        said = lower[k] in _REPORTING and tags[k] in _FINITE and not joined
+        return None if said else _OTHER_VERB
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
-    own = joined and end > k and tags[end] in _FINITE  # "and our children love it"
-    loose = not joined and (tags[k] not in ("WDT", "WP", "?") if pronoun else tags[k] in ("IN", "UH"))
-    bound = mark not in (",", "-", "--", "–", "—") or lower[k] in (
-        "of",
-        "than",
-        "like",
-        "as",
-        "by",
-        "except",
-        "including",
-    )
-    return None if own or (loose and (pronoun or not bound)) else _AFTER
+    own = (joined or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE  # "and our children love it"
+    addition = sure and not joined and tags[k] in ("IN", "UH") and lower[k] not in _EXCEPTIONS
+    return None if own or addition else _AFTER
 
 
 def _check_reflexives(clause: Clause) -> str | None:
     phrases = [{*clause.lower[slice(*span)]} for span in (clause.first, clause.last)]
     another = any("another" in phrase for phrase in phrases) and not any(map(english.PERSONAL.__ge__, phrases))
     reciprocal = {("each", "other"), ("one", "another")} & {*itertools.pairwise(clause.lower)}
-    reflexive = not english.REFLEXIVES.isdisjoint(clause.lower[clause.start :])
-    return "a reflexive or reciprocal in the clause" if another or reciprocal or reflexive else None
+    reflexive = not english.REFLEXIVES.isdisjoint(clause.lower)
+    return "a reflexive or reciprocal in the sentence" if another or reciprocal or reflexive else None
 
 
 def _check_reference(clause: Clause) -> str | None:
