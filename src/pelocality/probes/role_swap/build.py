@@ -240,7 +240,7 @@ class RoleSwap:
             if not isinstance(candidate, Candidate):
                 yield candidate
                 continue
-            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs)
+            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, by_caller=callable(self.source))
             if sentence.automatic and second_parser is not None and not isinstance(found, Skipped):
                 if second is None:
                     [parse] = parsed(second_parser, [sentence.text], sentence.language)
@@ -277,8 +277,6 @@ class RoleSwap:
         if self.source != "frames":
             how = _name_of_function(self.source) if callable(self.source) else f"rule over {self.source}"
             row["provenance"] += f"; roles: {how}"
-        elif sentence.dependencies is None and sentence.constituents is None:
-            row["provenance"] += "; roles: frames without a tree"
         about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
         size = sum(span["size"] for span in spans if span["category"] != "agreement")
         return {**row, **about, "size": size, "category": candidate.voice, "seed": self.seed}

@@ -1,10 +1,10 @@
-"""Word lists of English for role swaps, and Penn Treebank tags: from a tree, or without one from the lists."""
+"""Word lists of English for role swaps, and the Penn Treebank tags of a tree."""
 
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pelocality.corpora import Sentence, is_punctuation
+from pelocality.corpora import Sentence
 
 Number = Literal["1sg", "3sg", "plural"]
 
@@ -96,14 +96,10 @@ LIGHT = _forms("make take give pay", "made took taken gave given paid")
 LIGHTER = (
     LIGHT | HAVE | _forms("get keep lose play shake catch hold run set", "got gotten kept lost shook caught held ran")
 )
-EVENTS = words("look talk speech walk break chance try call bath nap ride decision effect access idea fun time doubt")
 # after their object may stand a predicate: "sees the pictures flicker", "found this news helpful"
 SMALL_CLAUSES = LIGHTER | _forms(
     "see hear watch feel notice let help find consider call want leave think believe name elect appoint",
     "saw seen heard felt found left thought",
-)
-OF_VERBS = _forms(
-    "accuse suspect acquit convict cure heal rob strip cheat deprive relieve rid remind inform warn assure"
 )
 # Levin (1993) 36.2 and 36.3, and verbs that hold, or nearly hold, in both directions
 SYMMETRIC_VERBS = words(
@@ -136,21 +132,7 @@ VAGUE_NUMBER = words(
 # nations, religions and parties that do not end as most of them do
 _NATIONS = words("arab dutch english french german greek scot swiss turk welsh jew muslim hindu catholic protestant "
                  "democrat soviet dane pole swede briton brit serb czech slovak kurd gypsy")  # fmt: skip
-_KNOWN = {
-    **dict.fromkeys(words("two three four five six seven eight nine ten hundred thousand"), "CD"),
-    **dict.fromkeys(words("'s '"), "POS"), **dict.fromkeys(words("and or but nor"), "CC"), "to": "TO",
-    **dict.fromkeys(words("when where why how whenever wherever"), "WRB"),
-    **dict.fromkeys(words("who whom whose which what whoever whomever whatever whichever"), "WP"),
-    **dict.fromkeys(TIMES | words("not n't never ever always often also just already so very even however"), "RB"),
-    **dict.fromkeys(words(
-        "in at on with without before for from about by near under between as of past outside inside down up off "
-        "over out across along through into onto around against behind above below beside beyond during after until "
-        "till like round toward towards upon via within despite per because if unless although though since while "
-        "than whether whereas"
-    ), "IN"),
-    **dict.fromkeys(INDEFINITE, "NN"), **dict.fromkeys(DETERMINERS | ANY, "DT"), **dict.fromkeys(PERSONAL, "PRP"),
-    **dict.fromkeys(words("my your his her its our their"), "PRP$"), **AUXILIARIES,
-}  # fmt: skip
+_WH = words("who whom whose which what whoever whomever whatever whichever")
 _UPOS_TAGS = {
     "ADJ": "JJ", "ADP": "IN", "ADV": "RB", "CCONJ": "CC", "DET": "DT", "INTJ": "UH", "NUM": "CD",
     "PRON": "PRP", "SCONJ": "IN", "PUNCT": ".", "PROPN": "NNP", "NOUN": "NN",
@@ -194,14 +176,14 @@ def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
     form, tense = known.get("VerbForm"), known.get("Tense")
     if upos in ("VERB", "AUX"):
         if form is None or (form == "Fin" and AUXILIARIES.get(word) == "MD"):
-            return AUXILIARIES.get(word) or _verb_tag(word)
+            return AUXILIARIES.get(word) or verb_tag(word)
         if form == "Fin":
             third = known.get("Person", "3") == "3" and known.get("Number") == "Sing"
             return "VBD" if tense == "Past" else "VBZ" if third else "VBP"
         return {"Inf": "VB", "Ger": "VBG"}.get(form) or ("VBG" if tense == "Pres" or word.endswith("ing") else "VBN")
     if upos == "PART":
         return "TO" if word == "to" else "POS" if word.startswith("'") else "RB"
-    if known.get("PronType") in ("Int", "Rel") or _KNOWN.get(word) == "WP":
+    if known.get("PronType") in ("Int", "Rel") or word in _WH:
         return "WRB" if upos == "ADV" else "WP"
     if upos in ("PRON", "DET") and (known.get("Poss") == "Yes" or word in ("his", "its", "their")):
         return "PRP$"
@@ -209,7 +191,7 @@ def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
     return tag + "S" if tag[:2] == "NN" and known.get("Number") in ("Plur", "Ptan") else tag
 
 
-def _verb_tag(word: str) -> str:
+def verb_tag(word: str) -> str:
     """Return the tag of a finite verb whose form is told by its ending or a list; VB? if it may be past or present."""
     if word in SYNCRETIC:
         return "VB?"
@@ -218,27 +200,16 @@ def _verb_tag(word: str) -> str:
     return "VBG" if word.endswith("ing") else "VBZ" if word.endswith("s") and not word.endswith("ss") else "VBP"
 
 
-def guessed_tags(sentence: Sentence, verb: int, arguments: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-    """Return tags without a tree: of closed classes from lists, of an argument's other words by place, else ``?``."""
-    lower, ends = lowered(sentence), {end - 1 for _, end in arguments}
-    tags = [
-        ("," if w == "," else ".") if is_punctuation(w) else _KNOWN.get(w, "CD" if w[0].isdigit() else "?")
-        for w in lower
-    ]
-    for i in (i for span in arguments for i in range(*span)):
-        if tags[i] == "PRP$" and i in ends:
-            tags[i] = "PRP"  # "saw her"
-        elif tags[i] == "?" and sentence.words[i][0].isupper():
-            tags[i] = "NNP"
-        elif tags[i] == "?":
-            plural = lower[i].endswith("s") and not lower[i].endswith(("ss", "us", "is", "ics"))
-            inner = "RB" if lower[i].endswith("ly") else "VBN" if lower[i].endswith(("ed", "ing")) else "JJ"
-            tags[i] = inner if i not in ends else "NNS" if plural else "NN"
-    if tags[verb] == "?":
-        helper, form = (
-            next((w for w in reversed(lower[:verb]) if _KNOWN.get(w, "RB") != "RB"), ""),
-            _verb_tag(lower[verb]),
-        )
-        helped = "" if helper not in AUXILIARIES or form == "VBG" else "VBN" if helper in PASSIVE | HAVE else "VB"
-        tags[verb] = helped or form
-    return tuple(tags)
+def guessed_tags(sentence: Sentence, verb: int) -> tuple[str, ...]:
+    """Return tags where there is no tree: enough for the number of noun phrases that are given, and for their verb."""
+    tags = {**dict.fromkeys(DETERMINERS, "DT"), **dict.fromkeys(PERSONAL, "PRP"), **AUXILIARIES}
+    tags |= {**dict.fromkeys(words("of in on at with from for by to"), "IN"), "and": "CC", "or": "CC", ",": ","}
+    lower = lowered(sentence)
+    plural = (word.endswith("s") and not word.endswith(("ss", "us", "is", "ics")) for word in lower)
+    nouns = (
+        "NNS" if many else "NNP" if word[0].isupper() else "NN"
+        for many, word in zip(plural, sentence.words, strict=True)
+    )
+    guessed = [tags.get(word, noun) for word, noun in zip(lower, nouns, strict=True)]
+    guessed[verb] = tags.get(lower[verb]) or verb_tag(lower[verb])
+    return tuple(guessed)

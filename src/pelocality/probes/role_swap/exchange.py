@@ -7,7 +7,7 @@ from typing import Literal
 from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap import english
-from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
+from pelocality.probes.role_swap.clauses import Candidate, Span
 from pelocality.probes.role_swap.english import Number
 from pelocality.probes.role_swap.features import keeps_capital, reason_by_features
 from pelocality.probes.role_swap.pattern import Clause, head_of, reason_against
@@ -22,9 +22,17 @@ _BE = {**dict.fromkeys(_PRESENT.values(), _PRESENT), **dict.fromkeys(_PAST.value
 
 
 def exchange(
-    sentence: Sentence, candidate: Candidate, agreement: Agreement, symmetric: frozenset[str]
+    sentence: Sentence,
+    candidate: Candidate,
+    agreement: Agreement,
+    symmetric: frozenset[str],
+    *,
+    by_caller: bool = False,
 ) -> tuple[Candidate, list[Replacement]] | Skipped:
-    """Return the candidate with its voice, and the replacements that exchange its arguments, or the reason to skip."""
+    """Return the candidate with its voice, and the replacements that exchange its arguments, or the reason to skip.
+
+    The arguments that a function of the caller's found are exchanged as they are, whether or not a pattern fits.
+    """
     first, last = sorted(candidate.arguments)
     if first[1] > last[0]:
         return Skipped("the arguments overlap")
@@ -38,17 +46,17 @@ def exchange(
     else:
         verb = candidate.verb
         if verb is None:  # it, or "by", stands before the last argument
-            verb = last[0] - 1 - (sentence.words[last[0] - 1].lower() == "by")
-        if not first[1] <= verb < last[0]:
-            return NOT_IN_CLAUSE
-        tags = english.tags_of(sentence) or english.guessed_tags(sentence, verb, (first, last))
-        clause = Clause(sentence, tags, first, verb, last)
+            verb = max(0, last[0] - 1 - (sentence.words[last[0] - 1].lower() == "by"))
+        tags = english.tags_of(sentence)
+        if tags is None and not by_caller:
+            return Skipped("no tree with tags, by which English swaps are recognised; parser='spacy' makes one")
+        clause = Clause(sentence, tags or english.guessed_tags(sentence, verb), first, verb, last)
         candidate = replace(candidate, voice="passive" if clause.passive else "active")
-        reason = reason_against(clause, candidate, symmetric)
+        reason = None if by_caller else reason_against(clause, candidate, symmetric)
         found = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
         if isinstance(found, Skipped):
             return found
-        replacements += found
+        tags, replacements = clause.tags, found
     if reason:
         return Skipped(reason)
     for here, role in zip(candidate.arguments, candidate.roles, strict=True):
@@ -129,6 +137,8 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     sentence, finite = clause.sentence, clause.finite
     word, tag, spans = sentence.words[finite], clause.tags[finite], (clause.first, clause.last)
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
+    if tag == "VBD" and sentence.automatic and english.verb_tag(word.lower()) not in ("VBD", "VB?"):
+        return Skipped("the tense of the verb is unknown")  # "two men carve a hog", tagged as past
     if old is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
     if word.lower() in english.SYNCRETIC and tag in ("VBD", "VB?") and new == "3sg" != old:
@@ -178,13 +188,9 @@ def inflect(finite: str, tag: str, number: Number) -> str | None:
         form = next((form for form in forms if number != "3sg" or form.endswith("s")), "")  # "needs", not "need"
     else:
         return None
-    return (
-        form.upper()
-        if len(finite) > 1 and finite.isupper()
-        else form.capitalize()
-        if finite[0].isupper()
-        else form or None
-    )
+    if len(finite) > 1 and finite.isupper():
+        return form.upper()
+    return form.capitalize() if finite[0].isupper() else form or None
 
 
 def number_of(words: Sequence[str], tags: Sequence[str]) -> Number | None:

@@ -111,6 +111,8 @@ class Clause:
 def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
     """Return why a candidate does not fit the pattern, None if it does."""
     first, last, verb = clause.first, clause.last, clause.sentence.words[clause.verb]
+    if not first[1] <= clause.verb < last[0]:
+        return NOT_IN_CLAUSE.reason
     if verb[0].isupper() and not clause.sentence.text.isupper():
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
     if not all(map(_WORD.fullmatch, clause.lower)):
@@ -142,8 +144,8 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     definite = tags[last[0]] in ("PRP", "PRP$", "NNP") or phrase[0] in english.DEFINITE
     bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and phrase[0] not in english.INDEFINITE
     light = (word in english.LIGHT and not definite) or (word in english.LIGHTER and bare)
-    if (light and not clause.passive) or word in english.DO or (word in english.HAVE and phrase[-1] in english.EVENTS):
-        return "a light verb with a noun"  # "took place", "gave a speech", "had a look"
+    if (light and not clause.passive) or word in english.DO:
+        return "a light verb with a noun"  # "took place", "gave a speech"
     marked = clause.gold and any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last))
     if word in english.HAVE and not marked:
         return "the subject may stand after the verb"  # "a hat has Ada" reads as an inversion
@@ -178,9 +180,13 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
-    listed = "," in words and not clause.gold  # a parser may miss where a list or an apposition ends
+    small = any(
+        tag.startswith("NNP") and word.islower()
+        for tag, word in zip(within, clause.sentence.words[slice(*here)], strict=False)
+    )
+    doubtful = not clause.gold and ("," in words or small)  # where a list or an apposition ends; "Ada et al"
     plain = is_plain(words, within, before_verb=not is_last) and words[-1] not in english.AFTER
-    if not plain or repeated or dotted or listed or words[0] in ("it", "thee"):
+    if not plain or repeated or dotted or doubtful or words[0] == "it":
         return _NOT_PLAIN
     few = [w for k, w in enumerate(words) if w in english.NEGATIVE and words[k - 1 : k] not in (["a"], ["the"])]
     free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
@@ -200,19 +206,18 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
 def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> bool:
     """Return whether the words of an object may be more than one phrase, which a parser often takes for one."""
     verb, after = clause.lower[clause.verb], clause.tags[clause.last[1] : clause.last[1] + 1]
-    nouns = {"NN", "NNS"} | ({"JJ"} if english.tags_of(clause.sentence) is None else set())
-    two = any(one in nouns | {"NNP"} and other in nouns for one, other in itertools.pairwise(tags))
-    bare = tags[0] == "NN" and words[0] not in english.INDEFINITE
+    two = any(one in ("NN", "NNS", "NNP") and other in ("NN", "NNS") for one, other in itertools.pairwise(tags))
+    bare = tags[head_of(words, tags)] == "NN" and tags[0] in ("NN", "JJ", "VBN", "VBG", "RB")
+    bare = bare and words[0] not in english.INDEFINITE
     participle = tags[0] in ("NN", "NNS", "JJ") and clause.lower[clause.verb - 1] in english.HAVE
     her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else bool({*after} & {"RB", "RP"}))
     small = verb in english.SMALL_CLAUSES and (two or words[0] == "that")
     return (
-        bare  # "travel light"
+        bare  # "travel light", "you impudent young monkey"
         or participle  # "have baked potatoes"
         or her  # "called her Estella", "turned her back"
         or small  # "call that freedom"
-        or (two and words[-1].endswith("ing"))  # "sees the boy singing"
-        or ("of" in words and verb in english.OF_VERBS)  # "accused the nun of theft"
+        or "of" in words  # "accused the nun of theft"
     )
 
 
@@ -233,7 +238,8 @@ def _check_before(clause: Clause) -> str | None:
     else:
         opening = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
         opens = before != "," or has_clause or opening in ("IN", "RB", "UH", "CC")
-        fits = opens and (pronoun or is_punctuation(before))
+        alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they gave us", "as a cook you saw me"
+        fits = opens and (alone or is_punctuation(before))
     return None if fits else _BEFORE
 
 
@@ -314,6 +320,8 @@ def _check_reference(clause: Clause) -> str | None:
     for k in range(last, len(lower)):
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
             follows = next((i for i in range(k + 1, len(lower)) if tags[i] != "RB"), None)
-            if follows is None or is_punctuation(lower[follows]) or lower[follows + 1 : follows + 3] == ["?"]:
+            noun = follows is not None and tags[k] == "MD" and tags[follows] in _NOUNS  # "but we can our actions"
+            tag = follows is None or is_punctuation(lower[follows]) or lower[follows + 1 : follows + 3] == ["?"]
+            if noun or tag:
                 return "an auxiliary stands for the verb phrase"  # "I chose Ada, and we did too", "isn't she?"
     return None
