@@ -131,8 +131,8 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
         (S.format("(DT The) (NN nun)", "became", "(DT a) (NN judge)"), "the verb is a copula"),
         (S.format("(DT The) (NN nun)", "met", "(DT a) (NN judge)"), "the verb is symmetric"),
         (S.format("(DT The) (NN nun)", "married", "(DT a) (NN judge)"), "the verb is symmetric"),
-        (S.format("(DT The) (NN nun)", "hid", "(PRP herself)"), "a reflexive or reciprocal in the clause"),
-        (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the clause"),
+        (S.format("(DT The) (NN nun)", "hid", "(PRP herself)"), "a reflexive or reciprocal in the sentence"),
+        (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the sentence"),
         (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"),
          "a pronoun may refer to an argument"),
         (S.format("(DT The) (NN nun)", "paid", "(NN attention)"), "a light verb with a noun"),
@@ -145,7 +145,8 @@ S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
          "a role has no argument, or several"),
         (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (: ;) (DT a) (NN cap)"),
          "an argument is not a plain noun phrase"),
-        (S.format("(CD One) (NN nun)", "saw", "(DT another) (NN nun)"), "a reflexive or reciprocal in the clause"),
+        (S.format("(CD One) (NN nun)", "saw", "(DT another) (NN nun)"),
+         "an argument has a quantifier or comparison that depends on other words"),
         ("(S (NP (DT The) (NN nun)) (VP (VBD sent) (NP (NNP Ada)) (PP (IN to) (NP (PRP$ her) (NN judge)))))",
          "a pronoun may refer to an argument"),
         (S.format("(NNP Ada) (NNP Jr.)", "saw", "(DT the) (NN nun)"), "an argument is not a plain noun phrase"),
@@ -182,25 +183,6 @@ def test_the_caller_can_choose_the_symmetric_verbs():
     assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
     assert swapped(tree, symmetric_verbs=None) == []
     assert "frozenset" not in str(inspect.signature(semantic_role_swap))  # which help() would print in hash order
-
-
-def without_tree(text, agent, verb, patient, lemma="see", **arguments):
-    frame = Frame(f"{lemma}.01", (verb, verb + 1), (Argument("ARG0", *agent), Argument("ARG1", *patient)), "made up")
-    return semantic_role_swap([Sentence(tuple(text.split()), uid="1", language="en", frames=(frame,))], **arguments)
-
-
-@pytest.mark.parametrize(
-    ("text", "agent", "verb", "patient", "made"),
-    [
-        ("The Bears played the Red Sox .", (0, 2), 2, (3, 6), None),
-        ("The nun played Chopin .", (0, 2), 2, (3, 4), "Chopin played the nun."),
-        ("He played Chopin .", (0, 1), 1, (2, 3), "Chopin played him."),
-    ],
-)
-def test_play_without_a_tree_is_symmetric_between_names_only(text, agent, verb, patient, made):
-    probe = without_tree(text, agent, verb, patient, "play")
-    assert probe["hypothesis"] == ([made] if made else [])
-    assert probe_info(probe).skipped == ({} if made else {"the verb is symmetric": 1})
 
 
 def test_overlapping_arguments_are_skipped():
@@ -357,23 +339,11 @@ def test_a_policy_that_does_not_return_a_string_is_refused():
     ],
 )
 def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
-    frame = Frame("see.01", (1, 2), (Argument("ARG0", 0, 1), Argument("ARG1", 2, 3)), "made up")
-    item = Sentence(words, uid="1", language="en", frames=(frame,))
-    probe = semantic_role_swap([item], label_policy="contradiction")
+    spans = {"ARG0": (0, 1), "ARG1": (2, 3)}
+    item = Sentence(words, uid="1", language="en")
+    probe = semantic_role_swap([item], source=lambda _: [spans], agreement="ignore", label_policy="contradiction")
     assert len(probe) == 0
     assert probe_info(probe).skipped == {why: 1}
-
-
-@pytest.mark.parametrize(
-    "text", ["He saw by me .", "He wanted to leave .", "He looked at me .", "He asked whether rain ."]
-)
-def test_frames_without_a_tree_are_swapped_between_noun_phrases_only(text):
-    words = tuple(text.split())
-    last = Argument("ARG1", len(words) - 3, len(words) - 1)
-    frame = Frame("see.01", (1, 2), (Argument("ARG0", 0, 1), last), "made up")
-    probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
-    assert len(probe) == 0
-    assert sum(probe_info(probe).skipped.values()) == 1
 
 
 def test_a_swap_that_would_leave_the_text_is_skipped():
@@ -410,7 +380,7 @@ def test_the_callers_spans_are_used_and_checked():
     def spans(_):
         return [{"agent": (0, 2), "patient": (3, 5), "V": (2, 3)}]
 
-    [row] = semantic_role_swap([item], roles=("agent", "patient"), source=spans)
+    [row] = semantic_role_swap([item], roles=("agent", "patient"), source=spans, agreement="ignore")
     assert row["hypothesis"] == "An owl saw a nun"
     assert row["provenance"].endswith("roles: spans")
     with pytest.raises(ValueError, match=r"within the 5 words .* patient = \[3, 9\)"):
@@ -477,7 +447,9 @@ def test_missing_layers_are_counted():
 
 
 def test_the_reason_of_a_missing_layer_names_the_source_that_the_items_have():
-    tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up")
+    upos, noun = ("DET", "NOUN", "VERB", "DET", "NOUN"), {"Number": "Sing"}
+    features = ({}, noun, {"VerbForm": "Fin", "Tense": "Past"}, {}, noun)
+    tree = Dependencies((2, 3, 0, 5, 3), ("det", "nsubj", "root", "det", "obj"), "made up", upos, features)
     with_dependencies = Sentence(("A", "dog", "bit", "a", "nun"), uid="d", language="en", dependencies=tree)
     with_phrases = sentence("(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (DT a) (NN nun))))")
     for item, layer in ((with_dependencies, "dependencies"), (with_phrases, "constituents")):
@@ -502,22 +474,6 @@ NUMBERS = [
 @pytest.mark.parametrize(("words", "tags", "number"), NUMBERS)
 def test_number_of_noun_phrases(words, tags, number):
     assert number_of(words.split(), tags.split()) == number
-
-
-@pytest.mark.parametrize(
-    ("text", "agent", "verb", "patient"),
-    [
-        ("The nuns see Thomas .", (0, 2), 2, (3, 4)),
-        ("The nuns know physics .", (0, 2), 2, (3, 4)),
-        ("The nuns were seen by Thomas .", (5, 6), 3, (0, 2)),
-        ("The nuns hate the news .", (0, 2), 2, (3, 5)),
-        ("The nun sees cattle .", (0, 2), 2, (3, 4)),
-    ],
-)
-def test_a_number_in_doubt_without_a_tree_is_no_agreement(text, agent, verb, patient):
-    probe = without_tree(text, agent, verb, patient)
-    assert len(probe) == 0
-    assert sum(probe_info(probe).skipped.values()) == 1
 
 
 def test_agrees_and_inflect_are_consistent():
@@ -558,44 +514,55 @@ def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(
     info = probe_info(probe)
     with_rows = len(set(probe["uid"]))
     # few where case or agreement marks the roles
-    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.025 * info.items)
+    assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.02 * info.items)
     assert info.items == with_rows + sum(info.dropped.values())
     assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)
 
 
 @pytest.mark.parametrize(
-    ("text", "agent", "verb", "patient", "made"),
+    ("text", "agent", "verb", "patient"),
     [
-        ("He saw me .", (0, 1), 1, (2, 3), "I saw him."),
-        ("I need the cat .", (0, 1), 1, (2, 4), "The cat needs me."),
-        ("My neighbours were robbed by two masked men .", (5, 8), 3, (0, 2),
-         "Two masked men were robbed by my neighbours."),
-        ("My neighbours were robbed by two masked men .", (4, 8), 3, (0, 2),
-         "Two masked men were robbed by my neighbours."),
-        ("Dr. Mann killed our pet .", (0, 2), 2, (3, 5), "Our pet killed Dr. Mann."),
-        ("I shall send you a copy .", (0, 1), 2, (4, 6), None),
-        ("He confirmed that the values are correct .", (0, 1), 1, (2, 7), None),
-        ("We pulled off an operation .", (0, 1), 1, (3, 5), None),
-        ("He met the man the nun saw .", (4, 6), 6, (2, 4), None),
-        ("Ada came and saw the hat .", (0, 1), 3, (4, 6), None),
-        ("They interviewed me , gave me tests .", (0, 1), 1, (2, 3), None),
-        ("They saw the pictures flicker .", (0, 1), 1, (2, 5), None),
-        ("They found this news helpful .", (0, 1), 1, (2, 5), None),
-        ("We needed wisdom teeth taken out .", (0, 1), 1, (2, 6), None),
-        ("Physics bored the students .", (0, 1), 1, (2, 4), None),
-        ("The students hate physics .", (0, 2), 2, (3, 4), None),
+        ("I need the cat .", (0, 1), 1, (2, 4)),
+        ("I shall send you a copy .", (0, 1), 2, (4, 6)),
+        ("He confirmed that the values are correct .", (0, 1), 1, (2, 7)),
+        ("We pulled off an operation .", (0, 1), 1, (3, 5)),
+        ("He met the man the nun saw .", (4, 6), 6, (2, 4)),
+    ],
+)
+def test_english_frames_without_a_tree_are_refused_and_the_reason_names_the_parser(text, agent, verb, patient):
+    frame = Frame("own.01", (verb, verb + 1), (Argument("ARG0", *agent), Argument("ARG1", *patient)), "made up")
+    item = Sentence(tuple(text.split()), uid="1", language="en", frames=(frame,))
+    probe = semantic_role_swap([item], agreement="reinflect")
+    assert len(probe) == 0
+    [reason] = probe_info(probe).skipped
+    assert reason.startswith("no tree with tags")
+    assert "parser='spacy'" in reason
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [
+        ("(S (NP (PRP I)) (VP (MD shall) (VP (VB send) (NP (PRP you)) (NP (DT a) (NN copy)))) (. .))",
+         "words after the last argument may belong to it"),
+        ("(S (NP (PRP He)) (VP (VBD confirmed) (SBAR (IN that) (S (NP (DT the) (NNS values)) (VP (VBP are)"
+         " (ADJP (JJ correct)))))) (. .))", "a role has no argument, or several"),
+        ("(S (NP (PRP We)) (VP (VBD pulled) (PRT (RP off)) (NP (DT an) (NN operation))) (. .))",
+         "the arguments are not subject and object, or subject and agent, of one clause"),
+        ("(S (NP (PRP He)) (VP (VBD met) (NP (NP (DT the) (NN man)) (SBAR (S (NP (DT the) (NN nun)) (VP (VBD saw))))))"
+         " (. .))", "the verb is symmetric"),
     ],
 )  # fmt: skip
-def test_frames_without_a_tree_are_swapped_where_every_word_is_recognised(text, agent, verb, patient, made):
-    probe = without_tree(text, agent, verb, patient, "own", agreement="reinflect")
-    assert probe["hypothesis"] == ([made] if made else [])
-    assert all(provenance.endswith("roles: frames without a tree") for provenance in probe["provenance"])
+def test_what_frames_without_a_tree_got_wrong_is_skipped_with_a_tree(tree, reason):
+    assert swapped(tree, agreement="reinflect") == []
+    assert reason in reasons(tree, agreement="reinflect")
 
 
-def test_a_past_that_is_no_present_needs_no_agreement():
-    assert without_tree("He saw me .", (0, 1), 1, (2, 3))["hypothesis"] == ["I saw him."]
-    probe = without_tree("I hurt the judge .", (0, 1), 1, (2, 4), "hurt")
-    assert probe_info(probe).skipped == {"the tense of the verb is unknown": 1}
+def test_a_present_verb_is_inflected_for_its_new_subject_and_a_past_is_not():
+    assert swapped(S.format("(PRP I)", "need", "(DT the) (NN cat)").replace("VBD", "VBP"), agreement="reinflect") == [
+        "The cat needs me."
+    ]
+    assert swapped(S.format("(PRP He)", "saw", "(PRP me)")) == ["I saw him."]
+    assert reasons(S.format("(PRP I)", "hurt", "(DT the) (NN judge)")) == {"the tense of the verb is unknown"}
 
 
 @pytest.mark.parametrize(
@@ -623,11 +590,11 @@ def test_everyday_clauses_are_swapped(tree, made):
          "a role has no argument, or several"),
         ("(S (NP (DT The) (NN girl)) (VP (VBD gave) (NP (DT a) (NN speech))) (. .))", "a light verb with a noun"),
         ("(S (NP (NN Lane) (CD 15)) (VP (VBZ indicates) (NP (NN PtenloxP/+))) (. .))",
-         "an argument is not a plain noun phrase"),
+         "a symbol, or a word that is cut, stands in the sentence"),
         ("(S (NP (DT The) (NNS mice)) (VP (VBP average) (NP (CD 480±5) (NN mg))) (. .))",
-         "the verb takes a measure, a place or quoted words"),
+         "a symbol, or a word that is cut, stands in the sentence"),
         ("(S (NP (DT The) (NN file)) (VP (VBD saw) (NP (PRP them)) (SYM *)) (. .))",
-         "words after the last argument may belong to it"),
+         "a symbol, or a word that is cut, stands in the sentence"),
         ("(S (NP (DT The) (NNS cells)) (VP (VBD were) (VP (VBN lysed) (PP (IN by) (NP (NN sonication))))) (. .))",
          "the phrase with by may tell a means"),
         ("(S (NP (DT The) (NNS cells)) (VP (VBD were) (VP (VBN lysed) (PP (IN by) (NP (DT the) (NN method))))) (. .))",

@@ -27,7 +27,6 @@ def test_tags_may_be_a_list():
         ("(S (NP (PRP I)) (VP (VBP AM) (RB N'T) (VP (VBG BITING) (NP (DT A) (NN DOG)))) (. .))",
          "A DOG ISN'T BITING ME."),
         ("(S (NP (DT A) (NN DOG)) (VP (VBD BIT) (NP (PRP ME))) (. .))", "I BIT A DOG."),
-        ("(S (NP (DT The) (NN man)) (VP (VBD dropped) (NP (NNP iPhone) (CD 5))))", "iPhone 5 dropped the man"),
         ("(S (NP (CD 5) (NNS dogs)) (VP (VBD bit) (NP (DT the) (NN man))))", "The man bit 5 dogs"),
         ("(S (NP (PRP She)) (VP (VBD bit) (NP (PRP HIM))))", "HE bit her"),
     ],
@@ -39,6 +38,8 @@ def test_capitals_of_whole_sentences_and_inside_words_are_kept(tree, made):
 @pytest.mark.parametrize(
     ("tree", "reason"),
     [
+        ("(S (NP (DT The) (NN man)) (VP (VBD dropped) (NP (NNP iPhone) (CD 5))))",
+         "whether a word keeps its capital is unknown"),
         ("(S (NP (NNP iPhone) (CD 5)) (VP (VBD struck) (NP (DT the) (NN man))))",
          "whether a word keeps its capital is unknown"),
         ("(S (NP (DT THE) (NN dog)) (VP (VBD bit) (NP (DT a) (NN man))))",
@@ -110,8 +111,6 @@ def test_english_candidates_that_cannot_be_swapped_are_skipped(tree, reason):
     [
         (S.format("(DT The) (NN nun)", "D", "shook", "(DT the) (NN judge)"), "The judge shook the nun."),
         (S.format("(DT The) (NN nun)", "Z", "makes", "(DT the) (NN hat)"), "The hat makes the nun."),
-        (S.format("(NNP Ada)", "D", "played", "(DT a) (NN part)"), "A part played Ada."),
-        (S.format("(DT The) (NN nun)", "D", "played", "(NNP Chopin)"), "Chopin played the nun."),
         (S.format("(NNP Ada)", "D", "visited", "(DT a) (NN judge)"), "A judge visited Ada."),
     ],
 )  # fmt: skip
@@ -162,8 +161,6 @@ def test_what_only_a_treebank_can_tell_is_swapped_in_treebanks_only():
 @pytest.mark.parametrize(
     ("tree", "made"),
     [
-        ("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (NP (DT a) (NN row)) (PP (IN of) (NP (NNS hats))))) (. .))",
-         "A row of hats saw a nun."),
         ("(S (NP (NP (DT A) (NN nun)) (PP (IN in) (NP (NN red)))) (VP (VBD rode) (NP (DT a) (NN bike))) (. .))",
          "A bike rode a nun in red."),
     ],
@@ -350,7 +347,7 @@ NUN = "(DT The) (NN nun)"
         (V.format(NUN, "(VBD saw) (NP (NN football) (NNS indoors))"), "an argument is not a plain noun phrase"),
         # the same either way
         (V.format("(DT A) (NN nun)", "(VBD saw) (NP (DT another) (NN nun))"),
-         "a reflexive or reciprocal in the clause"),
+         "an argument has a quantifier or comparison that depends on other words"),
         (V.format(NUN, "(VBD did) (NP (DT the) (NN job))"), "a light verb with a noun"),
         (V.format(NUN, "(VBZ is) (VP (VBG seeing) (NP (DT the) (NN judge)))"), "the verb is symmetric"),
         (V.format(NUN, "(VBD saw) (NP (CC and) (DT the) (NN hat))"), "an argument is not a plain noun phrase"),
@@ -404,19 +401,19 @@ def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped
 @pytest.mark.parametrize(
     ("tree", "made"),
     [
-        (V.format(NUN, "(VBD saw) (NP (DT the) (NN road) (NNS blocks))"), "The road blocks saw the nun."),
+        (V.format(NUN, "(VBD saw) (NP (DT the) (NN road) (NNS signs))"), "The road signs saw the nun."),
         (V.format(NUN, "(VBD saw) (NP (DT a) (NN train) (, ,) (DT a) (NN boat) (CC and) (DT a) (NN bus))"),
          "A train, a boat and a bus saw the nun."),
         (V.format(NUN, "(VBD was) (VP (VBN hired) (PP (IN by) (NP (DT the) (NN cook))))"),
          "The cook was hired by the nun."),
         (V.format("(PRP He)", "(VBZ has) (NP (JJ few) (NNS hats))"), "Few hats have him."),
         (V.format("(NNP Ada)", "(VBD left) (NP (DT the) (NNP US))"), "The US left Ada."),
-        (V.format("(PRP He)", "(VBD saw) (NP (PRP me)) (ADVP (DT this) (NN week))"), "I saw him this week."),
+        (V.format("(PRP He)", "(VBD saw) (NP (PRP me)) (NP-TMP (NN today))"), "I saw him today."),
         (V.format("(PRP He)", "(VBD put) (NP (PRP me)) (ADVP (RB down))"), "I put him down."),
         (V.format(NUN, "(VBD saw) (NP (NP (DT the) (NN hat)) (SBAR (WHNP (WDT that)) (S (VP (VBD lay) (PP (IN on)"
                        " (NP (NN grass)))))))"), "The hat that lay on grass saw the nun."),
-        (V.format(NUN, "(VBD saw) (NP (NNP Ada)) (SBAR (IN as) (S (NP (PRP we)) (VP (VBD left))))"),
-         "Ada saw the nun as we left."),
+        (V.format(NUN, "(VBD saw) (NP (NNP Ada)) (SBAR (IN while) (S (NP (PRP we)) (VP (VBD left))))"),
+         "Ada saw the nun while we left."),
         (V.format(NUN, "(VBD was) (VP (VBN shut) (PRT (RP down)) (PP (IN by) (NP (DT the) (NN cook))))"),
          "The cook was shut down by the nun."),
         (V.format(NUN, "(VBD saw) (NP (DT the) (NN cook)) (SBAR (IN because) (S (NP (NNP Ada)) (VP (VBD left))))"),

@@ -228,12 +228,10 @@ class RoleSwap:
     ) -> Iterator[tuple[Candidate, list[Replacement]] | Skipped | Dropped]:
         """Yield the swaps of a sentence, each its candidate and replacements, or the reason why there is none."""
         if not callable(self.source) and sentence.language not in self.languages:
-            language = sentence.language
+            code = sentence.language
             why = "word order may not mark its roles, and no reader has checked its swaps"
-            advice = (
-                f"pass languages=({language!r},) to swap anyway" if language else "name it for the reader: language="
-            )
-            yield Dropped(f"language {language!r}: {why}; {advice}")
+            advice = f"pass languages=({code!r},) to swap anyway" if code else "name it for the reader: language="
+            yield Dropped(f"language {code!r}: {why}; {advice}")
             return
         second: set[tuple[str, ...]] | None = None
         for candidate in find_candidates(sentence, self.roles, self.source):

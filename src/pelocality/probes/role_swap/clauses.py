@@ -113,9 +113,8 @@ def _trimmed(sentence: Sentence, start: int, end: int) -> Span:
     """Return a span without punctuation at its edges, and without the *by* of an English agent before it."""
     while end - start > 1 and is_punctuation(sentence.words[end - 1]):
         end -= 1
-    while end - start > 1 and (
-        is_punctuation(sentence.words[start]) or (sentence.language == "en" and sentence.words[start].lower() == "by")
-    ):
+    by = ("by",) if sentence.language == "en" else ()
+    while end - start > 1 and (is_punctuation(sentence.words[start]) or sentence.words[start].lower() in by):
         start += 1
     return start, end
 

@@ -1,7 +1,7 @@
 """Word lists of English for role swaps, and the Penn Treebank tags of a tree."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from pelocality.corpora import Sentence
@@ -45,38 +45,37 @@ THIRD_PERSON = words("he him she her it they them his hers its their theirs")
 SAME_PERSON = (words("i me"), words("we us"), words("you"))
 REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
 # words of degree, whose second part may stand elsewhere, and words that a negation licenses
-BOUND = words("neither much only enough such same more less fewer than so too as least others thee thou ye it")
+BOUND = words("neither much only enough such same more less fewer than so too as least others another thee thou ye")
 ANY = words("any anyone anybody anything ever yet either")
 NEGATIVE = words("no nobody no-one noone nothing none few little")
 # before or after a noun phrase, these may belong to it: "almost every nun", "the nun alone", "the nuns all saw Ada"
 BEFORE = words(
     "almost nearly only even just not merely mostly especially particularly exactly mainly largely partly primarily "
-    "solely either neither both about roughly approximately half quite rather such"
+    "solely either neither both about roughly approximately half quite rather such dare dared"
 )
-FLOATING = words("all both each alone too either together jointly mutually respectively collectively")
-AFTER = FLOATING | words("whatsoever else there here nearby below above ago apart indoors outdoors upstairs abroad")
+AFTER = words(
+    "all both each alone too either together jointly mutually respectively collectively whatsoever else there here "
+    "nearby below above ago apart indoors outdoors upstairs abroad"
+)
 BESIDE = (BEFORE | AFTER) - {"not"}  # "the nun alone saw Ada", "the nun only saw Ada"
 DEFINITE = words("the this that these those")
-SINGULAR_DETERMINERS = words("a an this that each every another one")
-PLURAL_DETERMINERS = words("these those both many several few two three four five six seven eight nine ten")
-DETERMINERS = words("the some my your his her its our their all no") | PLURAL_DETERMINERS | SINGULAR_DETERMINERS
+DETERMINERS = words(
+    "a an the this that these those each every another some all no both many several few my your his her its our their "
+    "one two three four five six seven eight nine ten"
+)
 HAVE, DO = words("have has had having"), words("do does did doing done")
 PASSIVE = words("be am is are was were been being get gets got getting")
-AUXILIARIES: dict[str, str] = {
-    **dict.fromkeys(words("can could may might must shall should will would ca wo cannot 'll 'd"), "MD"),
-    **dict.fromkeys(words("am are have do"), "VBP"),
-    **dict.fromkeys(words("is has does"), "VBZ"),
-    **dict.fromkeys(words("was were had did"), "VBD"),
-    **dict.fromkeys(words("being having"), "VBG"),
-    "been": "VBN",
-    "be": "VB",
-}
-VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "VB?", "RB"})
+_AUXILIARIES = {
+    "MD": "can could may might must shall should will would ca wo cannot 'll 'd", "VBP": "am are have do",
+    "VBZ": "is has does", "VBD": "was were had did", "VBG": "being having", "VBN": "been", "VB": "be",
+}  # fmt: skip
+AUXILIARIES = {word: tag for tag, listed in _AUXILIARIES.items() for word in words(listed)}
+VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "RB"})
 SYNCRETIC = words(
     "put let cut hit set shut hurt quit spread beat bet split shed rid cast burst read cost"
 )  # of any tense
 # the past and the participle of verbs that do not end in -ed
-_PASTS = words(
+PASTS = words(
     "ate eaten began begun bit bitten blew blown broke broken brought built bought caught chose chosen came dealt "
     "drew drawn drank drunk drove driven fell fallen fed felt fought found forgot forgotten forgave forgiven froze "
     "frozen got gotten gave given went gone had heard hid hidden held kept knew known laid led left lent lost made "
@@ -166,17 +165,16 @@ def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
     if sentence.constituents is not None and sentence.constituents.tags is not None:
         return tuple(sentence.constituents.tags)
     layer = sentence.dependencies
-    if layer is None or layer.upos is None:
+    if layer is None or layer.upos is None or layer.features is None:
         return None
-    features: Sequence[Mapping[str, str]] = layer.features or ({},) * len(sentence.words)
-    return tuple(map(_tag, lowered(sentence), layer.upos, features))
+    return tuple(map(_tag, lowered(sentence), layer.upos, layer.features))
 
 
 def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
     form, tense = known.get("VerbForm"), known.get("Tense")
     if upos in ("VERB", "AUX"):
         if form is None or (form == "Fin" and AUXILIARIES.get(word) == "MD"):
-            return AUXILIARIES.get(word) or verb_tag(word)
+            return AUXILIARIES.get(word, "VERB")
         if form == "Fin":
             third = known.get("Person", "3") == "3" and known.get("Number") == "Sing"
             return "VBD" if tense == "Past" else "VBZ" if third else "VBP"
@@ -189,27 +187,3 @@ def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
         return "PRP$"
     tag = "DT" if upos == "PRON" and word in DETERMINERS else "," if word == "," else _UPOS_TAGS.get(upos, upos)
     return tag + "S" if tag[:2] == "NN" and known.get("Number") in ("Plur", "Ptan") else tag
-
-
-def verb_tag(word: str) -> str:
-    """Return the tag of a finite verb whose form is told by its ending or a list; VB? if it may be past or present."""
-    if word in SYNCRETIC:
-        return "VB?"
-    if word in _PASTS or (word.endswith("ed") and not word.endswith("eed")):  # "need"
-        return "VBD"
-    return "VBG" if word.endswith("ing") else "VBZ" if word.endswith("s") and not word.endswith("ss") else "VBP"
-
-
-def guessed_tags(sentence: Sentence, verb: int) -> tuple[str, ...]:
-    """Return tags where there is no tree: enough for the number of noun phrases that are given, and for their verb."""
-    tags = {**dict.fromkeys(DETERMINERS, "DT"), **dict.fromkeys(PERSONAL, "PRP"), **AUXILIARIES}
-    tags |= {**dict.fromkeys(words("of in on at with from for by to"), "IN"), "and": "CC", "or": "CC", ",": ","}
-    lower = lowered(sentence)
-    plural = (word.endswith("s") and not word.endswith(("ss", "us", "is", "ics")) for word in lower)
-    nouns = (
-        "NNS" if many else "NNP" if word[0].isupper() else "NN"
-        for many, word in zip(plural, sentence.words, strict=True)
-    )
-    guessed = [tags.get(word, noun) for word, noun in zip(lower, nouns, strict=True)]
-    guessed[verb] = tags.get(lower[verb]) or verb_tag(lower[verb])
-    return tuple(guessed)

@@ -1,5 +1,6 @@
 """The exchange of two arguments, with the pronoun case, the capitals and the verb form that follow from it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -15,6 +16,7 @@ from pelocality.probes.role_swap.pattern import Clause, head_of, reason_against
 Agreement = Literal["skip", "reinflect", "ignore"]
 Replacement = tuple[int, int, str, str]  # start, end, text, and the role or "agreement"
 
+_CAMEL_CASE = re.compile(r"[a-z]+[A-Z]")
 _CAPITAL = Skipped("whether a word keeps its capital is unknown")
 _PRESENT: dict[Number, str] = {"1sg": "am", "3sg": "is", "plural": "are"}
 _PAST: dict[Number, str] = {"1sg": "was", "3sg": "was", "plural": "were"}
@@ -40,23 +42,25 @@ def exchange(
     if not starts >= {first[0], last[0]} or not ends >= {first[1], last[1]}:
         return Skipped("an argument cuts a surface token")
     replacements: list[Replacement] = []
-    tags: Sequence[str] | None = None
-    if sentence.language != "en":
-        reason = reason_by_features(sentence, candidate, agreement)
-    else:
+    tags = english.tags_of(sentence) if sentence.language == "en" else None
+    if tags is not None:
         verb = candidate.verb
         if verb is None:  # it, or "by", stands before the last argument
             verb = max(0, last[0] - 1 - (sentence.words[last[0] - 1].lower() == "by"))
-        tags = english.tags_of(sentence)
-        if tags is None and not by_caller:
-            return Skipped("no tree with tags, by which English swaps are recognised; parser='spacy' makes one")
-        clause = Clause(sentence, tags or english.guessed_tags(sentence, verb), first, verb, last)
+        clause = Clause(sentence, tags, first, verb, last)
         candidate = replace(candidate, voice="passive" if clause.passive else "active")
         reason = None if by_caller else reason_against(clause, candidate, symmetric)
         found = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
         if isinstance(found, Skipped):
             return found
-        tags, replacements = clause.tags, found
+        replacements = found
+    elif sentence.language != "en":
+        reason = reason_by_features(sentence, candidate, agreement)
+    elif not by_caller:
+        reason = "no tree with tags and features, by which English swaps are recognised; parser='spacy' makes one"
+    else:
+        unknown = "no tree tells whether the verb agrees; parser='spacy' makes one, agreement='ignore' swaps as it is"
+        reason = None if agreement == "ignore" else unknown
     if reason:
         return Skipped(reason)
     for here, role in zip(candidate.arguments, candidate.roles, strict=True):
@@ -78,12 +82,12 @@ def _moved(
     if isinstance(text, Skipped):
         return text
     form = (english.NOMINATIVE if is_subject else english.ACCUSATIVE).get(text.lower())
-    if tags is not None and form is not None and not tags[argument[0]].startswith("NN"):
+    if form is not None and sentence.language == "en" and not (tags and tags[argument[0]].startswith("NN")):
         text = form.upper() if sentence.text.isupper() or (len(text) > 1 and text.isupper()) else form
     place = sentence.words[here[0]]
-    if not _starts_sentence(sentence, here[0]) or _is_camel_case(sentence.words[argument[0]]):
+    if not _starts_sentence(sentence, here[0]):
         return text
-    if _is_camel_case(place):  # "iPhones" has no capital: would another word have one here?
+    if _CAMEL_CASE.match(place) or _CAMEL_CASE.match(text):  # "iPhones" has no capital: would another word have one?
         return _CAPITAL
     # Turkish has a capital for each of its two letters i
     upper = "İ" if text[0] == "i" and sentence.language in ("tr", "az") else text[0].upper()
@@ -96,11 +100,6 @@ def _starts_sentence(sentence: Sentence, start: int) -> bool:
     return all(is_punctuation(word) for word in before) or before[-1] in (".", "!", "?")
 
 
-def _is_camel_case(word: str) -> bool:
-    """Return whether a word starts in lower case and has a capital inside, such as ``iPhone``."""
-    return word[0].islower() and any(letter.isupper() for letter in word[1:])
-
-
 def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str] | None) -> str | Skipped:
     """Return words without the capital of a sentence's first word, or the reason to skip if that is in doubt."""
     text, word, begins = sentence.surface(start, end), sentence.words[start], _starts_sentence(sentence, start)
@@ -110,10 +109,11 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         return text
     lower = {"I": "ı", "İ": "i"} if sentence.language in ("tr", "az") else {}
     without = lower.get(text[0], text[0].lower()) + text[1:]
-    if tags is None:
+    listed = sentence.language == "en" and word.lower() in english.DETERMINERS | english.PRONOUNS.keys()
+    if tags is None and not listed:
         named = keeps_capital(sentence, start)
         return text if named or not begins else _CAPITAL if named is None else without
-    tag, listed = tags[start], word.lower() in english.DETERMINERS | english.PRONOUNS.keys()
+    tag = tags[start] if tags is not None else ""
     if not begins:  # a capital of "The" or of a common noun may begin a sentence inside another
         return _CAPITAL if word.istitle() and (listed or tag in ("NN", "NNS")) else text
     if listed:
@@ -137,12 +137,11 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     sentence, finite = clause.sentence, clause.finite
     word, tag, spans = sentence.words[finite], clause.tags[finite], (clause.first, clause.last)
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
-    if tag == "VBD" and sentence.automatic and english.verb_tag(word.lower()) not in ("VBD", "VB?"):
-        return Skipped("the tense of the verb is unknown")  # "two men carve a hog", tagged as past
+    past = word.lower().endswith("ed") or word.lower() in english.PASTS
+    if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in english.SYNCRETIC):
+        return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a hog", tagged as past
     if old is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
-    if word.lower() in english.SYNCRETIC and tag in ("VBD", "VB?") and new == "3sg" != old:
-        return Skipped("the tense of the verb is unknown")  # "I put the hat on" -> "the hat put me on", or "puts"?
     if agrees(word, tag, old, new):
         return []
     if agreement == "skip":
@@ -163,8 +162,6 @@ def agrees(finite: str, tag: str, old: Number | None, new: Number | None) -> boo
         return True
     if new is None or word in _BE:
         return new is not None and _BE[word][new] == word
-    if tag == "VB?":
-        return old == "3sg" or (old is not None and new != "3sg")  # "the cop hurt them" is past
     return (new == "3sg") == (tag == "VBZ")
 
 

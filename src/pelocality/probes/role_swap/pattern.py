@@ -14,25 +14,19 @@ from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
 
-_SYMBOL = "a symbol, or a word that is cut, stands in the sentence"
 _NOT_PLAIN = "an argument is not a plain noun phrase"
-_BEFORE = "words before the first argument may belong to it"
 _AFTER = "words after the last argument may belong to it"
 _OTHER_VERB = "another verb has the same subject"
 _PRONOUN = "a pronoun may refer to an argument"
-_FINITE = frozenset({"MD", "VBD", "VBP", "VBZ", "VB?"})
+_FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
-_LINKS = english.words(
-    "because if unless although though since while whereas when whenever until till before after once"
-)
-_REPORTING = english.verb_forms(
-    english.words("say think know believe hope guess suppose wish assure tell suggest imagine bet"),
-    "said thought knew told",
-)
+_LINKS = english.words("because if unless although though since while when whenever until till before after once")
+_SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
+_REPORTING = english.verb_forms(_SAYING, "said thought knew told")
 _INTRODUCING = _LINKS | _REPORTING | english.words("that sure glad as whether so how why where")
 _SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
-_INNER_MARKS = frozenset({",", "-", "--", "–", "—", "(", "-lrb-"})
+_INNER_MARKS = frozenset({",", "-", "--", "–", "—"})
 _EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
 _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
 
@@ -116,11 +110,13 @@ def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[st
     if verb[0].isupper() and not clause.sentence.text.isupper():
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
     if not all(map(_WORD.fullmatch, clause.lower)):
-        return _SYMBOL  # "saw them *", "the river <unk>", "480±5 mg"
+        return "a symbol, or a word that is cut, stands in the sentence"  # "saw them *", "the river <unk>", "480±5 mg"
+    text = " ".join(clause.lower)
+    if not english.REFLEXIVES.isdisjoint(clause.lower) or "each other" in text or "one another" in text:
+        return "a reflexive or reciprocal in the sentence"
     return (
         _check_verb(clause, candidate.lemma, symmetric)
         or _check_group(clause)
-        or _check_reflexives(clause)
         or _check_phrase(clause, first, last)
         or _check_phrase(clause, last, first)
         or _check_before(clause)
@@ -134,13 +130,12 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
     word, phrase = lower[clause.verb], lower[slice(*last)]
     irregular = english.SYMMETRIC_IRREGULAR if symmetric & {"meet", "fight"} else ""
-    for verbs, reason in (
-        (english.COPULAS, "the verb is a copula"),
-        (english.verb_forms(symmetric, irregular), "the verb is symmetric"),
-        (english.MEASURING, "the verb takes a measure, a place or quoted words"),
-    ):
-        if word in verbs or lemma in verbs:
-            return reason
+    if not english.COPULAS.isdisjoint((word, lemma)):
+        return "the verb is a copula"
+    if not english.verb_forms(symmetric, irregular).isdisjoint((word, lemma)):
+        return "the verb is symmetric"
+    if not english.MEASURING.isdisjoint((word, lemma)):
+        return "the verb takes a measure, a place or quoted words"
     definite = tags[last[0]] in ("PRP", "PRP$", "NNP") or phrase[0] in english.DEFINITE
     bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and phrase[0] not in english.INDEFINITE
     light = (word in english.LIGHT and not definite) or (word in english.LIGHTER and bare)
@@ -180,22 +175,17 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
-    small = any(
-        tag.startswith("NNP") and word.islower()
-        for tag, word in zip(within, clause.sentence.words[slice(*here)], strict=False)
-    )
-    doubtful = not clause.gold and ("," in words or small)  # where a list or an apposition ends; "Ada et al"
+    listed = "," in words and not clause.gold  # a parser may miss where a list or an apposition ends
     plain = is_plain(words, within, before_verb=not is_last) and words[-1] not in english.AFTER
-    if not plain or repeated or dotted or doubtful or words[0] == "it":
+    if not plain or repeated or dotted or listed or words[0] == "it":
         return _NOT_PLAIN
-    few = [w for k, w in enumerate(words) if w in english.NEGATIVE and words[k - 1 : k] not in (["a"], ["the"])]
+    few = not english.NEGATIVE.isdisjoint(words)
     free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
     if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
-    compound = head > 0 and within[head - 1].startswith("NN")  # "road blocks"
     timed = not {"last", "next"}.isdisjoint(words)  # "switched my major last term"
-    if timed or words[head][0].isdigit() or (english.is_measure(words[head]) and not compound):
+    if timed or words[head][0].isdigit() or english.is_measure(words[head]):
         return "an argument is a measure"
     bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
@@ -205,20 +195,16 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
 
 def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> bool:
     """Return whether the words of an object may be more than one phrase, which a parser often takes for one."""
-    verb, after = clause.lower[clause.verb], clause.tags[clause.last[1] : clause.last[1] + 1]
+    verb, after = clause.lower[clause.verb], {*clause.tags[clause.last[1] : clause.last[1] + 1]}
     two = any(one in ("NN", "NNS", "NNP") and other in ("NN", "NNS") for one, other in itertools.pairwise(tags))
-    bare = tags[head_of(words, tags)] == "NN" and tags[0] in ("NN", "JJ", "VBN", "VBG", "RB")
-    bare = bare and words[0] not in english.INDEFINITE
-    participle = tags[0] in ("NN", "NNS", "JJ") and clause.lower[clause.verb - 1] in english.HAVE
-    her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else bool({*after} & {"RB", "RP"}))
-    small = verb in english.SMALL_CLAUSES and (two or words[0] == "that")
-    return (
-        bare  # "travel light", "you impudent young monkey"
-        or participle  # "have baked potatoes"
-        or her  # "called her Estella", "turned her back"
-        or small  # "call that freedom"
-        or "of" in words  # "accused the nun of theft"
-    )
+    open_left = tags[0][:2] in ("NN", "JJ", "VB", "RB") and tags[0] != "NNP" and words[0] not in english.INDEFINITE
+    # "travel light", "you impudent young monkey"; "have baked potatoes"
+    bare = open_left and (tags[head_of(words, tags)] == "NN" or clause.lower[clause.verb - 1] in english.HAVE)
+    # "called her Estella", "turned her back"
+    her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else not after.isdisjoint({"RB", "RP"}))
+    # "call that freedom", "the boy singing"
+    predicate = (verb in english.SMALL_CLAUSES and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
+    return bare or her or predicate or "of" in words  # "accused the nun of theft"
 
 
 def _check_before(clause: Clause) -> str | None:
@@ -226,10 +212,9 @@ def _check_before(clause: Clause) -> str | None:
     lower, tags, k, subject = clause.lower, clause.tags, clause.start, clause.lower[clause.first[0]]
     if k == 0:
         return None
-    pronoun = subject in _NOMINATIVE and not (subject == "i" and tags[k - 1].startswith("NNP"))  # "Charles I"
-    before, has_clause = lower[k - 1], not _FINITE.isdisjoint(tags[:k])
+    pronoun, before, has_clause = subject in _NOMINATIVE, lower[k - 1], not _FINITE.isdisjoint(tags[:k])
     loose = not has_clause and not _SUBJECTLESS.isdisjoint(tags[:k])  # "sitting down, the nun"
-    if loose or before in english.BEFORE | {"dare", "dared"}:  # "either the nun or Ada"
+    if loose or before in english.BEFORE:  # "either the nun or Ada"
         fits = False
     elif before in _INTRODUCING:
         fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
@@ -240,7 +225,7 @@ def _check_before(clause: Clause) -> str | None:
         opens = before != "," or has_clause or opening in ("IN", "RB", "UH", "CC")
         alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they gave us", "as a cook you saw me"
         fits = opens and (alone or is_punctuation(before))
-    return None if fits else _BEFORE
+    return None if fits else "words before the first argument may belong to it"
 
 
 def _check_after(clause: Clause) -> str | None:
@@ -248,11 +233,8 @@ def _check_after(clause: Clause) -> str | None:
     lower, tags, (begin, k), n = clause.lower, clause.tags, clause.last, len(clause.lower)
     pronoun = k - begin == 1 and lower[begin] in english.PERSONAL
     name = all(tag.startswith("NNP") for tag in tags[begin:k])
-    barred = english.FLOATING if pronoun else english.AFTER
-    while k < n and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES) and lower[k] not in barred:
+    while k < n and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES) and lower[k] not in english.AFTER:
         k += 1
-    if lower[k : k + 1] and lower[k] in ("this", "last", "next", "every") and english.is_measure(lower[k + 1]):
-        k += 2  # "this week"
     after = tags[k + 1] if k + 1 < n else ""
     if k == n or not lower[k].strip(".!?;:…)”’'") or _links(lower, tags, k):
         return None
@@ -261,18 +243,16 @@ def _check_after(clause: Clause) -> str | None:
         subordinate = before >= 0 and (lower[before] in _LINKS or tags[before] == "WRB")  # "if you saw Ada, ..."
         ends = lower[k] == "," and subordinate and after not in ("CC", "WDT", "WP", "TO", "VBG", "VBN")
         return None if ends else _check_joined(lower, tags, k, pronoun or clause.gold)
-    goal = lower[k] in ("to", "into", "onto") and (clause.gold or pronoun or name)
-    goal = goal or (name and lower[k] in ("over", "about"))
-    goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in ("of", "like", "than", "as"))
+    goal = lower[k] in ("to", "into", "onto", *(("over", "about") if name else ())) and (clause.gold or pronoun or name)
+    goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in _EXCEPTIONS)
     goal = goal and after in _NOUNS | {"PRP"}
     moved = (pronoun or name) and lower[k] == "to" and after == "VB" and not clause.passive
-    return None if goal or moved or (pronoun and lower[k] in _NOMINATIVE) else _AFTER  # "told me she left"
+    return None if goal or moved else _AFTER
 
 
 def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
     """Return whether a word begins a subordinate clause, with a subject of its own."""
-    after = tags[k + 1] if k + 1 < len(tags) else ""
-    return (lower[k] in _LINKS and after not in _SUBJECTLESS) or (lower[k] == "as" and after == "PRP")
+    return lower[k] in _LINKS and _SUBJECTLESS.isdisjoint(tags[k + 1 : k + 2])
 
 
 def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool) -> str | None:
@@ -288,16 +268,8 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
         return None if said else _OTHER_VERB
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
     own = (joined or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE  # "and our children love it"
-    addition = sure and not joined and tags[k] in ("IN", "UH") and lower[k] not in _EXCEPTIONS
+    addition = sure and not joined and mark in _INNER_MARKS and tags[k] in ("IN", "UH") and lower[k] not in _EXCEPTIONS
     return None if own or addition else _AFTER
-
-
-def _check_reflexives(clause: Clause) -> str | None:
-    phrases = [{*clause.lower[slice(*span)]} for span in (clause.first, clause.last)]
-    another = any("another" in phrase for phrase in phrases) and not any(map(english.PERSONAL.__ge__, phrases))
-    reciprocal = {("each", "other"), ("one", "another")} & {*itertools.pairwise(clause.lower)}
-    reflexive = not english.REFLEXIVES.isdisjoint(clause.lower)
-    return "a reflexive or reciprocal in the sentence" if another or reciprocal or reflexive else None
 
 
 def _check_reference(clause: Clause) -> str | None:
