@@ -111,8 +111,8 @@ TIMES = words("yesterday today tomorrow tonight again once twice now then later 
 _MEASURES = words(
     "second sec minute min hour hr day night morning afternoon evening week weekend month year decade century time "
     "monday tuesday wednesday thursday friday saturday sunday january february march april may june july august "
-    "september october november december yesterday today tomorrow tonight everyday mile kilometer kilometre km "
-    "meter metre m centimeter cm mm foot feet inch yard pound lb ounce gram kg mg ton percent % dollar cent euro "
+    "september october november december yesterday today tomorrow tonight everyday mile kilometer kilometre km meter "
+    "metre m pace step centimeter cm mm foot feet inch yard pound lb ounce gram kg mg ton percent % dollar cent euro "
     "point degree while bit lot deal block lap way distance half dozen average amount home"
 )
 # after "by": how something is done, and not who does it

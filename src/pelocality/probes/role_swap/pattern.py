@@ -38,7 +38,7 @@ _ADJECTIVE = "(?:R?J|(?<=[DCJRKA])V)"
 _CORE = rf"D{{0,2}}C?(?:{_ADJECTIVE}(?:K?A?{_ADJECTIVE})*|[NMJ]H[JV]?|[NM]P?)*(?:N|MC?)"
 _OBJECT = rf"{_CORE}(?:O{_CORE})?|{_CORE}(?:K{_CORE})*K?A{_CORE}"
 _SUBJECT = rf"{_OBJECT}|{_CORE}(?:[OI]{_CORE}){{1,2}}"  # before the verb, a preposition belongs to the noun
-_WORD = re.compile(r"[^\W_][\w.,'’&/-]*|['’]\w*|[.…,;:!?&$£€%\"“”„‘`()\[\]–—-]+|-[LR].B-", re.IGNORECASE)
+_WORD = re.compile(r"[^\W_](?:[.,'’&/-]?\w)*[.'’]?|['’]\w*|[.…,;:!?&$£€%\"“”„‘`()\[\]–—-]+|-[LR].B-", re.IGNORECASE)
 
 
 def is_plain(words: Sequence[str], tags: Sequence[str], *, before_verb: bool = False) -> bool:
@@ -133,7 +133,7 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     if not english.COPULAS.isdisjoint((word, lemma)):
         return "the verb is a copula"
     if not english.verb_forms(symmetric, irregular).isdisjoint((word, lemma)):
-        return "the verb is symmetric"
+        return "the verb may be symmetric"
     if not english.MEASURING.isdisjoint((word, lemma)):
         return "the verb takes a measure, a place or quoted words"
     definite = tags[last[0]] in ("PRP", "PRP$", "NNP") or phrase[0] in english.DEFINITE
@@ -293,7 +293,7 @@ def _check_reference(clause: Clause) -> str | None:
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
             follows = next((i for i in range(k + 1, len(lower)) if tags[i] != "RB"), None)
             noun = follows is not None and tags[k] == "MD" and tags[follows] in _NOUNS  # "but we can our actions"
-            tag = follows is None or is_punctuation(lower[follows]) or lower[follows + 1 : follows + 3] == ["?"]
+            tag = follows is None or is_punctuation(lower[follows]) or lower[follows + 1 : follows + 2] == ["?"]
             if noun or tag:
                 return "an auxiliary stands for the verb phrase"  # "I chose Ada, and we did too", "isn't she?"
     return None
