@@ -238,7 +238,7 @@ class RoleSwap:
             if not isinstance(candidate, Candidate):
                 yield candidate
                 continue
-            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, by_caller=callable(self.source))
+            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, callable(self.source))
             if sentence.automatic and second_parser is not None and not isinstance(found, Skipped):
                 if second is None:
                     [parse] = parsed(second_parser, [sentence.text], sentence.language)

@@ -24,12 +24,7 @@ _BE = {**dict.fromkeys(_PRESENT.values(), _PRESENT), **dict.fromkeys(_PAST.value
 
 
 def exchange(
-    sentence: Sentence,
-    candidate: Candidate,
-    agreement: Agreement,
-    symmetric: frozenset[str],
-    *,
-    by_caller: bool = False,
+    sentence: Sentence, candidate: Candidate, agreement: Agreement, symmetric: frozenset[str], by_caller: bool = False
 ) -> tuple[Candidate, list[Replacement]] | Skipped:
     """Return the candidate with its voice, and the replacements that exchange its arguments, or the reason to skip.
 
@@ -113,7 +108,7 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
     if tags is None and not listed:
         named = keeps_capital(sentence, start)
         return text if named or not begins else _CAPITAL if named is None else without
-    tag = tags[start] if tags is not None else ""
+    tag, *others = (tags or ("",) * end)[start:end]
     if not begins:  # a capital of "The" or of a common noun may begin a sentence inside another
         return _CAPITAL if word.istitle() and (listed or tag in ("NN", "NNS")) else text
     if listed:
@@ -123,9 +118,9 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
     gold, alone = english.has_gold_tags(sentence), end - start == 1
     if tag.startswith("NNP"):
         # taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays"
-        single = alone and tag == "NNP" and not word.endswith("s") and english.tags_of(sentence) is not None
-        return text if gold or single or tags[start + 1 : end][:1] == ("NNP",) else _CAPITAL
-    single = alone or tags[start + 1] == "POS"
+        single = alone and tag == "NNP" and not word.endswith("s")
+        return text if gold or single or others[:1] == ["NNP"] else _CAPITAL
+    single = alone or others[0] == "POS"
     plural = word.endswith("s") or word.lower() in english.IRREGULAR_PLURALS
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural
     sure = common and "-" not in word and not english.may_be_nation(word.lower(), tag)

@@ -152,9 +152,9 @@ def _check_group(clause: Clause) -> str | None:
     lower, tags, finite, passive = clause.lower, clause.tags, clause.finite, clause.passive
     if not passive and clause.last[0] != clause.verb + 1:
         return NOT_IN_CLAUSE.reason
-    between = range(clause.first[1], clause.verb)
+    barred = english.AFTER if clause.gold else english.BESIDE
     group = [finite] * (finite < clause.first[0])
-    group += [i for i in between if tags[i] != "RB" or lower[i] in english.BESIDE]
+    group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
     forms = frozenset() if passive else _FINITE - {"MD"}
     if group:
         helper = lower[group[-1]]
@@ -213,7 +213,8 @@ def _check_before(clause: Clause) -> str | None:
     if k == 0:
         return None
     pronoun, before, has_clause = subject in _NOMINATIVE, lower[k - 1], not _FINITE.isdisjoint(tags[:k])
-    loose = not has_clause and not _SUBJECTLESS.isdisjoint(tags[:k])  # "sitting down, the nun"
+    opening = tags[: min(k, 2) if clause.gold else k]
+    loose = not has_clause and not _SUBJECTLESS.isdisjoint(opening)  # "sitting down, the nun"
     if loose or before in english.BEFORE:  # "either the nun or Ada"
         fits = False
     elif before in _INTRODUCING:
@@ -221,8 +222,8 @@ def _check_before(clause: Clause) -> str | None:
     elif tags[k - 1] == "CC":
         fits = k == 1 or (has_clause and (pronoun or clause.gold or is_punctuation(lower[k - 2])))
     else:
-        opening = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
-        opens = before != "," or has_clause or opening in ("IN", "RB", "UH", "CC")
+        first = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
+        opens = before != "," or has_clause or first in ("IN", "RB", "UH", "CC")
         alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they gave us", "as a cook you saw me"
         fits = opens and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
@@ -243,7 +244,8 @@ def _check_after(clause: Clause) -> str | None:
         subordinate = before >= 0 and (lower[before] in _LINKS or tags[before] == "WRB")  # "if you saw Ada, ..."
         ends = lower[k] == "," and subordinate and after not in ("CC", "WDT", "WP", "TO", "VBG", "VBN")
         return None if ends else _check_joined(lower, tags, k, pronoun or clause.gold)
-    goal = lower[k] in ("to", "into", "onto", *(("over", "about") if name else ())) and (clause.gold or pronoun or name)
+    named = ("over", "about", *(("for", "with") if clause.gold else ())) if name else ()
+    goal = lower[k] in ("to", "into", "onto", *named) and (clause.gold or pronoun or name)
     goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in _EXCEPTIONS)
     goal = goal and after in _NOUNS | {"PRP"}
     moved = (pronoun or name) and lower[k] == "to" and after == "VB" and not clause.passive
@@ -267,7 +269,9 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
         said = lower[k] in _REPORTING and tags[k] in _FINITE and not joined
         return None if said else _OTHER_VERB
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
-    own = (joined or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE  # "and our children love it"
+    own = (
+        (joined or sure or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE
+    )  # "and our children love it"
     addition = sure and not joined and mark in _INNER_MARKS and tags[k] in ("IN", "UH") and lower[k] not in _EXCEPTIONS
     return None if own or addition else _AFTER
 
