@@ -136,7 +136,7 @@ def share_of(wrong: int, read: int) -> str:
 
 
 def builders(arguments: argparse.Namespace) -> None:
-    """Print the rows and the wrong rows of the builder before and of today's, of each text and in all."""
+    """Print the rows and the wrong rows of the builder before, of the first pattern and of today's, text by text."""
     table = pd.read_csv(arguments.file)
     rows = [(f"{row.text}, {row.roles}", row) for row in table.itertuples()]
     treebanks = table["roles"].isin(["gold frames", "gold trees", "gold dependencies"])
@@ -145,11 +145,14 @@ def builders(arguments: argparse.Namespace) -> None:
     columns = {
         "text": [name for name, _ in rows],
         "rows before": [row.rows_before for _, row in rows],
+        "rows, first pattern": [row.rows_first for _, row in rows],
         "rows": [row.rows for _, row in rows],
         "of before": [f"{100 * row.rows / row.rows_before:.0f} %" for _, row in rows],
         "wrong before": [share_of(row.wrong_before + row.doubt_before, row.read_before) for _, row in rows],
-        "wrong": [share_of(row.wrong + row.doubt, row.read) for _, row in rows],
-        "wrong after mending": [share_of(row.wrong_after, row.read_after) for _, row in rows],
+        "wrong, first pattern": [share_of(row.wrong_first + row.doubt_first, row.read_first) for _, row in rows],
+        "wrong, mended": [share_of(row.wrong_mended, row.read_mended) for _, row in rows],
+        "blind, wrong before": [share_of(row.blind_wrong_before, row.blind_read_before) for _, row in rows],
+        "blind, wrong": [share_of(row.blind_wrong, row.blind_read) for _, row in rows],
     }
     print(markdown(pd.DataFrame(columns)))
 
