@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from runs import markdown, write_atomically
@@ -138,23 +139,39 @@ def share_of(wrong: int, read: int) -> str:
 def builders(arguments: argparse.Namespace) -> None:
     """Print the rows and the wrong rows of the builder before, of the first pattern and of today's, text by text."""
     table = pd.read_csv(arguments.file)
-    rows = [(f"{row.text}, {row.roles}", row) for row in table.itertuples()]
+    fresh = table["read_first"].eq(0) & table["roles"].eq("spaCy")  # texts that were drawn from in round 9 alone
     treebanks = table["roles"].isin(["gold frames", "gold trees", "gold dependencies"])
-    for name, kind in (("treebanks with trees", treebanks), ("plain text", table["roles"] == "spaCy")):
-        rows += [(f"**{name}**", row) for row in table[kind].sum(numeric_only=True).to_frame().T.itertuples()]
+
+    def with_sums(texts: pd.Series) -> list[tuple[str, Any]]:
+        rows = [(f"{row.text}, {row.roles}", row) for row in table[texts].itertuples()]
+        for name, kind in (("treebanks with trees", treebanks), ("plain text", table["roles"] == "spaCy")):
+            rows += [
+                (f"**{name}**", row) for row in table[texts & kind].sum(numeric_only=True).to_frame().T.itertuples()
+            ]
+        return rows
+
+    rows = with_sums(~fresh)
     columns = {
         "text": [name for name, _ in rows],
         "rows before": [row.rows_before for _, row in rows],
-        "rows, first pattern": [row.rows_first for _, row in rows],
+        "rows": [row.rows_first for _, row in rows],
+        "of before": [f"{100 * row.rows_first / row.rows_before:.0f} %" for _, row in rows],
+        "wrong before": [share_of(row.wrong_before + row.doubt_before, row.read_before) for _, row in rows],
+        "wrong": [share_of(row.wrong_first + row.doubt_first, row.read_first) for _, row in rows],
+        "wrong after mending": [share_of(row.wrong_mended, row.read_mended) for _, row in rows],
+    }
+    print(f"Round 8\n\n{markdown(pd.DataFrame(columns))}\n")
+    rows = with_sums(table["text"].notna())
+    columns = {
+        "text": [name for name, _ in rows],
+        "rows before": [row.rows_before for _, row in rows],
+        "rows, round 8": [row.rows_first for _, row in rows],
         "rows": [row.rows for _, row in rows],
         "of before": [f"{100 * row.rows / row.rows_before:.0f} %" for _, row in rows],
-        "wrong before": [share_of(row.wrong_before + row.doubt_before, row.read_before) for _, row in rows],
-        "wrong, first pattern": [share_of(row.wrong_first + row.doubt_first, row.read_first) for _, row in rows],
-        "wrong, mended": [share_of(row.wrong_mended, row.read_mended) for _, row in rows],
         "blind, wrong before": [share_of(row.blind_wrong_before, row.blind_read_before) for _, row in rows],
         "blind, wrong": [share_of(row.blind_wrong, row.blind_read) for _, row in rows],
     }
-    print(markdown(pd.DataFrame(columns)))
+    print(f"Round 9\n\n{markdown(pd.DataFrame(columns))}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from pelocality.corpora import read_frames
-from pelocality.probes import semantic_role_swap
+from pelocality.probes import probe_info, semantic_role_swap
 from tests.data import EXAMPLES
 from tests.test_probes_role_swap import reasons, sentence, swapped
 
@@ -429,3 +429,44 @@ def test_swaps_that_would_leave_words_behind_or_exchange_no_argument_are_skipped
 )  # fmt: skip
 def test_arguments_that_are_whole_are_still_swapped(tree, made):
     assert swapped(tree, agreement="reinflect") == [made]
+
+
+# kinds of error that were read in automatic trees: not recognised there, and swapped in a treebank where a tree tells
+KINDS = [
+    ("(S (S (VP (VBG Sitting) (PRT (RP down)))) (, ,) (NP (DT the) (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
+     "words before the first argument may belong to it", False),
+    ("(S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada)) (, ,) (S (VP (VBG hoping) (S (VP (TO to) (VP (VB win))))))"
+     " ) (. .))", "another verb has the same subject", False),
+    ("(S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada)) (SBAR (IN while) (S (VP (VBG eating) (NP (NN soup))))))"
+     " (. .))", "words after the last argument may belong to it", False),
+    ("(S (NP (NNP Ada)) (ADVP (RB only)) (VP (VBD saw) (NP (PRP me))) (. .))",
+     "the arguments do not stand beside one finite verb", True),
+    ("(S (NP (PRP You)) (VP (VBP leave) (NP (JJ young) (NN monkey))) (. .))",
+     "an argument is not a plain noun phrase", True),
+    ("(S (NP (PRP They)) (VP (VBP have) (VP (VBN eaten) (NP (JJ salted) (NNS nuts)))) (. .))",
+     "an argument is not a plain noun phrase", True),
+    ("(S (NP (PRP I)) (VP (VBD changed) (NP (PRP$ my) (NN major) (JJ last) (NN term))) (. .))",
+     "an argument is a measure", False),
+    ("(S (PP (IN As) (NP (DT an) (NN officer))) (NP (PRP you)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
+     "words before the first argument may belong to it", True),
+    ("(S (NP (DT No) (NN power)) (VP (VBD had) (NP (PRP them))) (. .))",
+     "the subject may stand after the verb", True),
+    ("(S (NP (CD Two) (NNS men)) (VP (VBD carve) (NP (DT a) (NN hog))) (. .))",
+     "the tense of the verb is unknown", True),
+    ("(S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (DT a) (NN cat) (, ,) (DT a) (NN dog) (CC and) (DT an) (NN owl)))"
+     " (. .))", "an argument is not a plain noun phrase", True),
+    ("(S (S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP Ada)))) (, ,) (CC but) (S (NP (PRP I)) (VP (MD can)"
+     " (NP (PRP$ my) (NN cat)))) (. .))", "an auxiliary stands for the verb phrase", False),
+    ("(S (NP (DT The) (NN nun)) (VP (VBD saw) (NP (NNP <unk>))) (. .))",
+     "a symbol, or a word that is cut, stands in the sentence", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "reason", "in_treebanks"), KINDS)
+def test_kinds_of_errors_that_were_read_are_not_recognised_in_automatic_trees(tree, reason, in_treebanks):
+    gold = sentence(tree)
+    parsed = dataclasses.replace(gold, constituents=dataclasses.replace(gold.constituents, automatic=True))
+    probe = semantic_role_swap([parsed], source="constituents", agreement="reinflect")
+    assert len(probe) == 0
+    assert reason in probe_info(probe).skipped
+    assert bool(swapped(tree, agreement="reinflect")) == in_treebanks

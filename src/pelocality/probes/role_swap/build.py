@@ -57,11 +57,12 @@ def semantic_role_swap(
     Args:
         pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
         roles: The two roles to exchange.
-        source: ``"frames"`` (the default without ``parser``): the sentence's frames; if there is a tree, both
-            arguments must be those of the verb's clause in it. ``"dependencies"``: subject and object, or passive
+        source: ``"frames"`` (the default without ``parser``): the sentence's frames; both arguments must be those of
+            the verb's clause in the tree, which English needs. ``"dependencies"``: subject and object, or passive
             subject and agent, of Universal Dependencies. ``"constituents"``: the noun phrases beside the verb in
             English phrase structure. Or a function from a sentence to ``{role: (start, end)}`` mappings over its
-            words, with ``"V"`` for the verb where it is known.
+            words, with ``"V"`` for the verb where it is known: these are exchanged whether or not a pattern fits, and
+            in English without a tree only with ``agreement="ignore"``.
         label_policy: The label of a perturbed pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
             or a function from the old label to the new, None to leave the pair out. Published data sets
             disagree, so there is no default where pairs have labels. Only a swap in an entailed hypothesis
@@ -82,8 +83,7 @@ def semantic_role_swap(
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
-        symmetric_verbs: Base forms of verbs for which the swapped sentence means the same; *play* only where both
-            arguments are names. None takes ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
+        symmetric_verbs: Base forms of verbs for which the swapped sentence may mean the same. None takes ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the choice of the predicate, together with the item's text and nothing else.
         num_proc: Number of processes that share the work.
@@ -101,10 +101,11 @@ def semantic_role_swap(
             ``side`` or ``labels`` with sentences; or labelled pairs without ``label_policy``.
 
     Examples:
-        >>> from pelocality.corpora import Argument, Frame, Sentence
-        >>> frame = Frame("bite.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 4)), "made up")
-        >>> words = ("A", "dog", "bit", "him", ".")
-        >>> probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
+        >>> from pelocality.corpora import Sentence, parse_bracketed
+        >>> tree = "(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (PRP him))) (. .))"
+        >>> words, constituents = parse_bracketed(tree, "made up")
+        >>> sentence = Sentence(words, uid="1", language="en", constituents=constituents)
+        >>> probe = semantic_role_swap([sentence], source="constituents")
         >>> probe[0]["premise"], probe[0]["hypothesis"]
         ('A dog bit him.', 'He bit a dog.')
     """
