@@ -83,7 +83,8 @@ def semantic_role_swap(
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
-        symmetric_verbs: Base forms of verbs for which the swapped sentence may mean the same. None takes ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
+        symmetric_verbs: Base forms of verbs for which the swapped sentence may mean the same. None takes
+            ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the choice of the predicate, together with the item's text and nothing else.
         num_proc: Number of processes that share the work.
