@@ -134,7 +134,7 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
     past = word.lower().endswith("ed") or word.lower() in english.PASTS
     if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in english.SYNCRETIC):
-        return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a hog", tagged as past
+        return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a ham", tagged as past
     if old is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
     if agrees(word, tag, old, new):

@@ -184,7 +184,7 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
-    timed = not {"last", "next"}.isdisjoint(words)  # "switched my major last term"
+    timed = not {"last", "next"}.isdisjoint(words)  # "changed my hat last term"
     if timed or words[head][0].isdigit() or english.is_measure(words[head]):
         return "an argument is a measure"
     bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
@@ -198,7 +198,7 @@ def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> b
     verb, after = clause.lower[clause.verb], {*clause.tags[clause.last[1] : clause.last[1] + 1]}
     two = any(one in ("NN", "NNS", "NNP") and other in ("NN", "NNS") for one, other in itertools.pairwise(tags))
     open_left = tags[0][:2] in ("NN", "JJ", "VB", "RB") and tags[0] != "NNP" and words[0] not in english.INDEFINITE
-    # "travel light", "you impudent young monkey"; "have baked potatoes"
+    # "travel light", "you silly young owl"; "have baked potatoes"
     bare = open_left and (tags[head_of(words, tags)] == "NN" or clause.lower[clause.verb - 1] in english.HAVE)
     # "called her Estella", "turned her back"
     her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else not after.isdisjoint({"RB", "RP"}))
@@ -224,7 +224,7 @@ def _check_before(clause: Clause) -> str | None:
     else:
         first = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
         opens = before != "," or has_clause or first in ("IN", "RB", "UH", "CC")
-        alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they gave us", "as a cook you saw me"
+        alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they sold us", "as a cook you saw me"
         fits = opens and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
 
@@ -296,7 +296,7 @@ def _check_reference(clause: Clause) -> str | None:
     for k in range(last, len(lower)):
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
             follows = next((i for i in range(k + 1, len(lower)) if tags[i] != "RB"), None)
-            noun = follows is not None and tags[k] == "MD" and tags[follows] in _NOUNS  # "but we can our actions"
+            noun = follows is not None and tags[k] == "MD" and tags[follows] in _NOUNS  # "but we can our cats"
             tag = follows is None or is_punctuation(lower[follows]) or lower[follows + 1 : follows + 2] == ["?"]
             if noun or tag:
                 return "an auxiliary stands for the verb phrase"  # "I chose Ada, and we did too", "isn't she?"
