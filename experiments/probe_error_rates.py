@@ -168,8 +168,10 @@ def builders(arguments: argparse.Namespace) -> None:
         "rows, round 8": [row.rows_first for _, row in rows],
         "rows": [row.rows for _, row in rows],
         "of before": [f"{100 * row.rows / row.rows_before:.0f} %" for _, row in rows],
-        "blind, wrong before": [share_of(row.blind_wrong_before, row.blind_read_before) for _, row in rows],
-        "blind, wrong": [share_of(row.blind_wrong, row.blind_read) for _, row in rows],
+        "blind, wrong before": [
+            share_of(row.blind_wrong_before + row.blind_doubt_before, row.blind_read_before) for _, row in rows
+        ],
+        "blind, wrong": [share_of(row.blind_wrong + row.blind_doubt, row.blind_read) for _, row in rows],
     }
     print(f"Round 9\n\n{markdown(pd.DataFrame(columns))}")
 
