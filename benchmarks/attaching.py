@@ -161,7 +161,7 @@ def _zero_arguments(module: nn.Module, args: Any, kwargs: Any) -> Any:
     given = dict(bound.arguments)
     given.pop("self")
     given |= given.pop("kwargs", {})
-    for name in ("alibi", "position_ids", "r"):
+    for name in ("alibi", "position_bias", "position_ids", "r"):
         if given.get(name) is not None:
             given[name] = torch.zeros_like(given[name])
     return (), given

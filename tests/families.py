@@ -220,7 +220,7 @@ ANY: dict[str, Callable[[], Any]] = UNKNOWN | {
     "olmo2": lambda: hf.Olmo2Model(small(hf.Olmo2Config, **_GROUPED)),  # norms after attention
     "gpt_neox": lambda: hf.GPTNeoXModel(small(hf.GPTNeoXConfig, max_position_embeddings=64)),
     "gptj": lambda: hf.GPTJModel(
-        hf.GPTJConfig(vocab_size=99, n_positions=64, n_embd=16, n_layer=2, n_head=2, rotary_dim=4)
+        hf.GPTJConfig(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
     ),  # rotates by a buffer inside attention
     "eurobert": lambda: hf.EuroBertModel(small(hf.EuroBertConfig, **_GROUPED)),
     "mixtral": lambda: hf.MixtralModel(small(hf.MixtralConfig, sliding_window=5, **_MOE, **_GROUPED)),
@@ -244,6 +244,12 @@ ANY: dict[str, Callable[[], Any]] = UNKNOWN | {
     "t5gemma decoder": lambda: _t5gemma().get_decoder(),
     "gemma3n_text": lambda: hf.Gemma3nTextModel(_shared_keys(hf.Gemma3nTextConfig, **_GEMMA3N)),
     "gemma4_text": lambda: hf.Gemma4TextModel(_shared_keys(hf.Gemma4TextConfig, global_head_dim=8)),
+    # logits that are divided after the mask, a mask of tokens alone, and one that is True at hidden keys
+    "codegen": lambda: hf.CodeGenModel(
+        hf.CodeGenConfig(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
+    ),
+    "xlm": lambda: hf.XLMModel(hf.XLMConfig(vocab_size=99, emb_dim=16, n_layers=2, n_heads=2)),
+    "mpt": lambda: hf.MptModel(hf.MptConfig(vocab_size=99, d_model=16, n_heads=2, n_layers=2, max_seq_len=64)),
     # one attention module for several layers
     "zamba": lambda: hf.ZambaModel(
         small(hf.ZambaConfig, num_hidden_layers=6, hidden_size=32, attention_hidden_size=64, num_key_value_heads=2,

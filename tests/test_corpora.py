@@ -343,7 +343,8 @@ def test_texts_come_from_a_list_or_a_file_with_one_a_line_and_go_to_every_builde
     def parser(texts):
         heads, relations = (2, 3, 0, 5, 3, 3), ("det", "nsubj", "root", "det", "obj", "punct")
         tags = ("DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT")
-        tree = Dependencies(heads, relations, "x", tags)
+        noun, past = {"Number": "Sing"}, {"VerbForm": "Fin", "Tense": "Past"}
+        tree = Dependencies(heads, relations, "x", tags, ({}, noun, past, {}, noun, {}))
         return [replace(plain_sentence(text), dependencies=tree if "cat" in text else None) for text in texts]
 
     for source, name in ((texts, "list"), (path, f"{tmp_path.name}/a.txt.gz")):

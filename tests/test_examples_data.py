@@ -242,7 +242,7 @@ def test_role_swaps_are_found_by_every_source_in_active_and_passive():
         assert "He likes Clara." in skipping["hypothesis"]
         reasons = probe_info(skipping).skipped
         assert reasons["the verb would not agree with its new subject"]
-        assert reasons["a reflexive or reciprocal in the clause"]
+        assert reasons["a reflexive or reciprocal in the sentence"]
     entailed = semantic_role_swap(read_snli(PAIRS), labels=("entailment",), **SWAPS)
     assert len(entailed) >= 5
     assert len(minimal_pairs(entailed)) == len(entailed)

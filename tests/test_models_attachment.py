@@ -440,5 +440,5 @@ def test_hooks_of_the_user_find_the_arguments_where_they_were_given(name):
 def test_a_model_without_attention_is_not_said_to_have_other_heads(name):
     config = getattr(hf, f"{name}Config")(vocab_size=97, hidden_size=8, num_hidden_layers=1)
     model = hf.AutoModel.from_config(config).eval()
-    with pytest.raises(ValueError, match="takes a mask of its tokens, not of queries and keys"):
+    with pytest.raises(ValueError, match="MambaMixer, which computes no attention that torch shows"):
         models.attach(model, AttenuatedEncoding(heads=2, decay=0.2))

@@ -10,8 +10,8 @@ from torch import nn
 
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
 from pelocality.models import _calls, _restore, attached
-from pelocality.models.attaching import attachment, bias, disable, saving
-from pelocality.models.families import _mask, disentangled, relative
+from pelocality.models.attaching import attachment, bias, disable, places, saving
+from pelocality.models.families import _keys, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
     WITH_CONVOLUTION,
@@ -227,6 +227,28 @@ def test_the_handle_of_an_earlier_attachment_does_not_undo_a_later_one():
     assert_same_outputs(hidden(copy.deepcopy(model), ids), output)
 
 
+def replica(model):
+    """Return the copy of a model that nn.DataParallel makes for another device, with weights twice as large."""
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, found in copies.items():
+        found._modules = {name: copies.get(child) for name, child in module._modules.items()}
+        found._parameters = {name: None if each is None else 2 * each for name, each in module._parameters.items()}
+    return copies[model]
+
+
+@pytest.mark.parametrize("name", ["bert", "deberta", "llama"])
+def test_a_replica_for_another_device_runs_its_own_weights_with_the_bias(name):
+    model, ids = tiny(name).requires_grad_(False), tokens(2, N)
+    attach(model, normalised_over_keys(name))
+    before, found = hidden(model, ids), hidden(replica(model), ids)
+    assert_same_outputs(hidden(model, ids), before)
+    other = tiny(name)
+    for weight in other.parameters():
+        weight.data *= 2
+    with attach(other, normalised_over_keys(name)):
+        assert_same_outputs(found, hidden(other, ids))
+
+
 def test_attaching_to_an_encoder_decoder_model_changes_the_encoder():
     model = hf.T5ForConditionalGeneration(tiny("t5").config).eval()
     ids = tokens(1, N)
@@ -247,11 +269,6 @@ def test_models_to_which_a_bias_cannot_be_added_exactly_are_refused():
     config.relative_attention = False
     with pytest.raises(ValueError, match="relative_attention=False"):
         attach(hf.DebertaModel(config), NoEncoding())
-    with pytest.raises(ValueError, match="does not support a bias in float16"):
-        attach(tiny("xlnet").half(), NoEncoding(), prove=True)
-    model = tiny("xlnet").half()
-    with attach(model, NoEncoding()), pytest.raises(ValueError, match="does not support a bias in"):
-        hidden(model, tokens(1, N))
 
 
 @pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
@@ -305,8 +322,8 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, bias, disable, _restore, saving)
-OF_FAMILIES = (_calls, _mask, disentangled, relative)
+OF_MODELS = (attachment, bias, disable, places, _restore, saving)
+OF_FAMILIES = (_calls, _keys, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]
 

@@ -461,6 +461,7 @@ def adapted(model, **more):
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["query", "value"], **more)).eval()
 
 
+@pytest.mark.filterwarnings("ignore:peft loads this adapter")
 def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(tmp_path):
     peft = pytest.importorskip("peft")
     bases = [hf.BertForMaskedLM(tiny("bert").config).eval() for _ in range(3)]

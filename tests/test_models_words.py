@@ -4,7 +4,7 @@ import pytest
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pelocality.models.measuring.words import choose_words, special_ids, special_tokens_around
+from pelocality.models.inputs.words import choose_words, special_ids, special_tokens_around
 from pelocality.models.sequence_model import SequenceModel
 from tests.families import tiny
 

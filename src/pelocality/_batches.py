@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 def batches_of_equal_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Yield the indices of texts in batches of one length, the shortest first.
 
+    Rotations that depend on the longest text so far (dynamic NTK) are then those of a text alone.
+
     Padding changes what models answer that count positions through it (BERT and GPT-2 after padding on the left), read
     the first or last place, or mix neighbours (ConvBERT).
     """

@@ -123,7 +123,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def check_dataset(name: str, value: Any) -> None:
     """Raise a TypeError unless a value is a dataset, which a dictionary of splits is not."""
-    import datasets  # which metrics do without
+    import datasets  # loaded here, because metrics do without datasets
 
     if not isinstance(value, datasets.Dataset):
         advice = f"of several splits take one, as in {name}['test']"

@@ -473,12 +473,12 @@ def _sign_flip(sums: NDArray[np.int64], two_sided: bool) -> float:
 
 def _tail(sums: NDArray[np.int64], least: int) -> float:
     """Return the probability that the sum of positive numbers with random signs is at least this."""
-    most = (int(sums.sum()) - least) // 2  # that the numbers with a minus may sum to
+    most = (int(sums.sum()) - least) // 2  # the largest sum of the numbers with a minus
     if most < 0:
         return 0.0
-    chances = np.ones(1)  # of each sum of the numbers with a minus, from 0 on
+    chances = np.ones(1)  # chances of each sum of the numbers with a minus, from 0 on
     for value, repeats in zip(*np.unique(sums, return_counts=True), strict=True):
         steps = np.zeros(value * repeats + 1)
         steps[::value] = stats.binom.pmf(np.arange(repeats + 1), repeats, 0.5)
-        chances = np.convolve(chances, steps)[: most + 1]  # by FFT, the far end would be rounding noise
+        chances = np.convolve(chances, steps)[: most + 1]  # an FFT would leave rounding noise at the far end
     return float(chances.sum())

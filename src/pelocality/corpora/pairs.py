@@ -18,7 +18,7 @@ from pelocality.corpora.spacing import align, is_mark
 logger = logging.getLogger(__name__)
 Parser = Callable[[Sequence[str]], Sequence[Sentence]]
 NO_GOLD_LABEL = Dropped("no gold label")
-MISSING_LABELS = ("", "-")  # as in SNLI
+MISSING_LABELS = ("", "-")  # SNLI marks pairs without a majority by "-"
 NOT_ENTAILMENT = "not entailment"
 _MARK = "\u0301"  # replaces every mark in the text that _WORD searches: re has no class for marks
 # _WORD finds a word, a dash or an ellipsis of several characters, or another sign
@@ -89,7 +89,7 @@ def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
     return Pair(sides[0], sides[1], label, uid, where)
 
 
-@functools.lru_cache(maxsize=16)  # in SNLI three pairs in a row have the same premise
+@functools.lru_cache(maxsize=16)  # three pairs in a row of SNLI have the same premise
 def _parsed(bracketed: str, text: str) -> tuple[tuple[str, ...], tuple[str, ...], Constituents] | None:
     """Return words, spaces and phrases of a parse and its text, None if they disagree."""
     words, constituents = parse_bracketed(bracketed, "", automatic=True)
@@ -150,7 +150,7 @@ def read_pairs(
     if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     _check_parser(parser)
-    names = None if label_names is None else list(label_names)  # in a pandas series, [0] means the index 0
+    names = None if label_names is None else list(label_names)  # [0] of a pandas series is the row with the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
     read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
@@ -166,7 +166,7 @@ def read_pairs(
     if isinstance(source, Mapping):
         advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
         raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
-    if not isinstance(source, Iterable) or iter(source) is iter(source):  # it can be read only once
+    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator can be read only once
         raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
@@ -260,7 +260,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
-    if getattr(value, "shape", None) == ():  # it is a scalar of numpy or torch
+    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     text = str(value).strip()
     if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):

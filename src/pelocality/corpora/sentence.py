@@ -99,7 +99,7 @@ class Dependencies:
     xpos: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        heads: Sequence[Any] = self.heads  # they may be integers of numpy
+        heads: Sequence[Any] = self.heads  # heads may be integers of numpy
         n = len(heads)
         for word, head in enumerate(heads, 1):
             if not isinstance(head, numbers.Integral) or not 0 <= int(head) <= n:

@@ -57,7 +57,7 @@ def cached_bias(encoding: nn.Module, request: Hashable, build: Callable[[], Tens
     key = content, request
     entry = _ENTRIES.get(key)
     if entry is None or entry.bias._version != entry.version:
-        # not an inference tensor, so that a bias built in evaluation can be used in training
+        # a bias that is built in evaluation may be used in training, which an inference tensor may not
         with torch.inference_mode(False), torch.enable_grad():
             bias = build()
         entry = _ENTRIES[key] = _Entry(bias, bias._version)

@@ -64,4 +64,4 @@ def positive(logarithm: Tensor) -> Tensor:
 
     The logarithm is clamped, not its exp: the gradient of an infinite exp would be NaN.
     """
-    return logarithm.clamp(-87.33, 88.72).exp()  # to within a percent of the smallest and the largest normal number
+    return logarithm.clamp(-87.33, 88.72).exp()  # nearly the smallest and the largest normal number of float32

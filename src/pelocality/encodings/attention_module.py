@@ -196,7 +196,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         H = self.num_heads
         added: Tensor | None = None
         visible: Tensor | None = None
-        if is_causal or (self.encoding.causal and self.mode != "add"):  # in add mode the bias is causal
+        if is_causal or (self.encoding.causal and self.mode != "add"):  # the bias itself is causal in add mode
             visible = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()[None, None]
         of_keys = [((batch, n), (batch, 1, 1, n)), *([((n,), (1, 1, 1, n))] if batch == 1 else [])]
         of_pairs = [((n, n), (1, 1, n, n)), ((batch * H, n, n), (batch, H, n, n))]

@@ -247,7 +247,7 @@ class Encoding(Configurable, nn.Module, ABC):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if (metadata := getattr(destination, "_metadata", {}).get(prefix[:-1])) is not None:
-            metadata["arguments"] = self._choices()  # which no tensor holds
+            metadata["arguments"] = self._choices()  # no tensor holds these arguments
 
     def _choices(self) -> dict[str, Any]:
         """Return the arguments that determine the bias of a state dict and are not in it."""
@@ -265,13 +265,13 @@ class Encoding(Configurable, nn.Module, ABC):
             if name in own and own[name] != value
         ]
         for name in (f"fixed_{argument}" for argument in self._per_head):
-            # one number for all heads and one for each load into one another: the buffer takes the shape of the state
+            # the buffer takes the shape of the state: one number for all heads, or one per head
             here, given = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)
             if here is not None and given in ((1,), (self.heads,)) and here.shape != given:
                 self._buffers[name] = here.new_empty(given)
         super()._load_from_state_dict(state_dict, prefix, *options)
         if self._like.is_meta and options[0].get("assign_to_params_buffers"):
-            # it is not in the state, and goes where the tensors that are go
+            # `_like` is not in the state, and goes to the device of the tensors in the state
             tensors = (each for key, each in state_dict.items() if key.startswith(prefix) and isinstance(each, Tensor))
             device = next((each.device for each in tensors), torch.get_default_device())
             self._like = torch.empty(0, dtype=self.dtype, device=device)

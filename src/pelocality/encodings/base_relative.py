@@ -118,7 +118,7 @@ class RelativeEncoding(Encoding):
         """
         distance = torch.arange(1 - key_length, query_length, device=self._like.device).to(self.working_dtype)
         bias = self.at(distance)
-        compiling = torch.compiler.is_compiling()  # which would be specialised to one length
+        compiling = torch.compiler.is_compiling()  # a check of shapes would compile for one length only
         if not compiling and bias.shape not in ((1, len(distance)), (self.heads, len(distance))):
             wanted = f"({self.heads} or 1, {len(distance)}): its heads, then the shape of the distances"
             raise ValueError(f"{type(self).__name__}.at must return {wanted}, got {tuple(bias.shape)}")

@@ -163,7 +163,7 @@ class DistanceTable(RelativeEncoding):
         if inner.ndim != 4 or n < 2:
             got = f"{tuple(inner.shape)} after {cut} cut from each end"
             raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {got}")
-        if (layers := getattr(attention, "layers", None)) is not None:  # of a result, in the order they were asked for
+        if (layers := getattr(attention, "layers", None)) is not None:  # a result has layers in the requested order
             inner = inner[torch.tensor(layers, device=inner.device).argsort()]
         by_distance = diagonal_sums(inner, torch.float64)
         # the attention that the queries which see a key at each distance pay to themselves, (layer, head, 2n - 1)
@@ -180,7 +180,7 @@ class DistanceTable(RelativeEncoding):
             causal = False
         causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal), []).all())
         if causal:
-            values = values[..., :n].flip(-1)  # from distance 0 on
+            values = values[..., :n].flip(-1)  # distances from 0 on
         values = values - values.mean(-1, keepdim=True)
         table = cls(values.shape[1], n, signed=not causal, learnable=learnable, causal=causal)
         table.to(given.device)
@@ -223,7 +223,7 @@ class DistanceTable(RelativeEncoding):
         a, b, c = (per_head(name, value, rows, positive=False)[:, None].to(v.device) for name, value in given.items())
         reverse = v.flip(-1) if self.signed else v
         k = torch.arange(-reach if self.signed else 0, self.length, device=v.device)
-        # in this order the defaults give v exactly, and b = 0 gives equal numbers at k and -k
+        # the order of these operations: the defaults give v exactly, and b = 0 gives equal numbers at k and -k
         values = ((a + b) / 2 * v + (a - b) / 2 * reverse - c * k.abs()).to(self.values.dtype)
         # the attention of two numbers whose difference overflows is NaN or on one key
         if not bool((values.amax(-1) - values.amin(-1)).isfinite().all()):

@@ -49,7 +49,7 @@ class Classifier:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
-        # the tokenizer's limit is that of the positions the model was trained with
+        # the tokenizer's limit is the number of positions that the model was trained with
         trained = None if self.known.positions_disabled else tokenizer.model_max_length
         limits = [limit for limit in (max_length, trained, self.known.longest) if limit]
         self.limit = min(limits, default=sys.maxsize)
@@ -63,7 +63,7 @@ class Classifier:
         with self.known.inference():
             for chosen in batches_of_equal_length(lengths, self.batch_size):
                 batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
-                best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # of (batch, classes)
+                best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # from (batch, classes)
                 for i, value, index in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
                     predictions[i] = self.classes[index], value
         return predictions
@@ -125,7 +125,7 @@ def _check_head(model: Any) -> None:
     if isinstance(model, PreTrainedModel) and any(name in names.values() for names in _WITHOUT_CLASSES):
         advice = "load it with AutoModelForSequenceClassification"
         raise ValueError(f"model must have a classification head, {name} has none; {advice}")
-    if hasattr(model, "encode") or hasattr(model, "predict"):  # of sentence-transformers
+    if hasattr(model, "encode") or hasattr(model, "predict"):  # a model of sentence-transformers
         advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and label_names="
         raise ValueError(f"model must be called as classifiers of transformers are, {name} is not; {advice}")
 
@@ -144,7 +144,7 @@ class CallableClassifier:
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
         """Return the class of each text, in order; the probability is unknown."""
         found = self.function(*(list(column) for column in zip(*texts, strict=True)))
-        if isinstance(found, Mapping) or hasattr(found, "iterrows"):  # iterating would yield names of columns
+        if isinstance(found, Mapping) or hasattr(found, "iterrows"):  # iteration would give the names of columns
             raise TypeError(
                 f"model must return one label name for each text, or scores, got a {type(found).__name__}; "
                 "of a data frame of scores return .to_numpy(), and name its columns with label_names="

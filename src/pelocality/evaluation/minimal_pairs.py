@@ -122,9 +122,9 @@ def evaluate_minimal_pairs(
         score: `pseudo_log_likelihood`, `log_likelihood`, or any function of model, tokenizer and texts (with
             ``functools.partial`` for their settings). None takes the one that fits the model's head; a model with a
             causal head that sees later tokens is refused.
-        batch_size: Of those two scores: sentences, or masked copies of them, per forward pass; a ``functools.partial``
-            that sets its own keeps it.
-        progress: Of those two scores: show a progress bar on runs that take longer than a few seconds.
+        batch_size: Sentences, or masked copies of sentences, per forward pass of these two scores. A
+            ``functools.partial`` that sets a batch size keeps its own.
+        progress: Show a progress bar of these two scores on runs that take longer than a few seconds.
 
     Returns:
         A `MinimalPairEvaluation`, with ``accuracy`` in [0, 1]; 0.5 is chance.
@@ -157,7 +157,7 @@ def evaluate_minimal_pairs(
     scores = dict(zip(unique, values, strict=True))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
     tied = frame["good"] == frame["bad"]
-    frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # not NaN for two texts of probability 0
+    frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # two texts of probability 0 would give NaN
     frame["correct"] = frame["good"] > frame["bad"]
     frame["group"] = pd.factorize(np.array(good, dtype=object))[0]
     return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()))
@@ -171,7 +171,7 @@ def _scores(
         raise TypeError(f"score must be a function, such as pseudo_log_likelihood or log_likelihood, got {score!r}")
     if isinstance(model, nn.Module):
         function = score or _score_of_head(model)
-        inner = getattr(function, "func", function)  # of a functools.partial, whose keywords it keeps
+        inner = getattr(function, "func", function)  # a functools.partial keeps its own keywords
         settings: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
         settings = settings | getattr(function, "keywords", {}) if inner in _SCORES else {}
         name, found = name_of(inner), function(model, tokenizer, texts, **settings)

@@ -105,7 +105,7 @@ def map_matrices(
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask does not fit.
     """
     options: dict[str, Any] = {"without_first": without_first, "layout": layout, "may_be_padded": may_be_padded}
-    if torch.compiler.is_compiling():  # which cannot trace numba, and loses the gradient of a `Function`
+    if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
         return eager(attention, kernel, mask=mask, visible=visible, **options)
     options["may_be_padded"] |= hasattr(attention, "attention")  # a result of this library has no padding
@@ -151,7 +151,7 @@ def layout_of(rows: bool) -> Layout:
 
 def unwrap(attention: Attention) -> Any:
     """Return the ``.attention`` of a result or the ``.attentions`` of a model output; anything else as it is."""
-    if hasattr(attention, "global_attentions"):  # of Longformer and of the encoder of LED
+    if hasattr(attention, "global_attentions"):  # the output of Longformer, or of LED's encoder
         raise ValueError(f"attention must be n x n, got the bands of a {type(attention).__name__}; {_OF_BANDS}")
     return getattr(attention, "attention", getattr(attention, "attentions", attention))
 
@@ -166,7 +166,7 @@ def resolve_visible(attention: Attention, visible: Visible | None, causal: bool 
     if visible is not None or causal is not None or not hasattr(attention, "visible"):
         return None if visible is None else as_tensor("visible", visible)
     carried = getattr(attention, "visible", None)
-    if carried is None:  # of a result: every query sees every key, though weights may be 0
+    if carried is None:  # a result in which every query sees every key, though weights may be 0
         n = unwrap(attention).shape[-1]
         return torch.ones(n, n, dtype=torch.bool, device="cpu")
     axes: int = unwrap(attention).ndim - carried.ndim
@@ -202,7 +202,7 @@ def float_tensor(name: str, given: Any) -> Tensor:
         hint = _conversion_hint(name, given)
         raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{hint}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
-    if "complex" in str(given.dtype):  # of which a conversion would drop the imaginary part
+    if "complex" in str(given.dtype):  # a conversion would drop the imaginary part
         convert = f"abs({name}) or {name}.real"
     raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {convert}")
 

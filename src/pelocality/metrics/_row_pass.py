@@ -129,7 +129,7 @@ def _numba_loads() -> bool:
     """Return whether the compiled pass can be loaded; if not, say why once and measure in torch."""
     try:
         importlib.import_module("pelocality.metrics._row_pass_numba")
-    except Exception as error:  # it cannot write its cache, or does not fit the installed numpy
+    except Exception as error:  # numba cannot write its cache, or does not fit the installed numpy
         logger.warning("numba cannot be used, metrics are computed in torch: %s", error)
         return False
     return True

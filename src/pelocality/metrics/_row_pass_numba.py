@@ -31,7 +31,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, base: float, per_nat: fl
     batch, height, n = rows.shape
     weights = rows.contiguous().numpy().reshape(batch * height, n)
     bits = weights.view(np.int64 if weights.dtype == np.float64 else np.int32)
-    reach = 64 if weights.dtype == np.float64 else 32  # as in `_row_blocks`
+    reach = 64 if weights.dtype == np.float64 else 32  # the reach of `_row_blocks`
     decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
     statistics = np.zeros((6 if pairs else 3, batch * height), weights.dtype)
     arguments = (weights, bits, decay, first, height, pairs, base, per_nat, floor, statistics)
@@ -91,7 +91,7 @@ def _measure(  # type: ignore[no-untyped-def]
         spread = d[m] - low
         excess = difference - m * low
         constant = spread <= floor
-        # as in `_row_blocks`: only where the spread is small did the subtraction lose digits or may the row be constant
+        # `_row_blocks` says why: where the spread is small, the subtraction may have lost all digits
         if spread < max(d[m] / 16, 2 * (base + per_nat)):
             excess = zero
             for k in range(m):

@@ -154,7 +154,7 @@ class MeanAttention(_Mean):
         self.length, self.shape = count("length", length), _sizes(shape)
         self.add_state("total", torch.zeros(*self.shape, length, length, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(length, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("eps", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="max")  # of the coarsest input
+        self.add_state("eps", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="max")  # the coarsest input's
 
     def update(self, attention: Attention, mask: Mask | None = None) -> None:
         """Add the matrices of a batch, each shifted so that its first counting token is token 0.
@@ -207,7 +207,7 @@ def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
 def _place_mask(mask: Mask | None, attention: Attention, shape: tuple[int, ...]) -> Mask | None:
     """Return a mask of the axes before several of ``shape`` with size 1 for those; any other as it is."""
     batch_axes = getattr(unwrap(attention), "ndim", 0) - len(shape) - 2  # none in a tuple of layers
-    if mask is None or len(shape) < 2 or batch_axes < 1:  # one axis of shape, such as heads, may be omitted
+    if mask is None or len(shape) < 2 or batch_axes < 1:  # an axis of shape may be omitted, such as heads
         return mask
     flags = token_flags(mask)
     if flags.ndim != batch_axes + 1:

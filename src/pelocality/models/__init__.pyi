@@ -7,13 +7,13 @@ from .auditing import (
     LayerAudit as LayerAudit,
     audit as audit,
 )
-from .content import (
+from .function import AttentionFunction as AttentionFunction
+from .inputs.constant import (
     identical_patches as identical_patches,
     periodic_series as periodic_series,
     steady_sound as steady_sound,
     steady_spectrum as steady_spectrum,
 )
-from .function import AttentionFunction as AttentionFunction
 from .logits.decomposition import Decomposition as Decomposition, decompose as decompose
 from .logits.position import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from .measuring.identical_words import positional_attention as positional_attention

@@ -46,7 +46,7 @@ def changes_call(change: Callable[[Any, dict[str, Any]], None]) -> Callable[...,
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         call = call_of(module, args, kwargs)
         change(module, call)
-        by_place = argument_names(module)[: len(args)]  # as the caller gave them: other hooks look for them there
+        by_place = argument_names(module)[: len(args)]  # arguments stay where other hooks look for them
         return (*(call.pop(name) for name in by_place), *args[len(by_place) :]), call
 
     return hook

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pelocality.models._rotations import forget_longest_input, rotations_restorer
+
 
 @contextmanager
 def restoring(undo: Callable[[], object]) -> Iterator[None]:
@@ -73,31 +75,27 @@ def restore_method(target: Any, name: str, function: Callable[..., Any]) -> None
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients, and on leaving put back both and its cached rotations.
+    """Put a model into evaluation mode without gradients, and on leaving put back both and its rotations.
+
+    Rotations that depend on the longest input so far begin anew, so that the results do not depend on earlier calls.
 
     Args:
         model: Any module.
     """
     training = [(module, module.training) for module in model.modules()]
-    # of dynamic scaling: the longest input so far, and the frequencies for it
-    rotary = [module for module in model.modules() if any("seq_len_cached" in name for name in vars(module))]
-    rotations = [
-        (vars(module), {name: value for name, value in vars(module).items() if "seq_len_cached" in name})
-        for module in rotary
-    ]
-    rotations += [(module._buffers, dict(module._buffers)) for module in rotary]
+    restore_rotations = rotations_restorer(model)
     gradients = torch.is_grad_enabled()
 
     def undo() -> None:
         for module, flag in training:
             module.training = flag
-        for values, before in rotations:
-            values.update(before)
+        restore_rotations()
         torch.set_grad_enabled(gradients)
 
     with restoring(undo):
         model.eval()
-        torch.set_grad_enabled(False)  # not inference_mode, whose tensors a model might cache and later train with
+        torch.set_grad_enabled(False)  # a model that cached tensors of inference_mode could not be trained later
+        forget_longest_input(model)
         yield
 
 

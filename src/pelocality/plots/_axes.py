@@ -27,7 +27,7 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
         except ImportError as error:
             raise ImportError("plots need matplotlib: pip install matplotlib") from error
         _, ax = plt.subplots(figsize=size, layout="constrained")
-    # not wrap=True, which goes by the figure instead of these axes, and may break at every word before a layout
+    # wrap=True would wrap at the width of the figure instead of these axes, and may break at every word
     ax.set_title("\n".join(_wrapped(line, size_in_inches(ax)[0], 0.09) for line in title.split("\n")))
     figure = ax.get_figure(root=True)
     assert figure is not None

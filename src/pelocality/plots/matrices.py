@@ -98,7 +98,7 @@ def profiles(
         ['itself', 'uniform']
     """
     named: Any = {"": attention}
-    if isinstance(attention, Mapping) and not hasattr(attention, "attentions"):  # as a model's output has
+    if isinstance(attention, Mapping) and not hasattr(attention, "attentions"):  # a model's output has them
         named = attention
     if not named:
         raise ValueError("attention is empty; give at least one matrix by name")

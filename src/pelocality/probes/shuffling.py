@@ -260,7 +260,7 @@ def _permuted(
         texts = [sentence.surface(*place) for place in places]
         start, end = places[0][0], places[-1][1]
         original = changed = sentence.surface(start, end)
-        while changed == original:  # it ends: a span is chosen only if exchanging two neighbours changes it
+        while changed == original:  # the loop ends: a chosen span has two neighbours whose exchange changes it
             order = [texts[k] for k in rng.permutation(len(texts))]
             here = [(*place, text) for place, text in zip(places, order, strict=True)]
             changed = sentence.replaced(here, start, end)

@@ -131,7 +131,7 @@ def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: in
 def _argmax(weights: Tensor, membership: Tensor) -> Tensor:
     """Return the most attended other word of each word, -1 or ``NO_TOKENS`` for none: (batch, words, head)."""
     attention = word_attention(weights, membership)
-    attention.diagonal(dim1=-2, dim2=-1).zero_()  # as Clark et al. do: a word is not its own head
+    attention.diagonal(dim1=-2, dim2=-1).zero_()  # a word is not its own head (Clark et al., 2019)
     most, word = attention.max(-1)  # (batch, head, words)
     word = torch.where(most > 0, word, -1).transpose(1, 2)
     has_tokens = membership.to(word.device).any(1)  # (batch, words)

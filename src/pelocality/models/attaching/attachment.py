@@ -3,7 +3,7 @@
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
@@ -16,22 +16,15 @@ from pelocality._checks import check_choice, flag
 from pelocality.encodings import Encoding, NoEncoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import (
-    called,
-    override,
-    restore_method,
-    restoring,
-    restoring_on_error,
-    unhook,
-)
+from pelocality.models._restore import called, override, restore_method, restoring, restoring_on_error, unhook
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching import modules, proof
 from pelocality.models.attaching.bias import PositionalBias
-from pelocality.models.attaching.disable import disable_positions, enable_positions
+from pelocality.models.attaching.disable import disable_named, disable_positions, enable_positions
+from pelocality.models.attaching.places import Place, find_places, known_places
+from pelocality.models.attaching.proof import prove as proved
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
-from pelocality.models.families import ATTACHED, attached_biases
-from pelocality.models.families._mask import no_continuous_batching
-from pelocality.models.measuring.tokens import runs_of_tokens
+from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching
+from pelocality.models.inputs.tokens import runs_of_tokens
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 Positions = Literal["disable", "keep"]
@@ -64,7 +57,7 @@ class Attachment:
         No weight of the model changes. A second call does nothing.
         """
         if self._is_attached():
-            with restoring(_undo_of(self.model)):
+            with restoring(functools.partial(_undo, _attached_model(self.model))):
                 pass
 
     def _is_attached(self) -> bool:
@@ -153,23 +146,20 @@ def attach(
     flag("prove", prove)
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
     if example_inputs is not None and not isinstance(model, SequenceModel):
-        model = SequenceModel(model, inputs=lambda sample, length: example_inputs)
+        model = _of_any_inputs(model, example_inputs)
     model = SequenceModel.of(model)
     _check_adapters(model.given)
     if _biases(model.given):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
-    if model.adds_tokens:
-        return _attach_to_module(model, encoding, position_embeddings, prove, example_inputs, layers, disable)
-    if disable:
-        raise ValueError(f"disable is for modules whose positions are not known, those of {model} are; leave it out")
-    _check_model(model, position_embeddings)
-    disabled = position_embeddings == "disable"
+    _check_model(model, position_embeddings, disable)
+    inputs = _inputs(model, example_inputs)
+    places = known_places(model) if inputs is None else find_places(model, inputs)
     # the proof first: it says of a model without attention that it has none, not that its heads are others
-    causal = _prove(model, disable=disabled) if prove else model.family.causal(model.module)
-    encodings = _copies(encoding, model, layers)
+    causal = _prove(model, places, inputs, position_embeddings, disable) if prove else _declared(model, places)
+    encodings = _copies(encoding, places, model.module, layers)
     _check_future(encodings, causal=causal)
     with restoring_on_error(functools.partial(_undo, model)):
-        _install(encodings, model, disable=disabled)
+        _install(encodings, places, model, disable=position_embeddings == "disable", names=disable)
         return Attachment(model.given, tuple(encodings), position_embeddings)
 
 
@@ -202,67 +192,58 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
 def _biases(given: nn.Module) -> list[Any]:
     """Return each encoding that is attached to a model: to any module, or to the bare transformer in it."""
     found = attached_biases(given) if isinstance(given, nn.Module) else []
-    if any(isinstance(bias, modules.ModuleBias) for bias in found):
+    if any(bias.record is None for bias in found):
         return found
     return SequenceModel(given).encodings if found or not isinstance(given, nn.Module) else []
 
 
-def _undo_of(given: nn.Module) -> Callable[[], None]:
-    """Return the function that removes the encodings of a model, however they were attached."""
-    if any(isinstance(bias, modules.ModuleBias) for bias in _biases(given)):
-        return functools.partial(modules.undo, given)
-    return functools.partial(_undo, SequenceModel(given))
+def _attached_model(given: nn.Module) -> SequenceModel:
+    """Return the model to which encodings are attached, for `_undo`."""
+    own = any(bias.record is None for bias in _biases(given))
+    return _of_any_inputs(given) if own else SequenceModel(given)
 
 
-def _attach_to_module(
-    model: SequenceModel,
-    encoding: Encoding | Sequence[Encoding],
-    position_embeddings: Positions,
-    prove: bool,
-    example_inputs: Any,
-    layers: Sequence[int] | None,
-    disable: Sequence[str],
-) -> Attachment:
-    """Attach an encoding to a module that is no transformers model of token ids."""
-    if position_embeddings == "disable" and not disable:
-        advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
-        raise ValueError(f"the positions of {model} are not known; {advice}")
-    if position_embeddings == "keep" and disable:
-        raise ValueError(f"position_embeddings='keep' keeps what disable={list(disable)} names; give one of them")
-    if example_inputs is None and model.content is not None:
-        raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
-    if example_inputs is None:
-        example_inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]])}
-    inputs = model.moved(example_inputs)
-    places = modules.find_places(model, inputs)
-    numbers = requested_layers(layers, range(len(places)), len(places), "which the model does not have")
-    places = [places[number] for number in numbers]
-    if prove:
-        modules.prove(model, places, inputs, disable)
-    encodings = _fitted(encoding, [(place.module, place.heads) for place in places], model.module)
-    _check_future(encodings, causal=all(place.causal for place in places))
-    with restoring_on_error(functools.partial(modules.undo, model.given)):
-        modules.install(encodings, places, model.module, disable)
-        for part in {model.with_head, model.module}:
-            if isinstance(part, PreTrainedModel):
-                mark_saved_folders(part)
-        return Attachment(model.given, tuple(encodings), position_embeddings)
+def _of_any_inputs(given: nn.Module, inputs: Any = None) -> SequenceModel:
+    """Return the `SequenceModel` of a model that reads no token ids, or none that are known."""
+    return SequenceModel(given, inputs=lambda sample, length: inputs)
 
 
-def _install(encodings: list[Encoding], model: SequenceModel, *, disable: bool) -> None:
-    """Add biases to the attention modules, checks to calls and loading, and disable positions; `_undo` undoes it."""
-    base, family = model.module, model.family
-    attentions, implementation = family.attention_modules(base), base.config._attn_implementation
-    for each, attention in zip(encodings, attentions, strict=True):
-        bias = PositionalBias(each, family, positions_disabled=disable, implementation=implementation)
-        bias.install(attention)
-    for module in {model.with_head, base}:
-        module.register_forward_pre_hook(functools.partial(_check_call, attentions[0]), with_kwargs=True)
+def install_saved(model: nn.Module, saved: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+    """Add encodings that `PositionalBias.configuration` describes to these modules of a model without token ids."""
+    places = [Place(module, **configuration["module"]) for module, configuration in saved.items()]
+    encodings, names = [each["encoding"] for each in saved.values()], next(iter(saved.values()))["disabled"]
+    _install(encodings, places, _of_any_inputs(model), disable=bool(names), names=names)
+
+
+def _install(
+    encodings: Sequence[Encoding], places: Sequence[Place], model: SequenceModel, *, disable: bool, names: Sequence[str]
+) -> None:
+    """Add biases to attention modules, checks to calls and loading, and disable positions; `_undo` undoes it.
+
+    Args:
+        encodings: One for each place.
+        places: The attention modules.
+        model: The model that they belong to.
+        disable: Whether its positions are disabled.
+        names: The parts and parameters to disable in a model whose positions are not known.
+    """
+    base, record = model.module, None if model.adds_tokens else model.family
+    implementation = getattr(model.config, "_attn_implementation", None)
+    for each, place in zip(encodings, places, strict=True):
+        bias = PositionalBias(
+            each, place, record, positions_disabled=disable, disabled=names, implementation=implementation
+        )
+        bias.install(place.module)
+    for module in _transformers_parts(model):
+        if record is not None:
+            module.register_forward_pre_hook(functools.partial(_check_call, places[0].module), with_kwargs=True)
         mark_saved_folders(module)
         override(module, "init_continuous_batching", _init_continuous_batching)
     base.register_load_state_dict_pre_hook(check_state_dict)
-    if disable:
-        disable_positions(family, base)
+    if record is None:
+        disable_named(base, names)
+    elif disable:
+        disable_positions(record, base)
     if "torch._dynamo" in sys.modules:  # compiled code does not notice new hooks, only a missing submodule on removal
         torch.compiler.reset()
 
@@ -270,10 +251,10 @@ def _install(encodings: list[Encoding], model: SequenceModel, *, disable: bool) 
 def _undo(model: SequenceModel) -> None:
     """Undo `_install`, also where it was interrupted."""
     base = model.module
-    for module in model.family.attention_modules(base):
-        if hasattr(module, ATTACHED):
+    for module in list(base.modules()):
+        if ATTACHED in module._modules:
             getattr(module, ATTACHED).uninstall(module)
-    for module in {model.with_head, base}:
+    for module in _transformers_parts(model):
         unhook(module, _check_call)
         if not attached_biases(module):  # the decoder of an encoder-decoder model may still have one
             unmark_saved_folders(module)
@@ -284,7 +265,14 @@ def _undo(model: SequenceModel) -> None:
     enable_positions(base)
 
 
-def _prove(model: SequenceModel, *, disable: bool) -> bool:
+def _transformers_parts(model: SequenceModel) -> list[Any]:
+    """Return the transformers model with its head and without, where it is one."""
+    return [each for each in dict.fromkeys((model.with_head, model.module)) if isinstance(each, PreTrainedModel)]
+
+
+def _prove(
+    model: SequenceModel, places: list[Place], inputs: Any, position_embeddings: Positions, names: Sequence[str]
+) -> bool:
     """Refuse a model for which a few tokens do not show that the bias, and nothing else, is added.
 
     Returns:
@@ -293,17 +281,43 @@ def _prove(model: SequenceModel, *, disable: bool) -> bool:
 
     @contextmanager
     def trial(make: Callable[[int], Encoding], disabled: bool) -> Iterator[None]:
-        base, family = model.module, model.family
-        made = [make(family.heads(base, module)) for module in family.attention_modules(base)]
+        made = [make(place.heads) for place in places]
         with restoring(functools.partial(_undo, model)):
-            _install(_copies(made, model), model, disable=disabled)
+            copies = _copies(made, places, model.module)
+            _install(copies, places, model, disable=disabled, names=names if disabled else ())
             yield
 
-    return proof.prove(model, trial, disable=disable)
+    return proved(model, trial, inputs, disable=position_embeddings == "disable")
 
 
-def _check_model(model: SequenceModel, position_embeddings: Positions) -> None:
+def _declared(model: SequenceModel, places: list[Place]) -> bool:
+    """Return whether a model is causal by its configuration, or was seen to be where its attention was found."""
+    known = not model.adds_tokens
+    return bool(model.family.causal(model.module)) if known else all(place.causal for place in places)
+
+
+def _inputs(model: SequenceModel, example_inputs: Any) -> Any:
+    """Return a batch for a module that is no transformers model of token ids, None for such a model."""
+    if not model.adds_tokens:
+        return None
+    if example_inputs is None and model.content is not None:
+        raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
+    if example_inputs is None:
+        example_inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]])}
+    return model.moved(example_inputs)
+
+
+def _check_model(model: SequenceModel, position_embeddings: Positions, disable: Sequence[str]) -> None:
     """Refuse a model to which encodings cannot be attached, with the reason."""
+    if model.adds_tokens:
+        if position_embeddings == "disable" and not disable:
+            advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
+            raise ValueError(f"the positions of {model} are not known; {advice}")
+        if position_embeddings == "keep" and disable:
+            raise ValueError(f"position_embeddings='keep' keeps what disable={list(disable)} names; give one of them")
+        return
+    if disable:
+        raise ValueError(f"disable is for modules whose positions are not known, those of {model} are; leave it out")
     _ = model.device  # refuses weights on the meta device
     if not model.family.attention_modules(model.module):
         raise ValueError(f"{model} has no attention module that takes a mask, to which a bias could be added")
@@ -345,7 +359,13 @@ def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs
         return
     _check_implementation(module)
     call = call_of(module, args, kwargs)
-    _check_inner_padding(call.get("attention_mask"), call.get("position_ids"))
+    mask = call.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            "attention_mask of four axes must be boolean, True where a query sees a key, or a float that is added to "
+            f"the logits, got {mask.dtype}; pass attention_mask.bool()"
+        )
+    _check_inner_padding(mask, call.get("position_ids"))
     wanted = kwargs.get("output_attentions")
     if wanted is None:
         wanted = module.config.output_attentions
@@ -387,36 +407,26 @@ def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *
 
 
 def _copies(
-    encoding: Encoding | Sequence[Encoding], model: SequenceModel, layers: Sequence[int] | None = None
+    encoding: Encoding | Sequence[Encoding], places: list[Place], base: Any, layers: Sequence[int] | None = None
 ) -> list[Encoding]:
-    """Return a copy of the encoding for each attention module, checked against the model; none for other layers."""
-    base, family = model.module, model.family
-    attentions = [(module, family.heads(base, module)) for module in family.attention_modules(base)]
-    if layers is None:
-        return _fitted(encoding, attentions, base)
-    depth = len(attentions)
+    """Return a copy of the encoding for each place, checked against the model; none for layers that are not named."""
+    depth = len(places)
     numbers = requested_layers(layers, range(depth), depth, "which the model does not have")
-    given = iter(_fitted(encoding, [attentions[number] for number in numbers], base))
-    return [next(given) if number in numbers else NoEncoding() for number in range(depth)]
-
-
-def _fitted(
-    encoding: Encoding | Sequence[Encoding], attentions: Sequence[tuple[nn.Module, int]], base: nn.Module
-) -> list[Encoding]:
-    """Return a copy of the encoding for each attention module, given with its heads, checked against the model."""
-    encodings = [encoding] * len(attentions) if isinstance(encoding, Encoding) else encoding
+    encodings = [encoding] * len(numbers) if isinstance(encoding, Encoding) else encoding
     if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
         raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {encoding!r}")
-    if len(encodings) != len(attentions):
+    if len(encodings) != len(numbers):
         raise ValueError(
-            f"encoding must be one, or a list of {len(attentions)}, one per layer that does not share its weights, "
+            f"encoding must be one, or a list of {len(numbers)}, one per layer that does not share its weights, "
             f"got a list of {len(encodings)}"
         )
-    for each, (_, heads) in zip(encodings, attentions, strict=True):
-        check_encoding(each, heads)
+    by_place = dict(zip(numbers, encodings, strict=True))
+    for number, each in by_place.items():
+        check_encoding(each, places[number].heads)
         if any(tensor.is_meta for tensor in each.state_dict().values()):
             raise ValueError(f"{type(each).__name__} is on the meta device; build it where tensors have numbers")
-    return [_fitting(each, module, base) for each, (module, _) in zip(encodings, attentions, strict=True)]
+    all_of_them = [by_place.get(number, NoEncoding()) for number in range(depth)]
+    return [_fitting(each, place.module, base) for each, place in zip(all_of_them, places, strict=True)]
 
 
 def _check_future(encodings: list[Encoding], *, causal: bool) -> None:

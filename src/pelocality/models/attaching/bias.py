@@ -1,17 +1,22 @@
-"""An encoding as a submodule of an attention module, and the hook that adds its bias."""
+"""An encoding as a submodule of an attention module, whose forward pass then adds its bias."""
 
+import functools
 import json
 import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
-from pelocality.models._calls import changes_call
-from pelocality.models._restore import unhook
+from pelocality.models._calls import call_of
+from pelocality.models._restore import called, override, restore_method, unhook
 from pelocality.models._weights import loaded
+from pelocality.models.attaching.places import Place
+from pelocality.models.attaching.softmax import Biased
 from pelocality.models.families import ATTACHED, Architecture
+from pelocality.models.observer import active
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
@@ -38,13 +43,15 @@ def read_configuration(state: Tensor) -> dict[str, Any]:
 class PositionalBias(nn.Module):
     """An encoding as a submodule of an attention module.
 
-    The hook that adds its bias is a plain function that finds this module through the attention module, so that models
-    can be copied and pickled.
+    The functions that add its bias find this module through the attention module, so that models can be copied and
+    pickled.
 
     Args:
         encoding: The encoding, which is not copied.
-        record: The record of the model's family.
+        place: The attention module.
+        record: What is known of a transformers model of token ids; None for any other module.
         positions_disabled: Whether the model's position embeddings are disabled.
+        disabled: The names of the parts and parameters that are disabled in a module without a record.
         implementation: The model's attention implementation, saved for `load`.
 
     Raises:
@@ -54,17 +61,21 @@ class PositionalBias(nn.Module):
     def __init__(
         self,
         encoding: Encoding,
-        record: Architecture,
+        place: Place,
+        record: Architecture | None,
         *,
         positions_disabled: bool,
+        disabled: Sequence[str] = (),
         implementation: str | None,
     ) -> None:
         super().__init__()
         self.encoding = encoding
         self.record = record
-        self.positions_disabled = positions_disabled
+        self.heads, self.sink, self.causal = place[1:]
+        self.positions_disabled, self.disabled = positions_disabled, tuple(disabled)
         self.implementation = implementation
         self.frozen: list[str] = []
+        self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
         self.key = uuid.uuid4().hex  # of this one and its copies: peft puts a copy in its place
         self.get_extra_state()  # refuses an encoding that could not be saved
 
@@ -73,11 +84,15 @@ class PositionalBias(nn.Module):
         """The configuration from which `load` attaches the encoding again, for JSON; numbers are in the state dict."""
         with loaded(self.encoding, [self.encoding]):
             encoding = self.encoding.configuration()
-        return {
+        found: dict[str, Any] = {
             "encoding": encoding,
             "position_embeddings": "disable" if self.positions_disabled else "keep",
             "attn_implementation": self.implementation,
         }
+        if self.record is None:
+            place = {"heads": self.heads, "sink": self.sink, "causal": self.causal}
+            found |= {"module": place, "disabled": list(self.disabled)}
+        return found
 
     def get_extra_state(self) -> Tensor:
         """Return the current configuration as bytes of JSON, in a tensor because safetensors hold only tensors."""
@@ -111,31 +126,31 @@ class PositionalBias(nn.Module):
             return other.configuration() == self.encoding.configuration()
 
     def install(self, attention: nn.Module) -> None:
-        """Add this module and its hook to an attention module."""
+        """Add this module to a module that computes attention, whose logits then get the bias."""
         attention.add_module(ATTACHED, self)
+        record = self.record if self.record is not None and self.positions_disabled else Architecture()
         # with gradients of zero, an optimiser would still decay the unused weights of disabled positions
-        for name in self.record.position_weights if self.positions_disabled else ():
+        for name in record.position_weights:
             weight = attention.get_parameter(name)
             if weight.requires_grad:
                 self.frozen.append(name)
                 weight.requires_grad_(False)
-        attention.register_forward_pre_hook(_add_bias, with_kwargs=True)
-        self.record.prepare(attention)
+        for name in record.position_methods:
+            override(attention, name, _no_logits)
+        attention.register_forward_pre_hook(_leave_the_fast_path)
+        override(attention, "_replicate_for_data_parallel", _replicate)
+        override(attention, "forward", _forward_with_bias)
 
     def uninstall(self, attention: nn.Module) -> None:
         """Undo `install`."""
-        self.record.unprepare(attention)
+        restore_method(attention, "forward", _forward_with_bias)
+        restore_method(attention, "_replicate_for_data_parallel", _replicate)
+        unhook(attention, _leave_the_fast_path)
+        for name in self.record.position_methods if self.record is not None else ():
+            restore_method(attention, name, _no_logits)
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
-        unhook(attention, _add_bias)
         delattr(attention, ATTACHED)
-
-    def add_to(self, attention: nn.Module, call: dict[str, Any]) -> None:
-        """Change the arguments of a call of the attention module so that the bias is added, as its record defines."""
-        self.record.add_bias(attention, self.bias, call)
-        for name in self.record.position_arguments if self.positions_disabled else ():
-            if call.get(name) is not None:
-                call[name] = torch.zeros_like(call[name])
 
     def bias(
         self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
@@ -146,6 +161,38 @@ class PositionalBias(nn.Module):
         return bias if bias.ndim == 4 else bias[None]
 
 
-@changes_call
-def _add_bias(attention: Any, call: dict[str, Any]) -> None:
-    getattr(attention, ATTACHED).add_to(attention, call)
+def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    forward, bias = called(attention, "forward", previous), attention._modules.get(ATTACHED)
+    if bias is None:  # removed after another library had replaced the method
+        return forward(*args, **kwargs)
+    expected = None
+    if bias.record is not None:
+        args, kwargs = (), call_of(attention, args, kwargs)
+        expected = bias.record.keys(attention, kwargs)
+        for name in bias.record.position_arguments if bias.positions_disabled else ():
+            if kwargs.get(name) is not None:
+                kwargs[name] = torch.zeros_like(kwargs[name])
+    mode = Biased(bias, expected)
+    if torch.compiler.is_compiling():
+        with mode:
+            return forward(*args, **kwargs)
+    with active(mode):
+        output = forward(*args, **kwargs)
+    mode.check(type(attention).__name__)
+    return output
+
+
+def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:
+    """Return the copy of an attention module for another device of nn.DataParallel, whose own forward adds the bias."""
+    replica = called(attention, "_replicate_for_data_parallel", previous)()
+    replica.__dict__["forward"] = functools.partial(_forward_with_bias, replica, None)
+    return replica
+
+
+def _no_logits(attention: Any, previous: Any, query: Tensor, key: Tensor, *others: Any) -> Tensor:
+    """Return logits of zero in the place of those of positions, (..., query, key)."""
+    return query.new_zeros(*query.shape[:-1], key.shape[-2])
+
+
+def _leave_the_fast_path(attention: nn.Module, args: Any) -> None:
+    """Do nothing: nn.TransformerEncoderLayer computes the attention of modules without hooks in one kernel."""

@@ -1,14 +1,16 @@
 """Disabling the position embeddings of a model while an encoding is attached."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pelocality.models._calls import changes_call
 from pelocality.models._restore import unhook
-from pelocality.models.families import Architecture
+from pelocality.models.families import ATTACHED, Architecture
 
 
 def disable_positions(record: Architecture, base: Any) -> None:
@@ -18,31 +20,63 @@ def disable_positions(record: Architecture, base: Any) -> None:
     zero position ids, which is the identity rotation. No weight is changed.
     """
     for table in record.position_tables(base):
-        if type(table).forward is nn.Embedding.forward:
-            table.register_forward_pre_hook(look_up_the_first_row)
-        table.register_forward_hook(functools.partial(_without_position, record))
+        _disable_table(table, record)
     for module in record.position_readers(base):
         module.register_forward_pre_hook(_zero_position_ids, with_kwargs=True)
 
 
+def disable_named(base: nn.Module, names: Sequence[str]) -> None:
+    """Disable parts and parameters of any module: they give zeros. No weight is changed.
+
+    Raises:
+        ValueError: There is no such part or parameter.
+    """
+    modules, parameters = dict(base.named_modules()), dict(base.named_parameters())
+    for name in names:
+        if name in modules:
+            _disable_table(modules[name], Architecture())
+        elif name in parameters:
+            parent, _, attribute = name.rpartition(".")
+            parametrize.register_parametrization(modules[parent], attribute, _Zeros(), unsafe=True)
+            modules[parent].register_state_dict_post_hook(_keep_names)
+            modules[parent].register_load_state_dict_pre_hook(_take_names)
+        else:
+            similar = [each for each in (*modules, *parameters) if "pos" in each.lower() and ATTACHED not in each]
+            advice = f"such as {', '.join(similar[:5])}" if similar else "of named_modules() or named_parameters()"
+            raise ValueError(f"disable must hold names of parts or parameters of the model, got {name!r}; {advice}")
+
+
 def enable_positions(base: nn.Module) -> None:
-    """Undo `disable_positions`, also where peft has put its layers around a table since."""
-    for module in base.modules():
-        unhook(module, look_up_the_first_row, return_zeros, _without_position, _zero_position_ids)
+    """Undo `disable_positions` and `disable_named`, also where peft has put its layers around a table since."""
+    for module in list(base.modules()):
+        unhook(module, _look_up_the_first_row, _without_position, _zero_position_ids)
+        for name in _disabled_parameters(module):
+            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
+            for key, hook in list(hooks.items()):
+                if getattr(hook, "hook", hook) in (_keep_names, _take_names):
+                    del hooks[key]
 
 
-def look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Look up the first row for every index (a hook), as an index beyond the table would raise."""
+# ---- a table
+
+
+def _disable_table(table: nn.Module, record: Architecture) -> None:
+    if type(table).forward is nn.Embedding.forward:
+        table.register_forward_pre_hook(_look_up_the_first_row)
+    table.register_forward_hook(functools.partial(_without_position, record))
+
+
+def _look_up_the_first_row(table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Look up the first row for every index, as an index beyond the table would raise."""
     return (torch.zeros_like(args[0]), *args[1:])
-
-
-def return_zeros(table: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Return zeros in the place of what a table of positions returns (a hook)."""
-    return Architecture().without_position(output)
 
 
 def _without_position(record: Architecture, table: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     return record.without_position(output)
+
+
+# ---- the position ids of a rotary module
 
 
 @changes_call
@@ -51,3 +85,33 @@ def _zero_position_ids(module: Any, call: dict[str, Any]) -> None:
         words = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
     call["position_ids"] = torch.zeros_like(call["position_ids"])
+
+
+# ---- a parameter
+
+
+class _Zeros(nn.Module):
+    """Zeros in the place of a parameter, which gets no gradient."""
+
+    def forward(self, parameter: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(parameter)
+
+
+def _keep_names(module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Give disabled parameters their own names in a state dict (a hook)."""
+    for name in _disabled_parameters(module):
+        state_dict[prefix + name] = state_dict.pop(f"{prefix}parametrizations.{name}.original")
+
+
+def _take_names(module: Any, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Load disabled parameters by their own names (a hook)."""
+    for name in _disabled_parameters(module):
+        if prefix + name in state_dict:
+            state_dict[f"{prefix}parametrizations.{name}.original"] = state_dict.pop(prefix + name)
+
+
+def _disabled_parameters(module: Any) -> list[str]:
+    """Return the names of the parameters of a module that give zeros."""
+    chains = module.parametrizations if parametrize.is_parametrized(module) else {}
+    return [name for name, chain in chains.items() if isinstance(chain[0], _Zeros)]

@@ -1,5 +1,6 @@
 """Loading a model with its encodings from the folder that ``save_pretrained`` wrote."""
 
+import copy
 import json
 import threading
 from pathlib import Path
@@ -9,13 +10,13 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
+from transformers.core_model_loading import WeightRenaming
 from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding
 from pelocality.models._restore import changed
-from pelocality.models.attaching.attachment import attach
+from pelocality.models.attaching.attachment import attach, install_saved
 from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
-from pelocality.models.attaching.modules import install_saved
 from pelocality.models.attaching.saving import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.families import ATTACHED, family_of
 
@@ -30,8 +31,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
 
     ``model.save_pretrained(path)`` saves everything: the encodings are submodules, so their numbers are in the same
     safetensors files as the weights, each with its configuration as JSON. The model classes of transformers refuse to
-    load the folder, because they would leave the encodings out, if the model that was saved was given to `attach` or
-    returned by `load`; a model that contains it as a part is saved as usual.
+    load the folder, because they would leave the encodings out, also if only a part of the model was given to `attach`.
 
     Args:
         path: The folder, or the name of a repository on the Hugging Face hub.
@@ -85,7 +85,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     names = _names_by_module(list(saved), model)
     in_modules = {module: name for module, name in names.items() if "module" in configurations[name]}
     if in_modules:
-        install_saved(model.base_model, {module: configurations[name] for module, name in in_modules.items()})
+        install_saved(model, {module: configurations[name] for module, name in in_modules.items()})
     for module, name in in_modules.items():
         _load_numbers(path, name, module.get_submodule(ATTACHED), saved[names.pop(module)])
     for part, attentions in _attachable(model):
@@ -207,10 +207,22 @@ def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
 def _names_by_module(names: list[str], model: PreTrainedModel) -> dict[nn.Module, str]:
     """Return the saved name of each attention module; the loaded model may have another head, or none."""
     modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
-    for now in (names, [prefix + name for name in names], [name.removeprefix(prefix) for name in names]):
-        if modules.keys() >= set(now):
-            return {modules[new]: old for new, old in zip(now, names, strict=True)}
+    for known in (names, _renamed(names, model)):
+        for now in (known, [prefix + name for name in known], [name.removeprefix(prefix) for name in known]):
+            if modules.keys() >= set(now):
+                return {modules[new]: old for new, old in zip(now, names, strict=True)}
     missing = next(name for name in names if name not in modules)
     raise ValueError(
         f"the model has no module '{missing}' to attach the saved encoding to; load it with the class that was saved"
     )
+
+
+def _renamed(names: list[str], model: PreTrainedModel) -> list[str]:
+    """Return the names under which transformers has loaded these modules: those of the hub may be older."""
+    conversions = copy.deepcopy(getattr(model, "_weight_conversions", None) or [])  # which note what was used
+    ending = f".{ATTACHED}.{CONFIGURATION}"
+    keys = [name + ending for name in names]
+    for conversion in conversions:
+        if isinstance(conversion, WeightRenaming):
+            keys = [conversion.rename_source_key(key)[0] for key in keys]
+    return [key.removesuffix(ending) for key in keys]

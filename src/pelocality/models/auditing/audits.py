@@ -15,8 +15,8 @@ from pelocality.models.auditing.families import declarations
 from pelocality.models.auditing.measured import PADDING, SHORT, Layer, Lookup, NoRowError, Reading, generates, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.measuring.tokens import token_batch
-from pelocality.models.measuring.words import choose_words
+from pelocality.models.inputs.tokens import token_batch
+from pelocality.models.inputs.words import choose_words
 from pelocality.models.sequence_model import SequenceModel
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
@@ -116,7 +116,7 @@ def _plan(model: SequenceModel) -> _Plan:
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     farthest = _farthest(config, rotary)
-    computed = all(each.options for each in rotary)  # not from a table, such as GPT-J's
+    computed = all(each.options for each in rotary)  # GPT-J reads its angles from a table instead
     return _Plan(config, rotary, sizes, length, farthest, sys.maxsize if computed else farthest)
 
 

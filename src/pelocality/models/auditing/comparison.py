@@ -89,7 +89,7 @@ def _key_differences(queries: Rotation | str | None, keys: Rotation | str | None
 
 
 def _rotary_text(rotary: Rotary | None, factor: float | None, dims: int, head: int) -> str:
-    """Return rotary embeddings in words; None for those of no known form."""
+    """Return rotary embeddings in words; ``rotary`` is None if their angles have no known form."""
     words = ["rotary"] if rotary is None else [f"rotary, base {as_written(rotary.base)}"]
     if rotary is not None and rotary.scaling != "default":
         words.append(_scaling_text(rotary))
@@ -109,9 +109,9 @@ def _scaling_text(rotary: Rotary) -> str:
 
 
 def _departure(rotations: Sequence[Rotation], rotary: Rotary) -> float:
-    """Return the first position with other angles than those of rotary embeddings, infinity for none.
+    """Return the first position at which measured angles are not those of the rotary embeddings, infinity for none.
 
-    In the direction of the first rotation, which has consecutive positions.
+    The direction is that of the first rotation, because its positions are consecutive.
     """
     for rotation in rotations:
         wanted = rotations[0].direction * rotation.positions[:, None] * rotary.frequencies(rotation.length)
@@ -301,13 +301,13 @@ def compare_reach(wanted: Window, causal: bool | None, reach: Reach) -> list[str
 
 
 def compare_masked(plain: Call, runs: Mapping[str, Recorder], place: int) -> list[str]:
-    """Return in what the attention at this place differs in runs with a mask from that without."""
+    """Return how the attention at this place differs between the runs with a mask and the run without a mask."""
     calls = {name: run.calls[place] for name, run in runs.items() if place < len(run.calls)}
     return [f"{name}: {each}" for name, masked in calls.items() for each in _mask_differences(plain, masked)]
 
 
 def _mask_differences(plain: Call, masked: Call) -> list[str]:
-    """Return in what an attention with a mask differs from the same without, over the tokens of both."""
+    """Return how an attention with a mask differs from the same attention without a mask, over their common tokens."""
     if masked.reach.causal != plain.reach.causal:
         return ["measured causal, not without a mask" if masked.reach.causal else "measured attention to later keys"]
     unreached = isinstance(plain.reach.window, tuple) and plain.reach.window[1] >= masked.reach.length
@@ -373,7 +373,7 @@ def compare_inputs(config: Any, reading: Reading) -> Finding:
 
 
 def _equal_rows(read: Tensor) -> tuple[int, int] | None:
-    """Return the first position whose vector an earlier one has, after the earlier one; None if all differ."""
+    """Return two positions with equal vectors, the earlier position first; None if all vectors differ."""
     _, number = torch.unique(read.cpu(), dim=0, return_inverse=True)
     first = torch.full((len(read),), len(read), device="cpu")
     first.scatter_reduce_(0, number, torch.arange(len(read), device="cpu"), "amin")

@@ -162,7 +162,7 @@ def of_layer(config: Any, layer: int) -> Any:
     """Return the configuration of a layer, where layers may differ in their sizes."""
     if not hasattr(config, "per_layer_config"):
         return config
-    # of an encoder-decoder model num_hidden_layers may be the encoder's, and its decoder deeper
+    # num_hidden_layers of an encoder-decoder model may be the encoder's, and the decoder may have more layers
     return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]
 
 

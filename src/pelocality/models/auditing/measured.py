@@ -5,9 +5,7 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from pelocality.models._calls import argument_names
-from pelocality.models._restore import changed, hooked, restoring
+from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
 from pelocality.models.layers import layer_numbers
@@ -28,7 +25,6 @@ SHORT = 61  # positions that are compared one by one; a prime, so that hardly an
 PADDING = 5  # tokens of padding
 WITH_MASK, BEHIND_PADDING = "with an attention mask", "behind padding on the left"
 _LONGEST_TABLE = 8500  # rows of a table at the input that are looked at
-_ANGLES = re.compile("max_seq_len|attention_scaling")  # what dynamic scaling changes in a module, and its frequencies
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 Window = tuple[str, int] | str | None
@@ -101,7 +97,7 @@ class Recorder(Observer):
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
         self._maps = 0  # linear maps so far: the seed of the next vector
-        self._reaches: list[tuple[Tensor, Reach]] = []  # of masks that layers share
+        self._reaches: list[tuple[Tensor, Reach]] = []  # the reach of each mask, because layers share masks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -320,19 +316,7 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     """
     base = model.module
     rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
-    with restoring(_restores_angles(rotary)):
-        return _read(model, rotary, word, text, length, farthest, dims)
-
-
-def _read(
-    model: SequenceModel, rotary: list[Any], word: int, text: Tensor, length: int, farthest: int, dims: Sequence[int]
-) -> Reading:
-    """Return what `read` returns; ``rotary`` are the modules that hand out angles."""
-    base = model.module
     ids = torch.full((1, length), word, device=text.device)
-    # dynamic scaling keeps the angles of the longest text so far, until one is shorter than its original length
-    if any(getattr(m, "max_seq_len_cached", 0) > getattr(m, "original_max_seq_len", math.inf) for m in rotary):
-        model.run({"input_ids": ids[:, :1]})
     on_text = _run(model, text.shape[1], False, input_ids=text).calls
     constant = _run(model, length, True, input_ids=ids)
     with hooked(rotary, after=_identity, last=True):
@@ -343,7 +327,7 @@ def _read(
     padded = _padded(model, word, n, failed) if constant.lookups else None
     near = torch.arange(n, device="cpu")
     distant = None
-    if farthest and "position_ids" in argument_names(base):
+    if farthest and model.reads("position_ids"):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         positions, mask = far[None].to(ids.device), torch.ones_like(ids[:, :n])
         distant = _run(model, n, True, input_ids=ids[:, :n], position_ids=positions, attention_mask=mask).calls
@@ -385,7 +369,7 @@ def _read(
 def input_table(lookups: Sequence[Lookup], widths: set[int]) -> Lookup | None:
     """Return the table outside the blocks of which tokens read rows by position, of one of these widths, or None."""
     vectors = [each for each in lookups if each.block is None and each.rows.ndim == 1]
-    added = [each for each in vectors if each.table.shape[1] in widths]  # not angles of a head
+    added = [each for each in vectors if each.table.shape[1] in widths]  # angles have a head's width
     every = (each for each in added if bool((each.rows.diff() != 0).all()))
     return next(every, added[0] if added else None)
 
@@ -400,7 +384,7 @@ def _input_lookups(model: SequenceModel, word: int, length: int) -> list[Lookup]
 
 def _masked(model: SequenceModel, ids: Tensor, failed: dict[str, Exception]) -> dict[str, Recorder]:
     """Return the runs of tokens (1, n) with an attention mask, which tokenizers pass, by the padding in it."""
-    if "attention_mask" not in argument_names(model.module):
+    if not model.reads("attention_mask"):
         return {}
     runs = {
         WITH_MASK: (ids[:, :SHORT], slice(None)),
@@ -425,18 +409,6 @@ def _noting(failed: dict[str, Exception], name: str) -> Iterator[None]:
         raise
     except Exception as error:
         failed[name] = error
-
-
-def _restores_angles(rotary: list[Any]) -> Callable[[], None]:
-    """Return the function that gives modules with dynamic scaling the angles back that they have now."""
-    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in rotary]
-
-    def undo() -> None:
-        for module, attributes, buffers in before:
-            module._buffers.update(buffers)
-            module.__dict__.update({name: value for name, value in attributes.items() if _ANGLES.search(name)})
-
-    return undo
 
 
 def _run(model: SequenceModel, length: int, constant: bool, real: slice = slice(None), **inputs: Tensor) -> Recorder:
@@ -467,7 +439,7 @@ def generates(model: SequenceModel) -> bool:
 
 def _padded(model: SequenceModel, word: int, length: int, failed: dict[str, Exception]) -> list[Lookup] | None:
     """Return what is looked up by position behind padding, in generation where the model can generate."""
-    if "attention_mask" not in argument_names(model.module):
+    if not model.reads("attention_mask"):
         return None
     ids = torch.full((1, length), word, device=model.device)
     padding = model.padding or 0

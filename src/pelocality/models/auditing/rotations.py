@@ -96,7 +96,7 @@ def rotation_of(
         None if they do not differ between positions, "scaled" or "change" if they do, but not by a rotation, "unseen"
         for None or zeros.
     """
-    if states is None or not bool(states.any()):  # zero in untrained models, such as the keys of ZAYA
+    if states is None or not bool(states.any()):  # some states of untrained models are zero, such as ZAYA's keys
         return "unseen"
     compared = unrotated is not None
     eps = torch.finfo(states.dtype).eps
@@ -119,7 +119,8 @@ def rotation_of(
         misfit, found = _fit(states[..., part], unrotated[..., part], layout)
         if misfit < least:
             least, rotation, paired = misfit, found, layout
-        if misfit < max(1e-4, 2 * eps):  # wider ones, whose further pairs are not rotated, fit as well but for rounding
+        # a rotation of more dimensions, whose further pairs do not turn, would fit too, up to rounding
+        if misfit < max(1e-4, 2 * eps):
             break
     if rotation is None:
         return "change"

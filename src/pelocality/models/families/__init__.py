@@ -1,7 +1,7 @@
 """What is known of the weights of each model family: where attention and positions are kept.
 
 ``family_of(module)`` returns the `Architecture` of a model. Families stand in a file per kind of position: ``absolute``
-(BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2, LUKE), ``relative`` (T5, MPNet, BLOOM, MPT, XLNet), ``rotary``
+(BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, MPT, XLNet), ``rotary``
 (Llama, ModernBERT, RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
@@ -10,6 +10,11 @@ from typing import Any
 from torch import nn
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
+from pelocality.models.families._keys import (
+    Keys as Keys,
+    no_continuous_batching as no_continuous_batching,
+    without_cache as without_cache,
+)
 from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
 from pelocality.models.families._record import (
     ATTACHED as ATTACHED,

@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality.models._calls import argument_names, hidden_argument
-from pelocality.models._restore import unhook
 from pelocality.models._weights import reads_tokens
-from pelocality.models.families._mask import Bias, add_to_mask, without_bias
+from pelocality.models.families._keys import Keys, cached_keys
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
@@ -49,10 +48,6 @@ _LIMITS = ("max_position_embeddings", "max_target_positions")
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
 _READERS = re.compile("Rotary|Embeddings$")
 
-# Classes of modules that select the keys of each query.
-_INDEXERS = re.compile("Indexer$")
-
-
 # model types without one (n, n) matrix of softmax attention per head
 _NOT_MEASURED = {
     "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
@@ -65,7 +60,7 @@ _NOT_MEASURED = {
 
 
 class Architecture:
-    """Where a model keeps its attention modules and its positions, and how a bias is added to its logits.
+    """Where a model keeps its attention modules and its positions.
 
     The defaults are what transformers guarantees of any model: attention modules call its attention interface, take a
     mask of four axes, and are followed by their rotary modules and tables of positions. They are enough to attach an
@@ -80,9 +75,8 @@ class Architecture:
 
     - ``model``: a transformers model, with or without a head; ``base``: the bare transformer in it;
     - ``module``, ``attention``: one of its attention modules;
-    - ``call``: the arguments of a call of an attention module by name, to be changed;
-    - ``bias``: the function that gives the bias of the attached encoding; ``output``: what a module of
-      ``position_tables`` returned.
+    - ``call``: the arguments of a call of an attention module by name;
+    - ``output``: what a module of ``position_tables`` returned.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -97,13 +91,16 @@ class Architecture:
     position_weights: ClassVar[tuple[str, ...]] = ()
     """The parameters of an attention module that are multiplied with a position argument and nothing else."""
 
+    position_methods: ClassVar[tuple[str, ...]] = ()
+    """The methods of an attention module from queries, keys and positions to logits: zeros where they are disabled."""
+
     def base(self, model: Any) -> Any:
         """Return the bare transformer inside a transformers model.
 
         Of an encoder-decoder model the encoder is returned, of a model of images and text the language model.
         """
         base = model.base_model
-        if type(base).__name__.endswith("DecoderWrapper"):  # which transformers puts around some decoders
+        if type(base).__name__.endswith("DecoderWrapper"):  # transformers puts such a wrapper around some decoders
             base = base.decoder
         for name in ("encoder", "language_model", "text_model", "model"):
             if reads_tokens(part := getattr(base, name, None)):
@@ -117,7 +114,7 @@ class Architecture:
         calling = [module for module in named.values() if _calls_the_interface(module)]
         # others attend to something else than tokens: Inkling 2's to the outputs of blocks
         classes = tuple({type(module) for module in calling if self._takes_a_mask(argument_names(module))})
-        if classes:  # or a subclass with a method `forward` of its own
+        if classes:  # subclasses with their own method `forward` count too
             return [module for module in named.values() if isinstance(module, classes)]
         masked = [name for name, module in named.items() if self._takes_a_mask(argument_names(module))]
         return [named[name] for name in masked if not any(other.startswith(f"{name}.") for other in masked)]
@@ -186,39 +183,33 @@ class Architecture:
             and not _TABLE_CLASSES.search(type(module).__name__)
         ]
 
-    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
-        """Change the arguments of a call of an attention module so that the bias is added to its logits."""
-        add_to_mask(attention, bias, call, self.mask_argument(attention))
+    def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
+        """Return the number of queries and keys in a call of an attention module."""
+        queries = call[hidden_argument(attention)].shape[1]
+        return cached_keys(attention, call, queries, call.get(self.mask_argument(attention)))
 
     def without_position(self, output: Any) -> Any:
         """Return what a module of `position_tables` returns where positions are disabled, in the form of its output."""
         if isinstance(output, tuple):  # I-BERT's, with the scale of its numbers
             return (torch.zeros_like(output[0]), *output[1:])
-        return torch.zeros_like(output)  # not a product with 0: the table gets no gradient, and is not decayed
+        return torch.zeros_like(output)  # no gradient: an optimiser would decay a table that gets a gradient of zero
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
-        hidden = call[hidden_argument(attention)]
-        call[self.mask_argument(attention)] = hidden.new_zeros(len(hidden), 1, hidden.shape[1], hidden.shape[1])
+        hidden, name = call[hidden_argument(attention)], self.mask_argument(attention)
+        batch, length = hidden.shape[:2]
+        if call.get(name) is not None and call[name].ndim == 2:  # XLM's
+            call[name] = torch.ones_like(call[name])
+        else:
+            call[name] = hidden.new_zeros(batch, 1, length, length)
 
     def heads(self, base: Any, module: Any) -> int:
         """Return the number of heads of an attention module."""
         names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
         found = (getattr(module, name, None) for name in names)
         own = next((count for count in found if isinstance(count, int)), None)
-        # that of the configuration may be refused where layers differ
+        # the configuration refuses to give a number where layers differ
         return int(getattr(base.config, "num_attention_heads", 1) if own is None else own)
-
-    def prepare(self, attention: nn.Module) -> None:
-        """Change an attention module for which `add_bias` is not enough: an indexer in it is not given the bias."""
-        for module in attention.modules():
-            if _INDEXERS.search(type(module).__name__):
-                module.register_forward_pre_hook(without_bias, with_kwargs=True)
-
-    def unprepare(self, attention: nn.Module) -> None:
-        """Undo `prepare`; a second call does nothing."""
-        for module in attention.modules():
-            unhook(module, without_bias)
 
     def why_not_measured(self, base: Any) -> str | None:
         """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from pelocality.models.families._logits import AbsoluteInput, KnownLogits, split_heads
-from pelocality.models.families._mask import Bias
 from pelocality.models.families._record import Architecture
 
 
@@ -55,18 +54,4 @@ class Gpt2(KnownLogits):
         return AbsoluteInput(table=base.wpe, norm=base.h[0].ln_1)
 
 
-class Luke(Architecture):
-    """LUKE (Yamada et al., 2020): RoBERTa whose words may attend to entities too, which have no place in the text."""
-
-    model_types = ("luke",)
-
-    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
-        if call.get("entity_hidden_states") is not None:
-            raise ValueError(
-                "an attached encoding has biases for words, got entities as keys too; call the model without "
-                "entity_ids, or remove the encoding"
-            )
-        super().add_bias(attention, bias, call)
-
-
-RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), Gpt2(), Luke())
+RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), Gpt2())

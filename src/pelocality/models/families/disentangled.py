@@ -2,23 +2,20 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
-import functools
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pelocality._toeplitz import diagonals
 from pelocality.models.families._logits import KnownLogits, split_heads
-from pelocality.models.families._mask import Bias
-from pelocality.models.families._record import ATTACHED
 
 
 class Deberta(KnownLogits):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
-    score_method: ClassVar[str] = "disentangled_att_bias"  # of an attention module: the logits of positions
-    span_name: ClassVar[str] = "max_relative_positions"  # of an attention module: the distances to either side
+    position_methods: ClassVar[tuple[str, ...]] = ("disentangled_att_bias",)
+    span_name: ClassVar[str] = "max_relative_positions"  # an attribute of attention: the largest distance
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # (batch, n, 3d) -> (batch, n, head, 3, d_head)
@@ -31,18 +28,6 @@ class Deberta(KnownLogits):
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change nothing: without padding, every query sees every key."""
-
-    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
-        # the mask is boolean and is not added to the logits: the score method adds the bias, given with the distances
-        hidden: Tensor = call["hidden_states"]
-        visible = call["attention_mask"].bool()
-        call["relative_pos"] = (call["relative_pos"], bias(hidden.shape[1], hidden.shape[1], visible, hidden.dtype))
-
-    def prepare(self, attention: nn.Module) -> None:
-        setattr(attention, self.score_method, functools.partial(_scores_with_bias, attention, self.score_method))
-
-    def unprepare(self, attention: nn.Module) -> None:
-        attention.__dict__.pop(self.score_method, None)
 
     def why_not_additive(self, base: Any) -> str | None:
         if not getattr(base.config, "relative_attention", False):
@@ -88,7 +73,7 @@ class DebertaV2(Deberta):
     """DeBERTa-v2 and v3: logarithmic buckets of distances; content and distance may share projections."""
 
     model_types = ("deberta-v2",)
-    score_method = "disentangled_attention_bias"
+    position_methods = ("disentangled_attention_bias",)
     span_name = "pos_ebd_size"
     projections = ("query_proj", "key_proj")
 
@@ -103,26 +88,6 @@ class DebertaV2(Deberta):
         if module.share_att_key:
             return module.key_proj if term == "c2p" else module.query_proj
         return module.pos_key_proj if term == "c2p" else module.pos_query_proj
-
-
-def _scores_with_bias(
-    attention: Any,
-    score_method: str,
-    query: Tensor,
-    key: Tensor,
-    distances_and_bias: tuple[Tensor, Tensor],
-    *others: Any,
-) -> Tensor:
-    """Replace the score method of an attention module: the scores of positions, unless disabled, plus the bias."""
-    distances, bias = distances_and_bias
-    if query.ndim == 3:  # version 2 keeps batch and heads in one axis
-        batch = len(query) // attention.num_attention_heads
-        bias = bias.expand(batch, attention.num_attention_heads, -1, -1).flatten(0, 1)
-    bias = bias.to(query.dtype)
-    if getattr(attention, ATTACHED).positions_disabled:
-        return bias
-    scores: Tensor = getattr(type(attention), score_method)(attention, query, key, distances, *others)
-    return scores + bias
 
 
 RECORDS: tuple[KnownLogits, ...] = (Deberta(), DebertaV2())

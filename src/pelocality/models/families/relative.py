@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pelocality._toeplitz import diagonals
+from pelocality.models.families._keys import Keys
 from pelocality.models.families._logits import KnownLogits
-from pelocality.models.families._mask import Bias
 from pelocality.models.families._record import Architecture
 
 
@@ -62,9 +62,6 @@ class Bloom(KnownLogits):
         return bias
 
 
-_SUBTRACTED = 1e30  # XLNet multiplies its mask by this before it subtracts it from the logits
-
-
 class Mpt(Architecture):
     """MPT (MosaicML, 2023): ALiBi's slopes, computed for the longest input that the configuration allows."""
 
@@ -72,6 +69,13 @@ class Mpt(Architecture):
 
     def max_length(self, base: Any) -> int | None:
         return int(base.config.max_seq_len)
+
+    def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
+        keys = super().keys(attention, call)
+        return keys if keys.visible is None else keys._replace(visible=~keys.visible)  # its mask is True where hidden
+
+    def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
+        call["attention_mask"] = None
 
 
 class XlNet(KnownLogits):
@@ -114,22 +118,11 @@ class XlNet(KnownLogits):
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attn_mask_h"] = None
 
-    def add_bias(self, attention: Any, bias: Bias, call: dict[str, Any]) -> None:
-        # XLNet subtracts 1e30 times a mask of (query, key, batch, head)
-        hidden: Tensor = call["h"]  # (query, batch, d)
-        if hidden.dtype == torch.float16:
-            raise ValueError(
-                "XLNet does not support a bias in float16, which is too coarse for it; use bfloat16 or float32"
-            )
-        memory = call.get("mems")
-        queries = len(hidden)
+    def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
+        queries, memory = len(call["h"]), call.get("mems")  # each (length, batch, d)
         keys = queries + (len(memory) if memory is not None and memory.ndim > 1 else 0)
-        for name in ("attn_mask_h", "attn_mask_g") if call.get("g") is not None else ("attn_mask_h",):
-            mask = call[name]
-            visible = None if mask is None else mask.permute(2, 3, 0, 1) == 0  # (batch, head or 1, query, key)
-            added = bias(queries, keys, visible, hidden.dtype).clamp(min=-_SUBTRACTED)
-            subtracted = added.permute(2, 3, 0, 1) / -_SUBTRACTED
-            call[name] = subtracted if mask is None else torch.where(mask > 0, mask, subtracted)
+        mask = call.get("attn_mask_h")  # (query, key, batch, head or 1) of 1 where hidden
+        return Keys(queries, keys, keys, None if mask is None else mask.permute(2, 3, 0, 1) == 0)
 
     def _projected_sinusoids(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the sinusoids projected by r, unscaled: (head, 2n - 1, d_head)."""

@@ -12,6 +12,7 @@ from pelocality.encodings._scores import masked_softmax
 from pelocality.models._restore import hooked, inference
 from pelocality.models._weights import loaded
 from pelocality.models.families import AbsoluteInput
+from pelocality.models.inputs.tokens import runs_of_tokens, token_batch
 from pelocality.models.logits.terms import (
     QueriesAndKeys,
     Terms,
@@ -21,7 +22,6 @@ from pelocality.models.logits.terms import (
     position_parts,
     queries_and_keys,
 )
-from pelocality.models.measuring.tokens import runs_of_tokens, token_batch
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 Split = Literal["table", "relative", "mean content"]
@@ -80,11 +80,12 @@ def decompose(
       everything else, biases and token types included, counts as content.
     - "relative": every layer of T5, BLOOM, XLNet and DeBERTa, and the deeper layers of MPNet. T5's, MPNet's and
       ALiBi's bias is delta. XLNet's r_r_bias . (r R) is delta and its q . (r R) content to position; r_w_bias and
-      segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero, as it leaves that term
-      out.
+      segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero, because DeBERTa
+      leaves that term out.
     - "mean content": RoPE rotates content, so no term is additive. This split is defined here: before the rotation,
       queries and keys are split into their mean over all tokens of the call except padding, and the deviation from it.
-      Delta is the product of the rotated means and depends on j - i alone. It depends on the text given.
+      Delta is the product of the rotated means and depends on j - i alone. It depends on the text given. Angles that
+      depend on the longest text of a batch (dynamic NTK, LongRoPE) are those of the whole batch, as in the model.
 
     In deeper layers "content" is the input of the layer, which depends on positions through the layers below.
 
@@ -121,7 +122,7 @@ def decompose(
     single = torch.as_tensor(input_ids).ndim == 1
     sequences, n = real.shape
     model.check_length(n)
-    if not sequences:  # most models cannot run an empty batch: one sequence is run and removed again
+    if not sequences:  # most models cannot run an empty batch: one sequence is run, and its result removed
         inputs, real = {"input_ids": inputs["input_ids"].new_zeros(1, n)}, real.new_ones(1, n)
 
     modules: list[Any] = family.attention_layers(base)
@@ -198,7 +199,7 @@ def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tenso
     placed = absolute.table(rows).expand(len(summed), -1, -1)
     if absolute.before_norm is not None:
         placed = absolute.before_norm(placed) - absolute.before_norm(torch.zeros_like(placed))
-    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # of DeBERTa's own layer norm
+    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon  # the second name is DeBERTa's
     scale = (summed.var(-1, keepdim=True, correction=0) + epsilon).rsqrt()
     share: Tensor = norm.weight * (placed - placed.mean(-1, keepdim=True)) * scale
     if absolute.after_norm is not None:

@@ -12,6 +12,7 @@ from pelocality._toeplitz import diagonals, toeplitz
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._restore import inference
 from pelocality.models._weights import embedding_weight, loaded
+from pelocality.models.inputs.words import choose_words
 from pelocality.models.logits.terms import (
     captured_inputs,
     known_logits,
@@ -19,7 +20,6 @@ from pelocality.models.logits.terms import (
     position_parts,
     queries_and_keys,
 )
-from pelocality.models.measuring.words import choose_words
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position

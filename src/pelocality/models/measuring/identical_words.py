@@ -12,12 +12,11 @@ from tqdm import tqdm
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, part_of_process, rank_and_size, summed
+from pelocality.models.inputs.words import check_words, choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
-from pelocality.models.measuring.rotations import fresh_rotations
 from pelocality.models.measuring.samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
-from pelocality.models.measuring.words import check_words, choose_words, prefix_tokens, special_tokens_around
 from pelocality.models.sequence_model import SequenceModel
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
@@ -105,7 +104,7 @@ def positional_attention(
         probe = _repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
     else:
         probe = _constant_content(model, length, words, seed, special_tokens or prefix is not False)
-    with failing_together() as must_agree, fresh_rotations(model.module):
+    with failing_together() as must_agree:
         must_agree += (probe.ids, probe.names, length, layers)
         known = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
         requested = known.requested(layers)
@@ -114,13 +113,13 @@ def positional_attention(
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(probe.names) / rank_and_size()[1])) if model.content is None else 1
         sums = _Sums(requested, any(known.sinks), positions, len(probe.names))
-        starts = part_of_process(range(0, len(probe.names), size))  # without one, the first word gives the shapes
+        starts = part_of_process(range(0, len(probe.names), size))  # empty: the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             add = sums.from_word(start, mean=model.content is not None)
             observe_layers(model, known, requested, probe.inputs(start, size), add)
         equal_states = _equal_states(model, probe.inputs(0, 1), positions)
     sums.add_processes(counts=bool(starts))
-    mean = sums.attention.div_(len(probe.names))  # in place: for long inputs most of the memory in use
+    mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     source = provenance(
         model,
         sums.visible,
@@ -218,7 +217,7 @@ class _Sums:
         self.layers, self.sinks, self.positions, self.words = layers, sinks, positions, words
         self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
-        # in one tensor each: thousands of small ones would keep freed memory from the system
+        # one tensor per metric: thousands of small tensors would keep freed memory from the system
         self.per_word: dict[str, Tensor] = {}  # (word, layer, head)
 
     def add_processes(self, counts: bool) -> None:
@@ -227,7 +226,7 @@ class _Sums:
             if not counts:
                 sums.zero_()
         self.attention, self.visible = summed(self.attention), summed(self.visible.int()) > 0
-        if not hides_future(self.visible):  # else some layers or words would have no number
+        if not hides_future(self.visible):  # causal metrics would be missing for some words
             self.per_word = {name: values for name, values in self.per_word.items() if name not in CAUSAL}
         self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
-from pelocality.models.measuring.rotations import depend_on_length, fresh_rotations
-from pelocality.models.measuring.tokens import token_batch, tokens_first
+from pelocality.models._rotations import depend_on_length
+from pelocality.models.inputs.tokens import token_batch, tokens_first
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -86,9 +86,8 @@ def reflection_gap(
         inputs.pop("attention_mask", None)
     position = torch.arange(ids.shape[1], device=ids.device)
     order = torch.where(tokens, tokens.sum(1, keepdim=True) - 1 - position, position)
-    with fresh_rotations(model.module):
-        forward = _hidden_states(model, inputs)
-        backward = _hidden_states(model, {name: each.gather(1, order) for name, each in inputs.items()})
+    forward = _hidden_states(model, inputs)
+    backward = _hidden_states(model, {name: each.gather(1, order) for name, each in inputs.items()})
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
         torch.linalg.vector_norm(on_float64_device(torch.where(tokens[..., None], states, 0)).double(), dim=(1, 2))

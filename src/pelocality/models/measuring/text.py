@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
-from pelocality.models.measuring.batches import TextBatches
-from pelocality.models.measuring.rotations import fresh_rotations
 from pelocality.models.sequence_model import SequenceModel
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
@@ -71,7 +70,7 @@ def text_sums(
         batch_size=batch_size,
         progress=progress,
     )
-    with failing_together() as must_agree, fresh_rotations(model.module):
+    with failing_together() as must_agree:
         for number, (inputs, included) in enumerate(batches):
             if known is None or sums is None:
                 known = attention_layers(model, inputs)

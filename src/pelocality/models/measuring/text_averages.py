@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.models.inputs.tokens import runs_of_tokens
 from pelocality.models.measuring.provenance import over_texts, provenance, share_notes
 from pelocality.models.measuring.result import AveragedAttention
 from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models.measuring.text import TextLayer, text_sums
-from pelocality.models.measuring.tokens import runs_of_tokens
 from pelocality.models.sequence_model import SequenceModel
 
 _FEWEST = 3  # tokens of a text that has a symmetry
@@ -129,7 +129,7 @@ def text_average(
         (torch.Size([2, 2, 7, 7]), torch.Size([2, 2]), torch.Size([3, 2, 2]))
     """
     model = SequenceModel.of(model)
-    per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # by number of the batch and by layer
+    per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
 
     def measure(number: int, layer: TextLayer) -> None:
         included = layer.included

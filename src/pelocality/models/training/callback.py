@@ -16,16 +16,17 @@ from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.metrics.published import measurement
 from pelocality.models.families import family_of
+from pelocality.models.inputs.words import check_words
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
-from pelocality.models.measuring.words import check_words
 from pelocality.models.sequence_model import Content, SequenceModel
 
 Source = Literal["attention", "logits", "encodings"]
 BIDIRECTIONAL = (*PUBLISHED, "adjusted_locality", "direction_balance")
 METRICS = tuple(dict.fromkeys((*PUBLISHED, *CAUSAL, *BIDIRECTIONAL)))  # in the order of the table's columns
-# A second reporter of these writes beside the Trainer's; of others it would start a second run, or empty the first.
+# A second reporter of these services writes beside the Trainer's. A second reporter of any other service would start
+# another run, or empty the Trainer's.
 _REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 
@@ -47,9 +48,9 @@ class LocalityCallback(TrainerCallback):
         every: Steps between measurements; the first is before the first step, the last after the last.
         source: The matrices to measure. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
             position-only term where it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
-            ``"encodings"``: the encodings of this library in the model, in the order of its modules; one that contains
-            others is measured as a whole, one that peft trains by its trained copy, and one that is attached to a
-            causal model behind its mask.
+            ``"encodings"``: the encodings of this library in the model, in the order of its modules. An encoding that
+            contains other encodings is measured as a whole. Of an encoding that peft trains, the trained copy is
+            measured. In a causal model, encodings are measured behind the causal mask.
         length: Positions n.
         words: Words to average over, or how many to draw, as for `positional_attention`; not used for encodings and
             exact closed forms.
@@ -60,7 +61,7 @@ class LocalityCallback(TrainerCallback):
         vocabulary_size: For a module that is no transformers model, as for `SequenceModel`.
 
     Attributes:
-        log_history: That of the last training.
+        log_history: The Trainer's log history of the last training.
 
     Raises:
         TypeError: An argument is of another type than stated.
@@ -70,10 +71,10 @@ class LocalityCallback(TrainerCallback):
     Note:
         A reporter that was given to the Trainer as an object, and the other reporters that ``report_to`` can name, get
         nothing: Trainers do not pass them to callbacks. TensorBoard may show the numbers as a run of their own beside
-        the Trainer's. Where an evaluation ends training early and ``load_best_model_at_end`` replaces the model, that
-        of the last step is not measured, and a warning says so. In distributed training every process measures a part
-        of the words and has the table; the first one reports. Measuring costs ``words`` sequences of ``length`` tokens
-        each time.
+        the Trainer's. If an evaluation ends training early and ``load_best_model_at_end`` replaces the model, the
+        model of the last step is not measured, and a warning says so. In distributed training every process measures a
+        part of the words and has the table; the first process reports. Measuring costs ``words`` sequences of
+        ``length`` tokens each time.
 
     Examples:
         >>> import tempfile
@@ -224,8 +225,9 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
         name: The callback's name.
 
     Returns:
-        A row per step and layer with ``step``, ``layer`` and the metrics that the callback logged, those of causal or
-        of bidirectional attention; empty where nothing was logged under that name.
+        A row per step and layer with ``step``, ``layer`` and the metrics that the callback logged. A causal model has
+        the metrics for causal attention, another model the metrics for bidirectional attention. The table is empty if
+        nothing was logged under that name.
 
     Raises:
         TypeError: A name that is not a string.
@@ -259,8 +261,8 @@ def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         model: Any module, such as a model with an encoding attached.
 
     Returns:
-        The parameters, named as in ``model.named_parameters()``, learned or frozen; one that several modules share
-        under each of its names. Empty where no encoding is learned.
+        The parameters, named as in ``model.named_parameters()``, learned or frozen. A parameter that several modules
+        share stands under each of its names. The dictionary is empty if no encoding is learned.
 
     Note:
         transformers' Trainer decays them: it excludes only layer norms and names with "bias" or "norm" in them.

@@ -13,8 +13,8 @@ from transformers import PrinterCallback, Trainer
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count
 from pelocality.models._restore import inference
-from pelocality.models.measuring.tokens import padded, padding_id
-from pelocality.models.measuring.words import special_tokens_around
+from pelocality.models.inputs.tokens import padded, padding_id
+from pelocality.models.inputs.words import special_tokens_around
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -86,12 +86,12 @@ class DistillationTrainer(Trainer):
     def __init__(self, teacher: SequenceModel, tokenizer: Any, **options: Any) -> None:
         super().__init__(data_collator=partial(padded, tokenizer), **options)
         self.teacher, self.tokenizer = teacher, tokenizer
-        self.remove_callback(PrinterCallback)  # which a Trainer without a progress bar has
+        self.remove_callback(PrinterCallback)  # a Trainer without a progress bar has this callback
 
     def compute_loss(self, model: nn.Module, inputs: Any, *options: Any, **more: Any) -> Any:
         """Return the mean loss of a batch."""
         model.eval()  # without dropout
-        torch.clear_autocast_cache()  # where a torch.autocast surrounds the training, it keeps earlier weights
+        torch.clear_autocast_cache()  # a torch.autocast around the training would keep earlier weights
         return _losses(model, self.teacher, inputs).sum(-1).mean()
 
     def evaluate(self, *options: Any, **more: Any) -> dict[str, float]:

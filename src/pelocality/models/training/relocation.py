@@ -47,7 +47,7 @@ class Relocation(DisplayMixin):
         return self.curve
 
 
-@torch.inference_mode(False)  # with gradients, whatever surrounds the call
+@torch.inference_mode(False)  # training needs gradients, also if the caller disabled them
 def relocate(
     model: nn.Module | SequenceModel,
     encoding: Encoding | Sequence[Encoding],
@@ -65,42 +65,42 @@ def relocate(
     seed: int = 0,
     progress: bool = True,
 ) -> Relocation:
-    """Train a copy of a model with an encoding in place of its positions to give the hidden states it gave before.
+    """Train a copy of a model, with an encoding in place of positions, to give the hidden states of the model.
 
         loss = mean_t (1 - cos(h_t, r_t)) + 1 - cos(mean_t h_t, mean_t r_t)
 
-    with h the last hidden states of the copy, r those of the unchanged model. All weights are trained, by AdamW in
-    transformers' Trainer, with a warm-up and a linear decay, without dropout; also those that the model has frozen, but
-    for its tables of positions, which may be fixed ones. The model itself is not changed.
+    with h the last hidden states of the copy and r the last hidden states of the unchanged model. AdamW in
+    transformers' Trainer trains all weights, with a warm-up and a linear decay, without dropout. Weights that the model
+    has frozen are trained too, except tables of positions, because these may be fixed. The model is not changed.
 
     Args:
-        model: A model that `attach` takes, with or without a head; of the head only what it shares with the
-            embeddings is trained.
-        encoding: As for `attach`: one, or one per layer. ``DistanceTable.from_attention(positional_attention(...))``
-            starts nearest to the model's own positions.
+        model: A model that `attach` takes, with or without a head. Of the head, only weights that are also weights of
+            the embeddings are trained.
+        encoding: As for `attach`: one encoding, or a list of one per layer.
+            ``DistanceTable.from_attention(positional_attention(...))`` starts nearest to the model's own positions.
         tokenizer: Its tokenizer.
         texts: Texts like those the model will read, cut into pieces of at most ``length`` tokens, special tokens
-            included. They are read again if they hold fewer tokens than asked for.
+            included. All texts are read again if they hold fewer than ``tokens`` tokens.
         tokens: Tokens to train on, special tokens included, padding not; the curve says how many the batches had.
         length: Tokens of a piece.
         batch_size: Pieces per step.
-        learning_rate: Its largest value.
-        held_out: How many pieces, the last ones, are kept for the curve.
+        learning_rate: The largest value of the learning rate.
+        held_out: The number of pieces kept for the curve, from the end of the texts.
         every: Steps between evaluations, and between checkpoints.
         position_embeddings: As for `attach`.
-        folder: Folder for checkpoints, from the last of which the same call goes on; None: no checkpoints.
+        folder: Folder for checkpoints. The same call continues from the last checkpoint. None: no checkpoints.
         seed: Seed of the order of the pieces.
         progress: Show the Trainer's progress bar.
 
     Returns:
-        The trained copy, on the device and in the modes of the model, frozen where it is, and the held-out loss as it
-        fell.
+        The trained copy and the held-out loss during training. The copy has the device, the modes and the frozen
+        weights of the model.
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts, a number or a folder.
         ValueError: As for `attach`; a length beyond the model's positions, token ids beyond its vocabulary, too few
-            texts, a model in float16, a rate that is not above 0 or with which the loss is no number any more, or a
-            folder that holds another relocation or checkpoints of another training.
+            texts, a model in float16, a learning rate that is not above 0 or with which the loss becomes NaN or
+            infinite, or a folder that holds another relocation or checkpoints of another training.
         ImportError: Accelerate is missing (the ``train`` extra).
 
     Note:
@@ -181,7 +181,7 @@ def _settings_kept(model: SequenceModel) -> Iterator[None]:
     """Restore what a Trainer changes of a model beside its weights: device, modes and ``use_cache``."""
     device, modes = model.device, [(module, module.training) for module in model.given.modules()]
     use_cache = getattr(model.config, "use_cache", None)
-    yield  # where training fails, the model is dropped
+    yield  # if training fails, the model is not returned and needs no restoring
     model.given.to(device)
     for module, training in modes:
         module.training = training
@@ -230,7 +230,7 @@ def _arguments(
 def _train(
     trainer: DistillationTrainer, student: nn.Module, frozen: list[nn.Parameter], checkpoint: Path | None
 ) -> None:
-    """Train to the last step, from a checkpoint if there is one; frozen weights too, and freeze them again."""
+    """Train all weights to the last step, from a checkpoint if there is one, and freeze the given weights again."""
     if checkpoint is not None and checkpoint.name == f"checkpoint-{trainer.args.max_steps}":
         load_model(student, checkpoint / "model.safetensors")  # the Trainer would train a step more
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -243,7 +243,7 @@ def _train(
 
 
 def _frozen(model: SequenceModel) -> list[nn.Parameter]:
-    """Return the frozen weights of a model without those of its positions, of which the frozen ones may be fixed."""
+    """Return the frozen weights of a model, except the weights of positions, because these may be fixed."""
     family, base = model.family, model.module
     of_positions = {weight for table in family.position_tables(base) for weight in table.parameters()}
     for attention in family.attention_modules(base):
@@ -253,7 +253,7 @@ def _frozen(model: SequenceModel) -> list[nn.Parameter]:
 
 
 def _steps(rows: list[list[int]], tokens: int, batch_size: int) -> int:
-    """Return after how many batches, of which the last of an epoch may be smaller, as many tokens are expected."""
+    """Return the number of batches that hold about this many tokens; the last batch of an epoch may be smaller."""
     of_epoch = sum(map(len, rows))
     per_epoch = math.ceil(len(rows) / batch_size)
     epochs, rest = divmod(tokens, of_epoch)
@@ -261,7 +261,7 @@ def _steps(rows: list[list[int]], tokens: int, batch_size: int) -> int:
 
 
 def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the held-out losses of a history, of a resumed run once."""
+    """Return the held-out losses of a history; a step that a resumed run evaluated again has one row."""
     history = pd.DataFrame([row for row in log_history if "eval_token_loss" in row])
     history = history.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
     tokens = history["num_input_tokens_seen"].astype(int)
@@ -280,12 +280,12 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
         raise ValueError(f"folder must be the path of a folder, or None for no checkpoints; {folder} is a file")
     record = folder / "relocation.json"
     if not record.exists():
-        if any(folder.glob("checkpoint-*")):  # the Trainer would resume from them, and delete them
+        if any(folder.glob("checkpoint-*")):  # the Trainer would resume from these checkpoints, and delete them
             raise ValueError(f"folder {folder} holds checkpoints of another training; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         written = record.with_suffix(".writing")
         written.write_text(json.dumps(settings, indent=1))
-        written.replace(record)  # whole or not at all
+        written.replace(record)  # so that the file is never half written
     try:
         found = dict(json.loads(record.read_text()))
     except (TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Semantic role swaps: two arguments of a verb change places."""
 
 import importlib.util
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -9,26 +10,16 @@ import datasets
 
 from pelocality._checks import check_choice, count
 from pelocality.corpora import Corpus, Dropped, Pair, Sentence, SpacyParser, StanzaParser, plain_sentence
-from pelocality.corpora.pairs import Parser, parsed
+from pelocality.corpora.pairs import Parser, normalised_label, parsed
 from pelocality.corpora.sentence import language_code
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
-from pelocality.probes._rows import (
-    Spans,
-    check_names,
-    features_of,
-    has_label,
-    row_of,
-    span_entry,
-    texts_of,
-    uid_of,
-)
-from pelocality.probes.role_swap.agreement import Agreement, Replacement
-from pelocality.probes.role_swap.candidates import Candidate, Source, find_candidates
+from pelocality.probes._rows import Spans, check_names, features_of, has_label, row_of, span_entry, texts_of, uid_of
+from pelocality.probes.role_swap.clauses import Candidate, Source, find_candidates
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
-from pelocality.probes.role_swap.exchange import exchange
+from pelocality.probes.role_swap.exchange import Agreement, Replacement, exchange
 from pelocality.probes.role_swap.mood import is_negative, mood_of
-from pelocality.probes.role_swap.trust import reason_to_distrust
 
+logger = logging.getLogger(__name__)
 LabelPolicy = str | Callable[[str], str | None]
 _LABELS = ("contradiction", "neutral", "not entailment")
 _POLICIES = f"{', '.join(map(repr, _LABELS))} or a function from the old label to the new"
@@ -58,48 +49,44 @@ def semantic_role_swap(
 ) -> datasets.Dataset:
     """Exchange the arguments of two semantic roles: *the dog bit a man* becomes *a man bit the dog*.
 
-    Shuffle-SR of Chen et al. (2023); how they found roles is not known. Only swaps that change who did what to whom and
-    leave a grammatical sentence are made: copulas, symmetric verbs (*meet*, *marry*), reflexives and reciprocals,
-    arguments that overlap, that are not plain noun phrases, or whose case endings would reveal the swap are skipped and
-    counted by reason in ``probe_info``. In English, pronouns change case (*he*, *him*), the capital of the first word
-    stays with the position, and in a passive *by* keeps its place.
+    Shuffle-SR of Chen et al. (2023); how they found roles is not known. In English a swap is made only where a narrow
+    pattern is recognised: two plain noun phrases beside one finite verb, as subject and object or agent, and nothing
+    that may belong to either. What does not fit is counted by reason in ``probe_info``. Pronouns change case (*he*,
+    *him*), the capital of the first word stays with the position, and in a passive *by* keeps its place.
 
     Args:
-        pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings. ``side`` and
-            ``labels`` are for pairs only.
+        pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
         roles: The two roles to exchange.
-        source: ``"frames"`` (the default without ``parser``): the sentence's frames; if there is a tree, both
-            arguments must be slots of the verb's own clause in it. ``"dependencies"``: subject and object, or passive
-            subject and agent, of Universal Dependencies. ``"constituents"``: the same by a rule over English phrase
-            structure, which ``docs/probes.md`` explains. Or a function from a sentence to ``{role: (start, end)}``
-            mappings over its words, with ``"V"`` for the verb where it is known.
+        source: ``"frames"`` (the default without ``parser``): the sentence's frames; both arguments must be those of
+            the verb's clause in the tree, which English needs. ``"dependencies"``: subject and object, or passive
+            subject and agent, of Universal Dependencies. ``"constituents"``: the noun phrases beside the verb in
+            English phrase structure. Or a function from a sentence to ``{role: (start, end)}`` mappings over its
+            words, with ``"V"`` for the verb where it is known: these are exchanged whether or not a pattern fits, and
+            in English without a tree only with ``agreement="ignore"``.
         label_policy: The label of a perturbed pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
             or a function from the old label to the new, None to leave the pair out. Published data sets
             disagree, so there is no default where pairs have labels. Only a swap in an entailed hypothesis
-            changes the label, unless the premise says both: ``labels=("entailment",)`` keeps those.
+            changes the label, unless the premise says both: ``labels=("entailment",)`` keeps those. A label is given
+            to every pair; a warning counts the rows that were no entailment before.
         parser: ``"spacy"`` or ``"stanza"`` (English), or a function from texts to sentences such as
             ``StanzaParser("de")``. It parses items without trees, which may be plain strings, and ``source`` is then
-            ``"dependencies"`` by default. Where items have trees that a parser made, it is the second opinion: only
-            clauses are swapped in which both parsers find the same verb and the same arguments.
+            ``"dependencies"`` by default; the words of frames must be the parser's own. Where items have trees that a
+            parser made, it is the second opinion: both must find the same verb with the same arguments.
         nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
             ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
-            them apart. Negations and conditionals are found by words in English, and in other languages only by
-            features of a treebank; questions only by their marks.
-        languages: ISO codes of the languages to swap by frames and dependencies, written as `Sentence` takes them.
-            In most others word order does not mark the roles (German, Turkish, Finnish, Czech, Hindi, Arabic: with
-            equal cases nothing is swapped), and no reader has checked the swaps; ``languages=("de",)`` makes them
-            anyway.
+            them apart; docs/probes.md says how they are found.
+        languages: ISO codes of the languages to swap by frames and dependencies. In most others than English word
+            order does not mark the roles, and no reader has checked the swaps; ``languages=("de",)`` makes them
+            anyway, where no case, agreement or reflexive tells the roles.
         side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
-            hypothesis its swap, original hypothesis the sentence. Its original label is ``"entailment"`` where
-            ``label_policy`` gives the swap a label; without, both are None.
+            hypothesis its swap. Its original label is ``"entailment"`` where ``label_policy`` gives the swap a label.
         spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
-        symmetric_verbs: Base forms of verbs for which the swapped sentence means the same; *play* only where both
-            arguments are names. None takes ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
+        symmetric_verbs: Base forms of verbs for which the swapped sentence may mean the same. None takes
+            ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
         labels: Keep only pairs with these gold labels; None keeps all.
-        seed: Seed of the choice of the predicate, together with the item's text (for a pair, both texts) and
-            nothing else.
+        seed: Seed of the choice of the predicate, together with the item's text and nothing else.
         num_proc: Number of processes that share the work.
         progress: Whether to show a progress bar, after three seconds.
 
@@ -115,10 +102,11 @@ def semantic_role_swap(
             ``side`` or ``labels`` with sentences; or labelled pairs without ``label_policy``.
 
     Examples:
-        >>> from pelocality.corpora import Argument, Frame, Sentence
-        >>> frame = Frame("bite.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 4)), "made up")
-        >>> words = ("A", "dog", "bit", "him", ".")
-        >>> probe = semantic_role_swap([Sentence(words, uid="1", language="en", frames=(frame,))])
+        >>> from pelocality.corpora import Sentence, parse_bracketed
+        >>> tree = "(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (PRP him))) (. .))"
+        >>> words, constituents = parse_bracketed(tree, "made up")
+        >>> sentence = Sentence(words, uid="1", language="en", constituents=constituents)
+        >>> probe = semantic_role_swap([sentence], source="constituents")
         >>> probe[0]["premise"], probe[0]["hypothesis"]
         ('A dog bit him.', 'He bit a dog.')
     """
@@ -138,9 +126,21 @@ def semantic_role_swap(
         seed=seed,
     )
     items: Any = pairs
+    if hasattr(items, "iterrows") or isinstance(items, Mapping):  # iterating yields the names of its columns
+        advice = "read_pairs(it) of pairs, or the list of texts in a column, it['text'].tolist()"
+        raise TypeError(f"pairs must be a corpus or a list, got a table ({type(items).__name__}); pass {advice}")
     if parser is not None and isinstance(items, Iterable) and not isinstance(items, str | Corpus):
         items = [plain_sentence(item) if isinstance(item, str) else item for item in items]
-    return build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
+    probe = build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
+    if isinstance(label_policy, str):
+        others = [label for label in probe["original_label"] if label and normalised_label(label) != "entailment"]
+        if others:
+            logger.warning(
+                "semantic_role_swap: label_policy=%r labels all %d rows, %d of which were no entailment before (%s); "
+                "labels=('entailment',) leaves these out",
+                *(label_policy, len(probe), len(others), ", ".join(sorted(set(others)))),
+            )
+    return probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +186,8 @@ class RoleSwap:
 
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder, functions by their names."""
-        return vars(self) | {
-            **{name: _name_of_function(getattr(self, name)) for name in ("source", "label_policy", "parser")},
-            "symmetric_verbs": sorted(self.symmetric_verbs),
-        }
+        named = {name: _name_of_function(getattr(self, name)) for name in ("source", "label_policy", "parser")}
+        return vars(self) | named | {"symmetric_verbs": sorted(self.symmetric_verbs)}
 
     def __call__(self, item: Item) -> Iterator[Row | Dropped | Skipped]:
         """Yield the rows of an item: find candidates, exchange those that can be, draw one or take all."""
@@ -205,8 +203,10 @@ class RoleSwap:
             yield Dropped("label_policy returned None")
             return
         given: Sentence = getattr(item, side)
-        bare = given.dependencies is None and given.constituents is None and given.frames is None
-        sentence = self._parsed(given) if bare else given
+        sentence = self._parsed(given)
+        if sentence is None:
+            yield Dropped("the parser splits the text into other words than its frames")
+            return
         if label is not None and (is_negative(sentence) or mood_of(sentence) != "declarative"):
             label = self.nonassertive_label
             if label is None:
@@ -214,11 +214,11 @@ class RoleSwap:
                 return
         item = replace(item, premise=sentence) if side == "premise" else replace(item, hypothesis=sentence)
         usable: list[tuple[Candidate, list[Replacement]]] = []
-        for candidate, swapped in self.swaps(sentence, None if bare else self.parser):
-            if isinstance(swapped, Skipped | Dropped):
-                yield swapped
-            elif candidate is not None:
-                usable.append((candidate, swapped))
+        for found in self.swaps(sentence, self.parser if sentence is given else None):
+            if isinstance(found, Skipped | Dropped):
+                yield found
+            else:
+                usable.append(found)
         if self.spans == "one" and usable:
             rng = generator_for(self.seed, *texts, side, "choose")
             usable = [usable[rng.integers(len(usable))]]
@@ -227,35 +227,36 @@ class RoleSwap:
 
     def swaps(
         self, sentence: Sentence, second_parser: Parser | None = None
-    ) -> Iterator[tuple[Candidate | None, list[Replacement] | Skipped | Dropped]]:
-        """Yield the candidates of a sentence, each with its replacements or the reason why it has none."""
+    ) -> Iterator[tuple[Candidate, list[Replacement]] | Skipped | Dropped]:
+        """Yield the swaps of a sentence, each its candidate and replacements, or the reason why there is none."""
         if not callable(self.source) and sentence.language not in self.languages:
-            language = sentence.language
+            code = sentence.language
             why = "word order may not mark its roles, and no reader has checked its swaps"
-            advice = (
-                f"pass languages=({language!r},) to swap anyway" if language else "name it for the reader: language="
-            )
-            yield None, Dropped(f"language {language!r}: {why}; {advice}")
+            advice = f"pass languages=({code!r},) to swap anyway" if code else "name it for the reader: language="
+            yield Dropped(f"language {code!r}: {why}; {advice}")
             return
-        second = None
+        second: set[tuple[str, ...]] | None = None
         for candidate in find_candidates(sentence, self.roles, self.source):
             if not isinstance(candidate, Candidate):
-                yield None, candidate
+                yield candidate
                 continue
-            swapped = exchange(sentence, candidate, self.agreement, self.symmetric_verbs)
-            if sentence.automatic and not isinstance(swapped, Skipped):
-                if second_parser is not None and second is None:
-                    [second] = parsed(second_parser, [sentence.text], sentence.language)
-                reason = reason_to_distrust(sentence, candidate, second)
-                swapped = Skipped(reason) if reason else swapped
-            yield candidate, swapped
+            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, callable(self.source))
+            if sentence.automatic and second_parser is not None and not isinstance(found, Skipped):
+                if second is None:
+                    [parse] = parsed(second_parser, [sentence.text], sentence.language)
+                    others = find_candidates(parse, self.roles, "dependencies")
+                    second = {_texts(parse, other) for other in others if isinstance(other, Candidate)}
+                found = found if _texts(sentence, candidate) in second else Skipped("two parsers do not agree")
+            yield found
 
-    def _parsed(self, sentence: Sentence) -> Sentence:
-        """Return the sentence that the parser, if there is one, makes of the text of another."""
-        if self.parser is None:
+    def _parsed(self, sentence: Sentence) -> Sentence | None:
+        """Return a sentence with the parser's tree where it has none, None where the words of its frames differ."""
+        if self.parser is None or sentence.dependencies is not None or sentence.constituents is not None:
             return sentence
         [found] = parsed(self.parser, [sentence.text], sentence.language)
-        return replace(found, uid=sentence.uid)
+        if sentence.frames is not None and found.words != sentence.words:
+            return None
+        return replace(found, uid=sentence.uid, frames=sentence.frames)
 
     def _label(self, label: str | None) -> str | None:
         """Return the label of a perturbed pair."""
@@ -276,12 +277,15 @@ class RoleSwap:
         if self.source != "frames":
             how = _name_of_function(self.source) if callable(self.source) else f"rule over {self.source}"
             row["provenance"] += f"; roles: {how}"
-        size = sum(
-            any(slot.start <= start and end <= slot.end for slot in candidate.arguments)
-            for start, end in sentence.surface_tokens
-        )
         about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
-        return {**row, **about, "size": size, "category": candidate.clause.voice, "seed": self.seed}
+        size = sum(span["size"] for span in spans if span["category"] != "agreement")
+        return {**row, **about, "size": size, "category": candidate.voice, "seed": self.seed}
+
+
+def _texts(sentence: Sentence, candidate: Candidate) -> tuple[str, ...]:
+    """Return the words of the verb and of both arguments, which do not depend on how a parser splits words."""
+    verb = () if candidate.verb is None else ((candidate.verb, candidate.verb + 1),)
+    return tuple(sentence.surface(*span) for span in (*verb, *candidate.arguments))
 
 
 def _codes(languages: Collection[str]) -> tuple[str, ...]:

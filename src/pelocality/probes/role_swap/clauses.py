@@ -1,270 +1,191 @@
-"""Clauses: a verb with its subject, objects and obliques, read from dependencies or from phrase structure.
+"""Candidates: two arguments of a verb, from the frames or the tree of a sentence, or from the caller."""
 
-Both readings are rules, not gold annotation. The dependency rule holds for every language of Universal Dependencies and
-assumes no word order; the rule over phrases is for English.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from reprlib import repr as brief
+from typing import Any, Literal
 
-from pelocality.corpora import Dependencies, Sentence, is_punctuation
-from pelocality.probes.role_swap.english import LEADING_VERBS, PASSIVE_AUXILIARIES, tags_of
+from pelocality.corpora import Dependencies, Dropped, Frame, Sentence, is_punctuation
+from pelocality.probes._build import Skipped
+from pelocality.probes.role_swap.english import VERB_GROUP
 
-Function = Literal["subject", "object", "indirect object", "oblique"]
+Span = tuple[int, int]  # the first word, and the word after the last
+RoleSpans = Mapping[str, Span]
+Source = Literal["frames", "dependencies", "constituents"] | Callable[[Sentence], Iterable[RoleSpans]]
 
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """An argument position: its words without adposition and edge punctuation, its function, and its full extent.
-
-    ``function`` and ``outer`` are None if no tree is known.
-    """
-
-    start: int
-    end: int
-    function: Function | None = None
-    outer: tuple[int, int] | None = None
+NO_ARGUMENTS = Skipped("a role has no argument, or several")
+NOT_IN_CLAUSE = Skipped("the arguments are not subject and object, or subject and agent, of one clause")
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
-    """A verb and its argument slots.
+class Candidate:
+    """Two arguments that may change places, without the adposition of an agent; the verb is None where unknown."""
 
-    ``finite`` is the word that agrees with the subject, None in a clause without one; ``shared`` means that another
-    verb has the same subject; ``extent`` is the span of the clause. Without a tree, ``voice`` is ``"unknown"``, and so
-    is the finite verb.
-    """
-
+    roles: tuple[str, str]
+    arguments: tuple[Span, Span]
     verb: int | None
-    slots: tuple[Slot, ...]
-    extent: tuple[int, int]
     voice: Literal["active", "passive", "unknown"] = "unknown"
-    finite: int | None = None
-    shared: bool = False
-
-    def slot(self, function: Function) -> Slot | None:
-        """Return the slot with a function, None if there is none or more than one."""
-        found = [slot for slot in self.slots if slot.function == function]
-        return found[0] if len(found) == 1 else None
+    lemma: str = ""
 
 
-_PASSIVE_SUBJECTS = ("nsubj:pass", "nsubjpass")
-_FUNCTIONS: dict[str, Function] = {
-    **dict.fromkeys(("nsubj", *_PASSIVE_SUBJECTS), "subject"),
-    **dict.fromkeys(("obj", "dobj"), "object"),
-    **dict.fromkeys(("iobj", "dative"), "indirect object"),
-}
+def find_candidates(
+    sentence: Sentence, roles: tuple[str, str], source: Source
+) -> Iterator[Candidate | Skipped | Dropped]:
+    """Yield the candidates of a sentence, and the reasons for the verbs and frames that have none."""
+    if callable(source):
+        yield from (_from_spans(sentence, roles, spans) for spans in _returned(source(sentence)))
+    elif getattr(sentence, source) is None:
+        layers = ("dependencies", "constituents", "frames")
+        found = next((name for name in layers if getattr(sentence, name) is not None), None)
+        yield Dropped(f"no {source}, but {found}; pass source={found!r}" if found else f"no {source}")
+    else:
+        by_dependencies = source == "dependencies" or (source == "frames" and sentence.dependencies is not None)
+        clauses = list(_dependency_clauses(sentence) if by_dependencies else _phrase_clauses(sentence))
+        if source == "frames":
+            yield from (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
+        else:
+            yield from clauses
 
 
-def _function(relation: str) -> Function | None:
-    return _FUNCTIONS.get(relation) or ("oblique" if relation.split(":")[0] in ("obl", "agent", "prep") else None)
+def _returned(found: Any) -> Iterable[RoleSpans]:
+    """Return what a function of the caller's returned, which must be mappings."""
+    wanted = "source must return a list of {role: (start, end)} mappings, one for each predicate"
+    if isinstance(found, Mapping) or not isinstance(found, Iterable):
+        advice = "; put it in a list" if isinstance(found, Mapping) else ""
+        raise TypeError(f"{wanted}, returned {brief(found)}{advice}")
+    for spans in found:
+        if not isinstance(spans, Mapping):
+            raise TypeError(f"{wanted}, returned {brief(spans)} in it")
+        yield spans
 
 
-def dependency_clauses(sentence: Sentence) -> Iterator[Clause]:
-    """Yield the clauses of a dependency tree, one per verb with a subject, in order.
-
-    Subject, object, indirect object and obliques are the dependents ``nsubj`` (``nsubj:pass``), ``obj``, ``iobj`` and
-    ``obl`` of the verb with their subtrees, or their names in spaCy's English scheme. Adpositions at the edge are not
-    part of a slot, so that they keep their place when arguments change places.
-    """
-    layer = sentence.dependencies
-    if layer is None:
-        return
-    tags = tags_of(sentence) if sentence.language == "en" else None
-    for verb, below in enumerate(layer.children):
-        relations = [layer.relations[child] for child in below]
-        functions = [_function(relation) for relation in relations]
-        if "subject" not in functions or "cop" in relations or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
-            continue
-        if tags is not None and tags[verb] == "VBN" and not any(relation.startswith("aux") for relation in relations):
-            continue  # "the man made catastrophe"
-        slots = (
-            _dependent_slot(sentence, layer, child, function)
-            for child, function in zip(below, functions, strict=True)
-            if function is not None
-        )
-        extent = layer.subtree(verb)
-        yield Clause(
-            verb,
-            tuple(slot for slot in slots if slot is not None),
-            (min(extent), max(extent) + 1),
-            "passive" if any(relation in _PASSIVE_SUBJECTS for relation in relations) else "active",
-            _finite(sentence, layer, tags, verb, below),
-            _shares_subject(layer, verb),
-        )
+def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) -> Candidate | Skipped:
+    """Return the candidate that a function of the caller's has found."""
+    if not set(roles) <= set(spans):
+        return NO_ARGUMENTS
+    for role in (*roles, *({"V"} & set(spans))):
+        span: Any = spans[role]
+        if not isinstance(span, Sequence) or [isinstance(k, numbers.Integral) for k in span] != [True, True]:
+            raise TypeError(f"source must return spans (start, end) over words, returned {role} = {span!r}")
+        start, end = span
+        if not 0 <= start < end <= len(sentence.words):
+            raise ValueError(
+                f"source must return spans within the {len(sentence.words)} words of {sentence.uid!r}, "
+                f"returned {role} = [{start}, {end})"
+            )
+    first, second = ((spans[role][0], spans[role][1]) for role in roles)
+    return Candidate(roles, (first, second), spans["V"][0] if "V" in spans else None)
 
 
-def _dependent_slot(sentence: Sentence, layer: Dependencies, child: int, function: Function) -> Slot | None:
-    """Return the slot of a dependent, None if its subtree is not contiguous."""
-    inside = layer.subtree(child)
-    start, end = min(inside), max(inside) + 1
-    if len(inside) != end - start:
-        return None
-    outer = _trimmed(sentence, start, end)
-    if layer.relations[child] in ("agent", "prep"):  # spaCy: the preposition is the head of its noun
-        nouns = [k for k in layer.children[child] if layer.relations[k] == "pobj"]
-        if len(nouns) != 1:
-            return None
-        child = nouns[0]
-        inside = layer.subtree(child)
-        start, end = min(inside), max(inside) + 1
-    for dependent in layer.children[child]:
-        if layer.relations[dependent].split(":")[0] == "case":
-            adposition = layer.subtree(dependent)
-            if min(adposition) == start:
-                start = max(adposition) + 1
-            elif max(adposition) + 1 == end:
-                end = min(adposition)
-    return Slot(*_trimmed(sentence, start, end), function, outer) if start < end else None
+def _from_frame(
+    sentence: Sentence, roles: tuple[str, str], frame: Frame, clauses: Sequence[Candidate | Skipped]
+) -> Candidate | Skipped:
+    """Return the arguments of a frame; where there is a tree, they must be those of the verb's clause in it."""
+    found = [[(a.start, a.end) for a in frame.arguments if a.role == role] for role in roles]
+    if any(len(spans) != 1 for spans in found):
+        return NO_ARGUMENTS
+    if any(a.role in {f"{prefix}-{role}" for prefix in "CR" for role in roles} for a in frame.arguments):
+        return Skipped("an argument is discontinuous, or a relative pronoun refers to it")
+    lemma, _, sense = frame.roleset.partition(".")
+    if sense == "LV":
+        return Skipped("a light verb with a noun")
+    first, second = (_trimmed(sentence, *spans[0]) for spans in found)
+    if sentence.dependencies is None and sentence.constituents is None:
+        return Candidate(roles, (first, second), frame.verb[0], lemma=lemma)
+    for clause in clauses:
+        if isinstance(clause, Candidate) and clause.verb in range(*frame.verb):
+            for one, other in (clause.arguments, clause.arguments[::-1]):
+                if _is_argument(sentence, one, first) and _is_argument(sentence, other, second):
+                    return Candidate(roles, (one, other), clause.verb, clause.voice, lemma)
+    return NOT_IN_CLAUSE
 
 
-def _trimmed(sentence: Sentence, start: int, end: int) -> tuple[int, int]:
+def _is_argument(sentence: Sentence, argument: Span, span: Span) -> bool:
+    """Return whether a span is an argument of the tree, with or without adpositions, which keep their place."""
+    upos = sentence.dependencies.upos if sentence.dependencies is not None else None
+    beside = [*range(span[0], argument[0]), *range(argument[1], span[1])]
+    inside = span[0] <= argument[0] and argument[1] <= span[1]
+    return inside and all(upos is not None and upos[i] == "ADP" for i in beside)
+
+
+def _trimmed(sentence: Sentence, start: int, end: int) -> Span:
+    """Return a span without punctuation at its edges, and without the *by* of an English agent before it."""
     while end - start > 1 and is_punctuation(sentence.words[end - 1]):
         end -= 1
-    while end - start > 1 and is_punctuation(sentence.words[start]):
+    by = ("by",) if sentence.language == "en" else ()
+    while end - start > 1 and (is_punctuation(sentence.words[start]) or sentence.words[start].lower() in by):
         start += 1
     return start, end
 
 
-def _finite(
-    sentence: Sentence, layer: Dependencies, tags: Sequence[str] | None, verb: int, below: Sequence[int]
-) -> int | None:
-    """Return the first finite verb or auxiliary; in English, a clause with *to* has none."""
-    if sentence.language == "en" and any(
-        layer.relations[child] in ("mark", "aux") and sentence.words[child].lower() == "to" for child in below
-    ):
-        return None
-    verbs = sorted([*(child for child in below if layer.relations[child].startswith("aux")), verb])
-    if tags is not None:
-        return next((word for word in verbs if tags[word] in ("MD", "VBZ", "VBP", "VBD", "VB?")), None)
-    forms = [layer.features[word].get("VerbForm") if layer.features else None for word in verbs]
-    # where no form is marked as finite, the first without a form is taken to be
-    found = "Fin" if "Fin" in forms else None
-    return verbs[forms.index(found)] if found in forms else None
-
-
-def _shares_subject(layer: Dependencies, verb: int) -> bool:
-    """Return whether a verb is coordinated with another that has no subject of its own."""
-    joined = [child for child in layer.children[verb] if layer.relations[child] == "conj"]
-    return any(not any("subj" in layer.relations[k] for k in layer.children[child]) for child in joined)
-
-
-@dataclass(slots=True)
-class _Node:
-    """A phrase with its parts: phrases, and words (their index) that belong to none of these."""
-
-    start: int
-    end: int
-    labels: tuple[str, ...]
-    parts: list[_Node | int]
-
-    @property
-    def phrases(self) -> list[_Node]:
-        return [part for part in self.parts if isinstance(part, _Node)]
-
-    @property
-    def words(self) -> list[int]:
-        return [part for part in self.parts if isinstance(part, int)]
-
-
-def _tree(sentence: Sentence) -> _Node:
-    """Rebuild the tree over words from the phrases of a sentence."""
-    spans = sentence.constituents.spans if sentence.constituents else ()
-    waiting = sorted(spans, key=lambda c: (-c.start, c.end))
-    stack = [_Node(0, len(sentence.words), (), [])]
-    for word in range(len(sentence.words)):
-        while stack[-1].end <= word:
-            stack.pop()
-        while waiting and waiting[-1].start == word:
-            phrase = waiting.pop()
-            stack.append(_Node(phrase.start, phrase.end, phrase.labels, []))
-            stack[-2].parts.append(stack[-1])
-        stack[-1].parts.append(word)
-    return stack[0]
-
-
-def constituent_clauses(sentence: Sentence) -> Iterator[Clause]:
-    """Yield the clauses of English phrase structure, Penn Treebank style, one per verb with a subject, in order.
-
-    In ``S``, ``SQ`` or ``SINV`` the noun phrase before the verb phrase is the subject; auxiliaries lead down through
-    verb phrases to the verb; a noun phrase after it is the object, the first of two the indirect object, a noun phrase
-    in a prepositional phrase an oblique. *be* or *get* before a past participle makes a passive. A whole sentence that
-    is a noun phrase with a participle (*A man riding a horse*) is read as a clause too. Verb phrases joined by a
-    conjunction are left out.
-    """
-    tags = sentence.constituents.tags if sentence.constituents else None
-    if tags is None:
+def _phrase_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
+    """Yield the verbs of English phrase structure with the largest noun phrases beside their group."""
+    tags = sentence.constituents.tags if sentence.constituents is not None else None
+    if sentence.constituents is None or tags is None:
         return
-    first, last = _trimmed(sentence, 0, len(sentence.words))
-    waiting = [_tree(sentence)]
-    while waiting:
-        node = waiting.pop(0)
-        waiting = node.phrases + waiting
-        label = node.labels[-1] if node.labels else ""
-        if label in ("S", "SQ", "SINV") or (label == "NP" and node.start <= first and last <= node.end):
-            clause = _phrase_clause(sentence, tags, node)
-            if clause is not None:
-                yield clause
+    phrases = [(c.start, c.end) for c in sentence.constituents.spans if c.labels[0] == "NP"]
+    for verb, tag in enumerate(tags):
+        begin, after = verb, verb + 1
+        following = next((other for other in tags[after:] if other != "RB"), "")
+        if not tag.startswith("VB") or following.startswith("VB"):
+            continue  # an auxiliary
+        while begin and tags[begin - 1] in VERB_GROUP:
+            begin -= 1
+        while after < len(tags) and (tags[after] == "RP" or sentence.words[after].lower() == "by"):
+            after += 1
+        before = max(((end - start, (start, end)) for start, end in phrases if end == begin), default=None)
+        behind = max(((end - start, (start, end)) for start, end in phrases if start == after), default=None)
+        if before is None or behind is None:
+            yield from () if before is behind else (NO_ARGUMENTS,)
+            continue
+        first, last = _trimmed(sentence, *before[1]), _trimmed(sentence, *behind[1])
+        passive = after > verb + 1 and sentence.words[after - 1].lower() == "by"
+        yield Candidate(("ARG0", "ARG1"), (last, first) if passive else (first, last), verb)
 
 
-def _phrase_clause(sentence: Sentence, tags: Sequence[str], node: _Node) -> Clause | None:
-    phrase = next((p for p in node.phrases if p.labels[0] == "VP"), None)
-    if phrase is None or phrase.labels != ("VP",):
+def _dependency_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
+    """Yield the verbs with a subject of Universal Dependencies, or of spaCy's English scheme; no order is assumed."""
+    layer = sentence.dependencies
+    for verb, below in enumerate(layer.children if layer is not None else ()):
+        assert layer is not None
+        names = {child: layer.relations[child] for child in below}
+        subjects = [child for child, name in names.items() if name in ("nsubj", "nsubj:pass", "nsubjpass")]
+        if len(subjects) != 1 or "cop" in names.values() or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
+            continue
+        passive = names[subjects[0]] != "nsubj"
+        if passive:
+            others = [child for child in below if _is_agent(sentence, layer, child)]
+        else:
+            others = [child for child, name in names.items() if name in ("obj", "dobj")]
+        spans = [_subtree(sentence, layer, child) for child in (subjects + others if len(others) == 1 else ())]
+        if len(spans) != 2 or spans[0] is None or spans[1] is None or {"iobj", "dative"} & {*names.values()}:
+            yield NO_ARGUMENTS
+        else:
+            arguments = (spans[1], spans[0]) if passive else (spans[0], spans[1])
+            yield Candidate(("ARG0", "ARG1"), arguments, verb, "passive" if passive else "active")
+
+
+def _is_agent(sentence: Sentence, layer: Dependencies, child: int) -> bool:
+    """Return whether a dependent is the agent of a passive: by its relation, or in a treebank without it by *by*."""
+    if layer.relations[child] in ("obl:agent", "agent") or "obl:agent" in layer.relations:
+        return layer.relations[child] in ("obl:agent", "agent")
+    by = any(sentence.words[k].lower() == "by" for k in layer.children[child])
+    return sentence.language == "en" and layer.relations[child] == "obl" and by
+
+
+def _subtree(sentence: Sentence, layer: Dependencies, head: int) -> Span | None:
+    """Return the span of a word with its dependents, without adpositions at its edge; None if it has gaps."""
+    if layer.relations[head] == "agent":  # spaCy: the preposition is the head of its noun
+        nouns = [k for k in layer.children[head] if layer.relations[k] == "pobj"]
+        return _subtree(sentence, layer, nouns[0]) if len(nouns) == 1 else None
+    inside = layer.subtree(head)
+    start, end = min(inside), max(inside) + 1
+    if len(inside) != end - start:
         return None
-    subjects = [p for p in node.phrases if p.labels[0] == "NP" and p.end <= phrase.start]
-    if len(subjects) != 1:
-        return None
-    fragment = node.labels[-1] == "NP"
-    verbs = [word for word in node.words if word < phrase.start and _is_verb(tags[word])]
-    while True:
-        if any(tags[word] == "CC" for word in phrase.words):
-            return None
-        verbs += [word for word in phrase.words if _is_verb(tags[word])]
-        below = [p for p in phrase.phrases if p.labels[0] == "VP"]
-        if not below:
-            break
-        if len(below) > 1 or below[0].labels != ("VP",):
-            return None
-        if verbs and sentence.words[verbs[-1]].lower() not in LEADING_VERBS:
-            return None  # "will be sent next week covering the costs": whose is the second verb phrase?
-        phrase = below[0]
-    if not verbs or verbs[-1] < phrase.start or (fragment and tags[verbs[0]] != "VBG"):
-        return None
-    verb = verbs[-1]
-    if tags[verb] == "VBN" and len(verbs) == 1:
-        return None
-    auxiliaries = {sentence.words[word].lower() for word in verbs[:-1]}
-    return Clause(
-        verb,
-        (_phrase_slot(sentence, subjects[0], "subject"), *_slots_after(sentence, tags, phrase, verb)),
-        (node.start, node.end),
-        "passive" if tags[verb] == "VBN" and auxiliaries & PASSIVE_AUXILIARIES else "active",
-        verbs[0] if tags[verbs[0]] in ("MD", "VBZ", "VBP", "VBD") and not fragment else None,
-    )
-
-
-def _is_verb(tag: str) -> bool:
-    return tag.startswith("VB") or tag in ("MD", "TO")
-
-
-def _phrase_slot(sentence: Sentence, phrase: _Node, function: Function, outer: _Node | None = None) -> Slot:
-    outer = outer or phrase
-    return Slot(*_trimmed(sentence, phrase.start, phrase.end), function, (outer.start, outer.end))
-
-
-def _slots_after(sentence: Sentence, tags: Sequence[str], phrase: _Node, verb: int) -> Iterator[Slot]:
-    """Yield the slots after the verb: objects, then noun phrases inside prepositional ones."""
-    after = [p for p in phrase.phrases if p.start > verb]
-    objects = [p for p in after if p.labels == ("NP",)]
-    functions: list[Function] = ["object"] if len(objects) == 1 else ["indirect object", "object"]
-    if len(objects) <= 2:
-        for node, function in zip(objects, functions, strict=False):
-            yield _phrase_slot(sentence, node, function)
-    for node in after:
-        nouns = [p for p in node.phrases if p.labels == ("NP",) and p.end == node.end]
-        begins = node.words[:1] == [node.start] and tags[node.start] in ("IN", "TO")
-        if node.labels == ("PP",) and begins and len(nouns) == len(node.phrases) == 1:
-            yield _phrase_slot(sentence, nouns[0], "oblique", node)
+    for dependent in layer.children[head]:
+        if layer.relations[dependent].split(":")[0] == "case":
+            adposition = layer.subtree(dependent)
+            start = max(adposition) + 1 if min(adposition) == start else start
+            end = min(adposition) if max(adposition) + 1 == end else end
+    return _trimmed(sentence, start, end) if start < end else None

@@ -43,11 +43,8 @@ def _has_conditional(english: Sequence[str]) -> bool:
     """Return whether English words have one that begins a condition."""
     lower = [word.lower() for word in english]
     first = next((word for word in lower if not is_punctuation(word)), "")
-    return (
-        first in _FIRST_IN_CONDITIONALS
-        or not _CONDITIONALS.isdisjoint(lower)
-        or any(one in ("provided", "providing") and other == "that" for one, other in itertools.pairwise(lower))
-    )
+    provided = any(one in ("provided", "providing") and other == "that" for one, other in itertools.pairwise(lower))
+    return provided or first in _FIRST_IN_CONDITIONALS or not _CONDITIONALS.isdisjoint(lower)
 
 
 def _features(sentence: Sentence) -> Sequence[Mapping[str, str]]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pelocality.models._rotations import depend_on_length
+from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
+from pelocality.models.inputs.words import special_ids
 from pelocality.models.layers import texts_of
-from pelocality.models.measuring.rotations import depend_on_length
-from pelocality.models.measuring.tokens import token_batch, token_batches, token_tensor, tokens_first
-from pelocality.models.measuring.words import special_ids
 from pelocality.models.sequence_model import SequenceModel
 
 _READ_HERE = ("input_ids", "attention_mask", "special_tokens_mask", "position_ids")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pelocality.models.measuring.words import special_ids
+from pelocality.models.inputs.words import special_ids
 from pelocality.models.sequence_model import SequenceModel
 
 

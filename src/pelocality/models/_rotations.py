@@ -1,0 +1,70 @@
+"""Rotations whose frequencies depend on the longest input of a call (LongRoPE) or of all calls before (dynamic NTK)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
+_SCALING = "attention_scaling"
+
+
+def depend_on_length(model: nn.Module) -> bool:
+    """Return whether the rotations of a model depend on the longest text of a batch: dynamic NTK and LongRoPE."""
+    return any(_by_length(kind) for module in model.modules() for kind in _kinds(module))
+
+
+def rotations_restorer(model: nn.Module) -> Callable[[], None]:
+    """Return the function that gives a model the rotations again that it has now."""
+    before = [
+        (module, _cached(module), dict(module._buffers), _copied_frequencies(module))
+        for module in model.modules()
+        if _cached(module) or any(map(_by_length, _kinds(module)))
+    ]
+
+    def restore() -> None:
+        for module, cached, buffers, frequencies in before:
+            for name in _cached(module).keys() - cached.keys():
+                del module.__dict__[name]
+            module.__dict__.update(cached)
+            module._buffers.update(buffers)
+            for buffer, values in frequencies:
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+    return restore
+
+
+def forget_longest_input(model: nn.Module) -> None:
+    """Give a model with dynamic rotations those of its original length, as if it had read no longer input."""
+    for module in model.modules():
+        if any("dynamic" in kind for kind in _kinds(module)):
+            for name in [name for name in module._buffers if name.endswith(_ORIGINAL)]:
+                kind = name.removesuffix(_ORIGINAL)  # the type of a layer, where types differ in their rotations
+                module._buffers[f"{kind}{_FREQUENCIES}"] = module._buffers[name]
+                setattr(module, f"{kind}max_{_CACHED}", module.original_max_seq_len)
+
+
+def _kinds(module: nn.Module) -> list[str]:
+    """Return how a rotary module chooses its frequencies, in the words of transformers; types of layers may differ."""
+    found: Any = getattr(module, "rope_type", None)
+    return [kind for kind in (found.values() if isinstance(found, dict) else [found]) if isinstance(kind, str)]
+
+
+def _by_length(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def _cached(module: nn.Module) -> dict[str, Any]:
+    """Return the lengths for which a module has its present frequencies and their scaling, by attribute."""
+    found = {name: value for name, value in vars(module).items() if _CACHED in name}
+    return found | {name: value for name, value in vars(module).items() if found and name.endswith(_SCALING)}
+
+
+def _copied_frequencies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the frequencies that LongRoPE changes in place, and a copy of each."""
+    if "longrope" not in _kinds(module):
+        return []
+    buffers = module._buffers.items()
+    return [(each, each.clone()) for name, each in buffers if each is not None and name.endswith(_FREQUENCIES)]

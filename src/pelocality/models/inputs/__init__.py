@@ -1,0 +1,1 @@
+"""What a model is run on: words, texts, batches, and inputs of constant content."""
