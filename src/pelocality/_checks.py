@@ -46,7 +46,7 @@ def count(name: str, value: Any, least: int | None = 1, most: int | None = None)
 
 def flag(name: str, value: bool) -> bool:
     """Return a boolean argument, which may be numpy's, after checking its type: 1 or "no" would be read as True."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 

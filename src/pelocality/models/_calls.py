@@ -5,18 +5,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
+_NAMES: dict[type, tuple[str, ...]] = {}  # a dict, because the compiler traces through the caches of functools
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else the compiler warns of the cache
+
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a module's ``forward``, in their order."""
-    module_class: Any = type(module)
-    return _argument_names(module_class)
+    kind = type(module)
+    if kind not in _NAMES:
+        _NAMES[kind] = _argument_names(kind)
+    return _NAMES[kind]
 
 
-@functools.cache
 def _argument_names(module_class: Any) -> tuple[str, ...]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for each in module_class.__mro__:  # a subclass may take just *args and **kwargs, and pass them on
