@@ -227,19 +227,25 @@ def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
     """
     if model.config is not None:
         return weights.ndim == 4 and weights.shape[1] == 1 < len(weights) and model.content is None
-    found: list[Tensor] = []
     try:
-        model.watch(_twice(inputs), lambda attention: found.append(attention.weights) if not found else None, None)
+        twice = _first_weights(model, _twice(inputs))
     except ValueError:  # the module reads no two texts
         return False
-    if not found or found[0].ndim != weights.ndim:
+    if twice is None or twice.ndim != weights.ndim:
         return False
-    grown = [axis for axis, size in enumerate(weights.shape) if found[0].shape[axis] != size]
-    if grown != [0] or len(found[0]) != 2 * len(weights) or len(weights) % texts_of(inputs):
+    grown = [axis for axis, size in enumerate(weights.shape) if twice.shape[axis] != size]
+    if grown != [0] or len(twice) != 2 * len(weights) or len(weights) % texts_of(inputs):
         return bool(grown) and 0 < grown[0] < weights.ndim - 2
-    by_text = found[0][: len(weights)]
-    by_head = found[0].reshape(-1, 2, texts_of(inputs), *weights.shape[1:])[:, 0].flatten(0, 1)
+    by_text = twice[: len(weights)]
+    by_head = twice.reshape(-1, 2, texts_of(inputs), *weights.shape[1:])[:, 0].flatten(0, 1)
     return bool((by_head - weights).abs().max() < (by_text - weights).abs().max())
+
+
+def _first_weights(model: SequenceModel, inputs: Any, column: int = 0) -> Tensor | None:
+    """Return the weights of the tokens in the first attention of a run, of which the first has this column, or None."""
+    found: list[Tensor] = []
+    model.watch(inputs, lambda attention: found.append(attention.tokens(column)[0]) if not found else None, None)
+    return found[0] if found else None
 
 
 def texts_of(inputs: Any) -> int:
@@ -290,11 +296,10 @@ def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column
         weights: The weights of the first attention without that change, (..., n, n).
         column: The column of the first token.
     """
-    found: list[Tensor] = []
-    model.watch(inputs, lambda attention: found.append(attention.tokens(column)[0]) if not found else None, None)
-    if not found or found[0].shape != weights.shape:
+    other = _first_weights(model, inputs, column)
+    if other is None or other.shape != weights.shape:
         return None
-    changes = (found[0].double().log() - weights.double().log()).flatten(0, -3)  # NaN where keys are hidden
+    changes = (other.double().log() - weights.double().log()).flatten(0, -3)  # NaN where keys are hidden
     changed = (changes - changes.nanmedian(-1, keepdim=True).values).nan_to_num(0, 0, 0).abs().amax(0)
     size = float(changed.max())
     place = int((changed.sum(0) + changed.sum(1)).argmax())
@@ -329,9 +334,8 @@ def _with_another(inputs: Any, index: int | slice) -> Any:
 
 def _check_keys(model: SequenceModel, ids: Tensor, shape: torch.Size) -> None:
     """Refuse weights with a third axis of the size of the tokens, unless only the last two shrink with the tokens."""
-    found: list[torch.Size] = []
-    model.watch({"input_ids": ids[:, :-1]}, lambda attention: found.append(attention.weights.shape), None)
-    if not found or found[0][:-2] != shape[:-2]:
+    shorter = _first_weights(model, {"input_ids": ids[:, :-1]})
+    if shorter is None or shorter.shape[:-2] != shape[:-2]:
         raise model.unprobed("the last two axes of its attention are not queries and keys, (batch, head, query, key)")
 
 
