@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from pelocality._checks import HIDDEN
 from pelocality.models.families import Keys
 from pelocality.models.observer import (
+    MASKED,
     SOFTMAXES,
     is_self_attention,
     kernel_call,
@@ -148,9 +149,11 @@ class Biased(TorchFunctionMode):
             return logits
         split = logits if logits.ndim > 3 else logits.reshape(-1, self.bias.heads, *logits.shape[1:])
         own = split[..., :slots]
-        visible = None if self.expected is None else self.expected.visible
-        if visible is None:
-            visible = own > own.detach().amax(-1, keepdim=True) + HIDDEN
+        largest = own.detach().amax(-1, keepdim=True)
+        if self.expected is None or self.expected.visible is None:
+            visible = own > largest + HIDDEN
+        else:  # and what the module hides itself, such as keys that it has not selected
+            visible = self.expected.visible & (own > largest + MASKED)
         if note and self.note is not None:
             self.note(lambda: (split.softmax(-1), visible))
         bias = self._bias(queries, keys, slots, visible, logits.dtype)
