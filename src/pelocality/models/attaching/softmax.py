@@ -155,7 +155,7 @@ class Biased(TorchFunctionMode):
         else:  # and what the module hides itself, such as keys that it has not selected
             visible = self.expected.visible & (own > largest + MASKED)
         if note and self.note is not None:
-            self.note(lambda: (split.softmax(-1), visible))
+            self.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
         bias = self._bias(queries, keys, slots, visible, logits.dtype)
         biased = (own + bias).clamp(min=_least(logits))
         return (
