@@ -72,6 +72,8 @@ class Observer(TorchFunctionMode):
         self.use, self.length = use, length
         self.block: Block | None = None
         """The block that runs."""
+        self.paused = False
+        """Whether what is computed now is no part of the model."""
         self._softmax: tuple[Tensor, Tensor] | None = None  # the last logits and weights, until they multiply values
 
     @contextmanager
@@ -95,6 +97,8 @@ class Observer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         if self._softmax is not None and func in PRODUCTS:
             self._multiply([*args, *kwargs.values()])
         result = func(*args, **kwargs)
@@ -170,6 +174,22 @@ def active(mode: TorchFunctionMode) -> Iterator[None]:
 
     with restoring(undo):
         mode.__enter__()  # type: ignore[no-untyped-call]
+        yield
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Keep what is computed in a with-statement from the observers in force."""
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    observers = [mode for mode in stack if isinstance(mode, Observer) and not mode.paused]
+
+    def undo() -> None:
+        for observer in observers:
+            observer.paused = False
+
+    with restoring(undo):
+        for observer in observers:
+            observer.paused = True
         yield
 
 

@@ -17,12 +17,19 @@ from pelocality.models.observer import (
     kernel_weights,
     module_call,
     module_visible,
+    unobserved,
 )
 
 if TYPE_CHECKING:
     from pelocality.models.attaching.bias import PositionalBias
 
 _LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # by which Granite scales the output for its sinks
+_ATTENTION = (
+    functional.scaled_dot_product_attention,
+    functional.multi_head_attention_forward,
+    *SOFTMAXES,
+    *_LOGSUMEXP,
+)
 
 
 class Biased(TorchFunctionMode):
@@ -45,14 +52,23 @@ class Biased(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
-            return func(**self._of_kernel(kernel_call(args, kwargs)))
-        if func is functional.multi_head_attention_forward:
-            return func(**self._of_module(func, module_call(args, kwargs)))
-        if func in SOFTMAXES or func in _LOGSUMEXP:
-            logits, others = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-            return func(self._of_softmax(logits, note=func in SOFTMAXES), *others, **kwargs)
+        if func not in _ATTENTION:
+            return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            args, kwargs = self._biased(func, args, kwargs)
+        else:
+            with unobserved():
+                args, kwargs = self._biased(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _biased(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of a function of attention with the bias."""
+        if func is functional.scaled_dot_product_attention:
+            return (), self._of_kernel(kernel_call(args, kwargs))
+        if func is functional.multi_head_attention_forward:
+            return (), self._of_module(func, module_call(args, kwargs))
+        logits, others = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+        return (self._of_softmax(logits, note=func in SOFTMAXES), *others), kwargs
 
     def check(self, name: str) -> None:
         """Refuse a forward pass of an attention module of this class that added no bias.
