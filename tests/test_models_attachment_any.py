@@ -563,10 +563,26 @@ def test_the_keys_that_an_indexer_selects_do_not_depend_on_the_bias(name, disabl
         index_topk=8, vocab_size=99, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = spread(getattr(hf, f"{name}Model")(config))
+    model, ids = spread(getattr(hf, f"{name}Model")(config)), tokens(2, N)
     assert off_by(model, disable=disable) < 1e-6
     assert off_by(model, disable=disable, implementation="sdpa") < 1e-6
+    # an encoding that normalises over keys, over those that are selected
+    position_embeddings, outputs = "disable" if disable else "keep", []
+    with attach(model, AttenuatedEncoding(2, decay=0.3), position_embeddings=position_embeddings):
+        for implementation in ("eager", "sdpa"):
+            set_implementation(model, implementation)
+            outputs.append(output(model, ids))
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_encoding_that_normalises_over_keys_sees_the_masks_that_a_model_adds_itself():
+    model = spread(hf.OpenAIGPTModel(hf.OpenAIGPTConfig(vocab_size=99, n_embd=16, n_layer=2, n_head=2))).float()
+    ids = tokens(2, N)
+    attach(model, AttenuatedEncoding(2, decay=0.3), position_embeddings="keep")
+    expected = output(model, ids)
+    assert_same_outputs(output(model, ids, attention_mask=torch.ones_like(ids)), expected)
+    assert_same_outputs(output(model, ids[:, :5], attention_mask=torch.ones_like(ids[:, :5])), expected[:, :5])
 
 
 def test_a_state_space_layer_beside_attention_in_every_layer_is_a_hybrid():

@@ -226,6 +226,28 @@ def test_encodings_that_normalise_over_keys_see_the_mask():
         assert_close(output_of(model, longer[:, :9]), whole[:, :9])  # causal: a prefix does not see the rest
 
 
+class LeftPadded(Own):
+    """A causal module that hides keys by -1e9, and among padding on the left all keys of a query."""
+
+    def forward(self, ids):
+        visible = torch.ones(ids.shape[-1], ids.shape[-1]).tril().bool() & (ids != 0)[:, None, None]
+        states = self.words(ids)
+        for block in self.blocks:
+            query, key, value = (
+                each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in block.project(states).chunk(3, -1)
+            )
+            logits = (query @ key.transpose(-1, -2)).masked_fill(~visible, -1e9)
+            states = states + block.out((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+        return states
+
+
+def test_queries_that_see_no_key_are_left_out_of_the_proof():
+    model, padded = seeded(LeftPadded).eval(), IDS.clamp(min=1)
+    padded[0, :3] = 0
+    attach(model, table(HEADS), example_inputs=padded, position_embeddings="keep")
+    assert_close(output_of(model, padded)[:1, 3:], output_of(model, padded[:1, 3:]))
+
+
 def test_encodings_train_are_copied_and_saved_as_parts_of_the_module():
     model = seeded(Own)
     encoding = AttenuatedEncoding(HEADS, decay=0.3, form="logits", learnable=["decay"])

@@ -619,6 +619,26 @@ def test_an_encoding_can_be_attached_to_an_offloaded_model(name, way, attached_f
     assert_same_outputs(hidden(model, ids), before)
 
 
+@pytest.mark.parametrize("name", ["xlnet", "mpnet"])  # one whose attention modules have hooks, one whose have none
+def test_an_encoding_and_the_hooks_of_accelerate_are_removed_in_either_order(name):
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = tiny(name), tokens(2, N)
+    before = hidden(model, ids)
+    for attached_first in (False, True):
+        attachment = attach(model, random_table(2)) if attached_first else None
+        accelerate.cpu_offload(model, torch.device("cpu"))
+        attachment = attachment or attach(model, random_table(2))
+        expected = hidden(model, ids)
+        attachment.remove()
+        assert_same_outputs(hidden(model, ids), before)
+        attachment = attach(model, random_table(2))
+        assert_same_outputs(hidden(model, ids), expected)
+        accelerate.hooks.remove_hook_from_submodules(model)
+        assert_same_outputs(hidden(model, ids), expected)
+        attachment.remove()
+        assert_same_outputs(hidden(model, ids), before)
+
+
 @pytest.mark.parametrize("prove", [True, False])
 def test_a_layer_on_the_meta_device_is_refused(prove):
     model = tiny("bert")

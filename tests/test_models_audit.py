@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality import NoEncoding, attach, audit
+from pelocality import AttenuatedEncoding, NoEncoding, attach, audit
 from pelocality.models import AttentionFunction, positional_attention
 from pelocality.models.auditing.families import declarations
 from tests.families import FAMILIES, VARIANTS, same, state, tiny, tiny_any, tokens
@@ -776,6 +776,16 @@ def test_an_audit_is_a_text_a_page_and_a_frame():
     assert frame.window_declared.tolist() == ["6"] * 4
     assert frame.window_measured.tolist() == ["7"] * 4
     assert frame.mismatches.tolist() == ["declared window 6, measured 7"] * 4
+
+
+@pytest.mark.parametrize("name", ["bert", "xlnet", "gpt_oss"])
+def test_the_softmax_of_an_attached_encoding_is_not_a_layer(name):
+    model = (tiny_any if name == "gpt_oss" else tiny)(name)
+    layers = len(audit(model).layers)
+    attach(model, AttenuatedEncoding(decay=0.3), position_embeddings="keep")
+    found = audit(model)
+    assert len(found.layers) == layers
+    assert "nothing was measured" not in str(found)
 
 
 def test_an_attached_encoding_is_named_and_its_removed_positions_are_found():

@@ -87,6 +87,8 @@ class Observer(TorchFunctionMode):
         self.use, self.length = use, length
         self.block: Block | None = None
         """The block that runs."""
+        self.paused = False
+        """Whether what is computed now is no part of the model."""
         self._call: int | None = None  # the call that runs, of a member of a list or of a part of it
         self._outer: list[tuple[Block | None, int | None]] = []  # the block and the call around it, outer ones first
         self._numbers = itertools.count()  # of calls
@@ -143,6 +145,8 @@ class Observer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         if self._softmaxes and func in PRODUCTS:
             self._multiply(_factors([*args, *(each for name, each in kwargs.items() if name != "out")]))
         result = func(*args, **kwargs)
@@ -229,6 +233,22 @@ def active(mode: TorchFunctionMode) -> Iterator[None]:
 
     with restoring(undo):
         mode.__enter__()  # type: ignore[no-untyped-call]
+        yield
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Keep what is computed in a with-statement from the observers in force."""
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    observers = [mode for mode in stack if isinstance(mode, Observer) and not mode.paused]
+
+    def undo() -> None:
+        for observer in observers:
+            observer.paused = False
+
+    with restoring(undo):
+        for observer in observers:
+            observer.paused = True
         yield
 
 

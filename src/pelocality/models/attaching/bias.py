@@ -139,11 +139,15 @@ class PositionalBias(nn.Module):
             override(attention, name, _no_logits)
         attention.register_forward_pre_hook(_leave_the_fast_path)
         override(attention, "_replicate_for_data_parallel", _replicate)
-        override(attention, "forward", _forward_with_bias)
+        # inside the hooks of accelerate, which may be removed before the encoding
+        override(attention, "_old_forward" if "_old_forward" in attention.__dict__ else "forward", _forward_with_bias)
 
     def uninstall(self, attention: nn.Module) -> None:
         """Undo `install`."""
-        restore_method(attention, "forward", _forward_with_bias)
+        for name in ("forward", "_old_forward"):
+            restore_method(attention, name, _forward_with_bias)
+        if "_hf_hook" in attention.__dict__ and "_old_forward" not in attention.__dict__:  # added after the encoding
+            attention.__dict__["_old_forward"] = called(attention, "forward", None)
         restore_method(attention, "_replicate_for_data_parallel", _replicate)
         unhook(attention, _leave_the_fast_path)
         for name in self.record.position_methods if self.record is not None else ():

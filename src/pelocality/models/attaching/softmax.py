@@ -10,18 +10,26 @@ from torch.overrides import TorchFunctionMode
 from pelocality._checks import HIDDEN
 from pelocality.models.families import Keys
 from pelocality.models.observer import (
+    MASKED,
     SOFTMAXES,
     is_self_attention,
     kernel_call,
     kernel_weights,
     module_call,
     module_visible,
+    unobserved,
 )
 
 if TYPE_CHECKING:
     from pelocality.models.attaching.bias import PositionalBias
 
 _LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # by which Granite scales the output for its sinks
+_ATTENTION = (
+    functional.scaled_dot_product_attention,
+    functional.multi_head_attention_forward,
+    *SOFTMAXES,
+    *_LOGSUMEXP,
+)
 
 
 class Biased(TorchFunctionMode):
@@ -44,14 +52,23 @@ class Biased(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
-            return func(**self._of_kernel(kernel_call(args, kwargs)))
-        if func is functional.multi_head_attention_forward:
-            return func(**self._of_module(func, module_call(args, kwargs)))
-        if func in SOFTMAXES or func in _LOGSUMEXP:
-            logits, others = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-            return func(self._of_softmax(logits, note=func in SOFTMAXES), *others, **kwargs)
+        if func not in _ATTENTION:
+            return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            args, kwargs = self._biased(func, args, kwargs)
+        else:
+            with unobserved():
+                args, kwargs = self._biased(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _biased(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of a function of attention with the bias."""
+        if func is functional.scaled_dot_product_attention:
+            return (), self._of_kernel(kernel_call(args, kwargs))
+        if func is functional.multi_head_attention_forward:
+            return (), self._of_module(func, module_call(args, kwargs))
+        logits, others = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+        return (self._of_softmax(logits, note=func in SOFTMAXES), *others), kwargs
 
     def check(self, name: str) -> None:
         """Refuse a forward pass of an attention module of this class that added no bias.
@@ -148,11 +165,13 @@ class Biased(TorchFunctionMode):
             return logits
         split = logits if logits.ndim > 3 else logits.reshape(-1, self.bias.heads, *logits.shape[1:])
         own = split[..., :slots]
-        visible = None if self.expected is None else self.expected.visible
-        if visible is None:
-            visible = own > own.detach().amax(-1, keepdim=True) + HIDDEN
+        largest = own.detach().amax(-1, keepdim=True)
+        if self.expected is None or self.expected.visible is None:
+            visible = own > largest + HIDDEN
+        else:  # and what the module hides itself, such as keys that it has not selected
+            visible = self.expected.visible & (own > largest + MASKED)
         if note and self.note is not None:
-            self.note(lambda: (split.softmax(-1), visible))
+            self.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
         bias = self._bias(queries, keys, slots, visible, logits.dtype)
         biased = (own + bias).clamp(min=_least(logits))
         return (

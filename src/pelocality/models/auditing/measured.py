@@ -101,6 +101,8 @@ class Recorder(Observer):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         if self.constant and func is nn.functional.scaled_dot_product_attention:
             call = kernel_call(args, kwargs)
             output = call["query"].new_zeros(*call["query"].shape[:-1], call["value"].shape[-1])
