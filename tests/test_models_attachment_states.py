@@ -1,6 +1,7 @@
 """State dicts, checkpoints, adapters and offloaded weights of attached models."""
 
 import copy
+import functools
 import os
 import types
 
@@ -21,7 +22,7 @@ from pelocality.encodings import (
     SinusoidalEncoding,
 )
 from pelocality.models import attached, load, positional_attention
-from tests.families import assert_same_outputs, same_weights, tiny, tokens
+from tests.families import add_adapter, assert_same_outputs, family_of, same_weights, tiny, tokens
 from tests.test_encodings_cache import Pair
 from tests.test_models_attachment import attach, hidden, normalised_over_keys, random_table
 
@@ -525,12 +526,12 @@ def test_a_model_with_adapters_is_refused():
         assert attached(model) is not None
     peft = pytest.importorskip("peft")
     model = hf.BertForMaskedLM(tiny("bert").config)
-    model.add_adapter(peft.LoraConfig(target_modules=["query"]))
+    add_adapter(model, peft.LoraConfig(target_modules=["query"]))
     with pytest.raises(ValueError, match=r"BertForMaskedLM has adapters.*to model\.base_model"):
         attach(model, NoEncoding())
     attach(model.base_model, NoEncoding()).remove()
     bare = hf.BertModel(tiny("bert").config)
-    bare.add_adapter(peft.LoraConfig(target_modules=["query"]))
+    add_adapter(bare, peft.LoraConfig(target_modules=["query"]))
     with pytest.raises(ValueError, match=r"BertModel has adapters.*after model\.delete_adapter\(name\)"):
         attach(bare, NoEncoding())
     bare.delete_adapter("default")
@@ -617,6 +618,22 @@ def test_an_encoding_can_be_attached_to_an_offloaded_model(name, way, attached_f
     assert model.state_dict()[next(key for key in model.state_dict() if key.endswith("_extra_state"))].numel() > 50
     attachment.remove()
     assert_same_outputs(hidden(model, ids), before)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_forward_pass_that_is_replaced_after_attaching_is_refused_and_a_wrapped_one_runs(name):
+    model, ids = tiny(name), tokens(1, N)
+    attach(model, ALiBi(model.config.num_attention_heads))
+    expected = hidden(model, ids)
+    attention = family_of(model).attention_modules(model)[0]
+    own = attention.forward
+    attention.forward = functools.wraps(own)(lambda *args, **kwargs: own(*args, **kwargs))
+    assert_same_outputs(hidden(model, ids), expected)
+    attention.forward = types.MethodType(type(attention).forward, attention)
+    with pytest.raises(ValueError, match=r"forward pass of \w+Attention was replaced after an encoding was attached"):
+        hidden(model, ids)
+    attached(model).remove()
+    hidden(model, ids)
 
 
 @pytest.mark.parametrize("name", ["xlnet", "mpnet"])  # one whose attention modules have hooks, one whose have none

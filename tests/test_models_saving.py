@@ -10,7 +10,7 @@ import transformers as hf
 
 from pelocality.encodings import AttenuatedEncoding, NoEncoding
 from pelocality.models import attached, load
-from tests.families import assert_same_outputs, same_weights, small, tiny, tokens
+from tests.families import add_adapter, assert_same_outputs, same_weights, small, tiny, tokens
 from tests.test_models_attachment import attach, random_table
 
 N = 11
@@ -155,7 +155,7 @@ def adapted(model, modules_to_save, way):
     settings = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=modules_to_save)
     if way == "peft":
         return peft.get_peft_model(model, settings).eval()
-    model.add_adapter(settings)
+    add_adapter(model, settings)
     return model.eval()
 
 

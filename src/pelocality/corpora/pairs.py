@@ -260,7 +260,8 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
-    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
+    shape = getattr(value, "shape", None)
+    if shape == ():  # a scalar of numpy or torch
         value = value.item()
     text = str(value).strip()
     if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
@@ -268,9 +269,9 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if isinstance(value, str) and (names is None or value in names):
         return value
     try:
-        number = float(value)
+        number = -1.0 if shape else float(value)  # numpy 2.0 still takes an array of one number
     except (TypeError, ValueError):
-        number = -1
+        number = -1.0
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]

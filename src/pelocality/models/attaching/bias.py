@@ -137,7 +137,7 @@ class PositionalBias(nn.Module):
                 weight.requires_grad_(False)
         for name in record.position_methods:
             override(attention, name, _no_logits)
-        attention.register_forward_pre_hook(_leave_the_fast_path)
+        attention.register_forward_pre_hook(_check_forward)
         override(attention, "_replicate_for_data_parallel", _replicate)
         # inside the hooks of accelerate, which may be removed before the encoding
         override(attention, "_old_forward" if "_old_forward" in attention.__dict__ else "forward", _forward_with_bias)
@@ -149,7 +149,7 @@ class PositionalBias(nn.Module):
         if "_hf_hook" in attention.__dict__ and "_old_forward" not in attention.__dict__:  # added after the encoding
             attention.__dict__["_old_forward"] = called(attention, "forward", None)
         restore_method(attention, "_replicate_for_data_parallel", _replicate)
-        unhook(attention, _leave_the_fast_path)
+        unhook(attention, _check_forward)
         for name in self.record.position_methods if self.record is not None else ():
             restore_method(attention, name, _no_logits)
         for name in self.frozen:
@@ -198,5 +198,20 @@ def _no_logits(attention: Any, previous: Any, query: Tensor, key: Tensor, *other
     return query.new_zeros(*query.shape[:-1], key.shape[-2])
 
 
-def _leave_the_fast_path(attention: nn.Module, args: Any) -> None:
-    """Do nothing: nn.TransformerEncoderLayer computes the attention of modules without hooks in one kernel."""
+def _check_forward(attention: nn.Module, args: Any) -> None:
+    """Refuse a call whose forward pass would add no bias, because another library has replaced the method.
+
+    The hook also keeps nn.TransformerEncoderLayer from computing the attention of this module in a kernel of its own.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for name in ("forward", "_old_forward"):  # the second is where accelerate keeps the method inside its hooks
+        function = attention.__dict__.get(name)
+        while function is not None:
+            if getattr(function, "func", None) is _forward_with_bias:
+                return
+            function = getattr(function, "__wrapped__", None)
+    raise ValueError(
+        f"the forward pass of {type(attention).__name__} was replaced after an encoding was attached, and would leave "
+        "the encoding out; remove the encoding before the change, and attach it again afterwards"
+    )

@@ -151,6 +151,8 @@ class _Seen:
 
     def note(self, bias: PositionalBias, plain: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Note an attention before it gets the bias."""
+        if len(self.biased) in self.plain:
+            raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
         self._noting = True  # the attention computed here is not one of the model
         self.plain[len(self.biased)] = (bias, *plain())
         self._noting = False
