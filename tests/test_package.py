@@ -5,11 +5,14 @@ import graphlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import pelocality
+from tests.scripts import ROOT
 
 SOURCE = Path(pelocality.__file__).parent
 
@@ -127,3 +130,16 @@ def test_every_name_on_the_architecture_page_exists():
             found = [node for node in body if getattr(node, "name", None) == part]
             assert found, f"{file} has no {name}"
             body = getattr(found[0], "body", [])
+
+
+def test_the_lowest_versions_are_the_floors_of_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [each for name in project["optional-dependencies"] for each in project["optional-dependencies"][name]]
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    floors = {each.split(">=")[0]: each.split(">=")[1] for each in project["dependencies"] + extras if ">=" in each}
+    floors = {re.sub(r"\[.*", "", name).strip(): Version(floor) for name, floor in floors.items()}
+    both = floors.keys() & lowest.keys()
+    assert both >= {"transformers", "numpy", "scipy", "datasets", "pandas", "peft", "torchmetrics"}
+    others = {name: lowest[name] for name in both if Version(lowest[name]).release[:2] != floors[name].release[:2]}
+    assert not others
