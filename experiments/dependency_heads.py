@@ -15,14 +15,14 @@ import pandas as pd
 from runs import DATA, markdown, packaged_model
 from transformers import AutoModel, AutoTokenizer, logging
 
-from pelocality import plots, position_share
+from pelocality import plots, text_average
 from pelocality.corpora import read_conllu, read_frames
 from pelocality.evaluation.dependencies import compare_head_types, dependency_accuracy
 from pelocality.evaluation.dependencies.result import DIRECTIONS
 
 
 def batches(tokenizer, sentences, size=16):
-    """Yield the sentences, tokenised as in `dependency_accuracy`, for `position_share`."""
+    """Yield the sentences, tokenised as in `dependency_accuracy`, for `text_average`."""
     for start in range(0, len(sentences), size):
         words = [list(sentence.words) for sentence in sentences[start : start + size]]
         yield tokenizer(
@@ -89,8 +89,8 @@ def main() -> None:
     model = AutoModel.from_pretrained(source)
 
     accuracy = dependency_accuracy(model, tokenizer, sentences)
-    share = position_share(model, batches(tokenizer, sentences))
-    kinds = compare_head_types(accuracy, share, heads=arguments.heads, minimum=arguments.minimum)
+    text = text_average(model, batches(tokenizer, sentences))
+    kinds = compare_head_types(accuracy, text, heads=arguments.heads, minimum=arguments.minimum)
     best = accuracy.best(arguments.minimum)
     frame = accuracy.to_frame(arguments.minimum)
     print(f"{accuracy}\n")
@@ -99,7 +99,7 @@ def main() -> None:
         beating = tested[tested["q"] < 0.05].groupby("relation").size()
         print(f"{direction}: the best head, chosen on one half and scored on the other")
         print(markdown(best_table(best[best["direction"] == direction])))
-        print(f"heads with q < 0.05 against the best offset, of {share.share.numel()}: {beating.to_dict()}\n")
+        print(f"heads with q < 0.05 against the best offset, of {text.share.numel()}: {beating.to_dict()}\n")
     print(f"{str(kinds).splitlines()[0]}\n")
     for direction in DIRECTIONS:
         print(direction)

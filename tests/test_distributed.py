@@ -21,7 +21,7 @@ from pelocality.evaluation import evaluate
 from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics import locality, symmetry
 from pelocality.metrics.accumulate import MeanAttention, MeanOver
-from pelocality.models import AttentionFunction, attach, position_share, positional_attention, text_average
+from pelocality.models import AttentionFunction, attach, positional_attention, text_average
 from tests import test_models_callback as callbacks
 from tests.families import tiny, tiny_any, tokens
 from tests.test_evaluation import classifier, shuffled
@@ -58,11 +58,7 @@ def measured():
         "one word": positional_attention(tiny_any("jamba"), length=8, words=[7]),
         "text": text_average(model, iter(text), **options),
         "one batch": text_average(tiny_any("jamba"), batches[:1], layers=[-1], **options),
-        "share": position_share(model, iter(text), **options),
-        "share of strings": position_share(
-            model, iter(["a cat", "a dog a", "river"]), batch_size=2, **reads, **options
-        ),
-        "share of one batch": position_share(tiny_any("jamba"), batches[:1], **options),
+        "strings": text_average(model, iter(["a cat", "a dog a", "river"]), batch_size=2, **reads, **options),
     }
 
 
@@ -102,7 +98,7 @@ def read():
     positional_attention(AttentionFunction(function, 99), length=4, words=8)
     words = sum(found) - 4  # one word twice at first, and two words once
     found.clear()
-    position_share(
+    text_average(
         AttentionFunction(function, 99), [{"input_ids": tokens(2, 5, seed)} for seed in range(3)], special_tokens=True
     )
     return words, sum(found) - 4  # the same of texts
@@ -130,7 +126,7 @@ def failures(rank):
     with pytest.raises(error, match=words):
         text_average(tiny("bert"), [{"input_ids": tokens(2, 5)}, gap], tokenizer=wordpiece())
     with pytest.raises(ValueError, match="all processes must be given the same words or batches"):
-        position_share(tiny("bert"), [{"input_ids": tokens(2, 5, seed=rank)}], special_tokens=True)
+        text_average(tiny("bert"), [{"input_ids": tokens(2, 5, seed=rank)}], special_tokens=True)
     with pytest.raises(ValueError, match="all processes must be given the same words or batches"):
         positional_attention(tiny("bert"), length=5, words=4, seed=rank)
     with pytest.raises(ValueError, match="all processes must be given the same items"):

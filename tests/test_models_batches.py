@@ -5,13 +5,12 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.models import AttentionFunction, SequenceModel, position_share, text_average
+from pelocality.models import AttentionFunction, SequenceModel, text_average
 from tests.families import small, spread, tiny, tokens
 from tests.test_models_tokenised import TEXTS, assert_equal
 from tests.test_models_words import wordpiece
 
 N = 9
-MEASURES = (text_average, position_share)
 
 
 def maps_of(model, ids, **inputs):
@@ -30,25 +29,21 @@ def ernie():
     return spread(hf.ErnieModel(small(hf.ErnieConfig, use_task_id=True, task_type_vocab_size=3)))
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_equal_texts_count_once_and_their_number_is_said(measure):
+def test_equal_texts_count_once_and_their_number_is_said():
     model, tokenizer = tiny("bert"), wordpiece()
-    once = measure(model, TEXTS, tokenizer=tokenizer)
+    once = text_average(model, TEXTS, tokenizer=tokenizer)
     for batch_size in (1, 4, 100):
-        thrice = measure(model, TEXTS * 3, tokenizer=tokenizer, batch_size=batch_size)
+        thrice = text_average(model, TEXTS * 3, tokenizer=tokenizer, batch_size=batch_size)
         assert (thrice.source.texts, thrice.source.repeated) == (6, 12)
         assert "12 texts are equal to one of the 6 and do not count" in thrice.notes
         torch.testing.assert_close(thrice.share, once.share, equal_nan=True)
-        if measure is text_average:
-            torch.testing.assert_close(thrice.interval()[0], once.interval()[0])
+        torch.testing.assert_close(thrice.interval()[0], once.interval()[0])
     assert once.source.repeated == 0
     assert not any("equal" in note for note in once.notes)
 
 
 def test_one_text_ten_times_has_no_share():
     texts = ["a cat and a dog"] * 10
-    with pytest.raises(ValueError, match=r"in two texts \(9 are equal to another one and do not count\); pass more"):
-        position_share(tiny("bert"), texts, tokenizer=wordpiece())
     result = text_average(tiny("bert"), texts, tokenizer=wordpiece())
     assert result.share.isnan().all()
     assert "one text has no position share (NaN), which compares texts: pass more" in result.notes
@@ -109,13 +104,13 @@ def test_what_the_model_reads_beside_the_tokens_is_given_to_it(build, name):
     torch.testing.assert_close(found.attention, expected.double().mean(0))
     padded = {"input_ids": nn.functional.pad(ids, (2, 0)), name: nn.functional.pad(kinds, (2, 0))}
     padded["attention_mask"] = nn.functional.pad(torch.ones_like(ids), (2, 0))
-    torch.testing.assert_close(text_average(model, [padded], special_tokens=True).attention, found.attention)
+    moved = text_average(model, [padded], special_tokens=True)
+    torch.testing.assert_close(moved.attention, found.attention)
     rows = [{"input_ids": row.tolist(), name: kinds[0].tolist()} for row in ids]
-    assert_equal(position_share(model, rows, special_tokens=True), position_share(model, [padded], special_tokens=True))
+    assert_equal(text_average(model, rows, special_tokens=True), moved)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_what_the_model_reads_and_cannot_be_given_with_the_tokens_is_refused(measure):
+def test_what_the_model_reads_and_cannot_be_given_with_the_tokens_is_refused():
     ids = tokens(3, 8)
     states = torch.zeros(3, 8, 16)
     for model, name, value in [
@@ -124,9 +119,9 @@ def test_what_the_model_reads_and_cannot_be_given_with_the_tokens_is_refused(mea
         (tiny("bert"), "inputs_embeds", states),
     ]:
         with pytest.raises(ValueError, match=rf"texts hold {name}, which \w+Model .* reads, but only integers .*shape"):
-            measure(model, [{"input_ids": ids, name: value}], special_tokens=True)
+            text_average(model, [{"input_ids": ids, name: value}], special_tokens=True)
     batch = {"input_ids": ids, "labels": states, "text": ["a", "b", "c"], "langs": None}
-    assert measure(xlm(), [batch], special_tokens=True).source.texts == 3
+    assert text_average(xlm(), [batch], special_tokens=True).source.texts == 3
 
 
 def test_a_module_of_token_ids_alone_is_given_nothing_else():
@@ -160,17 +155,16 @@ def sink_model(strength):
     return AttentionFunction(attend, 97)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_a_sink_and_a_small_number_of_texts_are_noted(measure):
+def test_a_sink_and_a_small_number_of_texts_are_noted():
     many = [{"input_ids": tokens(20, N)}]
-    result = measure(sink_model(2.5), many, special_tokens=True)
+    result = text_average(sink_model(2.5), many, special_tokens=True)
     assert any(
         "the first token gets up to 0.4" in note and "in layers 0, which counts as position" in note
         for note in result.notes
     )
-    assert not measure(sink_model(2.5), many, special_tokens=True, without_first=1).notes
-    assert not measure(sink_model(0), many, special_tokens=True).notes
-    two = measure(sink_model(0), [{"input_ids": tokens(2, N)}], special_tokens=True)
+    assert not text_average(sink_model(2.5), many, special_tokens=True, without_first=1).notes
+    assert not text_average(sink_model(0), many, special_tokens=True).notes
+    two = text_average(sink_model(0), [{"input_ids": tokens(2, N)}], special_tokens=True)
     assert two.notes == ("of 2 texts, a head that ignores position has a share of -1.00 on average: pass more",)
 
 

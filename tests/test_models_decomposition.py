@@ -215,7 +215,7 @@ def test_the_model_is_restored():
         ({"input_ids": tokens(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])}, ValueError, "padding on the right"),
         ({"input_ids": tokens(1, 3), "attention_mask": torch.tensor([[1, 0, 1]])}, ValueError, "padding on the right"),
         ({"input_ids": tokens(1, 41)}, ValueError, "beyond the 40 positions of BertModel"),
-        ({"input_ids": tokens(1, 4), "layers": [2]}, ValueError, r"layers holds \[2\], .*position_share"),
+        ({"input_ids": tokens(1, 4), "layers": [2]}, ValueError, r"layers holds \[2\], .*text_average"),
         ({"input_ids": tokens(1, 4), "layers": []}, ValueError, "layers must be indices"),
         (
             {"input_ids": tokens(1, 4), "layers": 0},
@@ -258,7 +258,7 @@ def test_offloaded_and_wrapped_models_give_what_the_plain_one_gives(name):
 
 
 def test_quantised_models_are_refused():
-    with pytest.raises(ValueError, match=r"LlamaModel holds quantised or sharded weights \(Linear\).*position_share"):
+    with pytest.raises(ValueError, match=r"LlamaModel holds quantised or sharded weights \(Linear\).*text_average"):
         decompose(quantised(tiny("llama")), tokens(1, N))
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from pelocality.encodings import ALiBi
 from pelocality.metrics import locality
-from pelocality.models import AttentionFunction, position_share, positional_attention, text_average
+from pelocality.models import AttentionFunction, positional_attention, text_average
 from tests.families import tiny, tokens
 
 N = 9
@@ -40,10 +40,8 @@ def test_a_function_gives_what_the_model_behind_it_gives():
     assert torch.equal(found.visible, expected.visible)
     assert repr(found).startswith("PositionalAttention of recorded: 3 layers x 2 heads")
     text = [{"input_ids": tokens(3, N)}]
-    for measured in (position_share, text_average):
-        torch.testing.assert_close(
-            measured(function, text, special_tokens=True).share, measured(model, text, special_tokens=True).share
-        )
+    found, expected = (text_average(each, text, special_tokens=True) for each in (function, model))
+    torch.testing.assert_close(found.share, expected.share)
 
 
 def test_a_module_is_run_in_evaluation_mode_and_restored():
@@ -73,9 +71,9 @@ def test_a_softmax_without_a_batch_axis_has_as_many_heads_for_one_text_as_for_se
         torch.testing.assert_close(result.attention[0], weights)
         torch.testing.assert_close(result.per_sample["locality"], locality(weights).expand(words, 1, -1))
     text = [{"input_ids": tokens(4, N, seed) % 50} for seed in range(2)]
-    mean = text_average(function, text, special_tokens=True).mean_of_metric
-    torch.testing.assert_close(mean.locality[0], locality(weights), check_dtype=False)
-    torch.testing.assert_close(position_share(function, text, special_tokens=True).share, torch.ones(1, 8).double())
+    mean = text_average(function, text, special_tokens=True)
+    torch.testing.assert_close(mean.mean_of_metric.locality[0], locality(weights), check_dtype=False)
+    torch.testing.assert_close(mean.share, torch.ones(1, 8).double())
 
 
 def test_a_softmax_of_other_heads_than_before_is_refused():
@@ -117,9 +115,8 @@ def test_a_random_function_is_refused():
     model = AttentionFunction(function, vocabulary_size=30)
     with pytest.raises(ValueError, match=r"other attention to the same ids, as with dropout; call \.eval\(\)"):
         positional_attention(model, length=6, words=3)
-    for result in (text_average, position_share):
-        with pytest.raises(ValueError, match="other attention to the same ids"):
-            result(model, [{"input_ids": tokens(4, N) % 30}], special_tokens=True)
+    with pytest.raises(ValueError, match="other attention to the same ids"):
+        text_average(model, [{"input_ids": tokens(4, N) % 30}], special_tokens=True)
     drop.eval()
     once, again = (positional_attention(model, length=6, words=3).attention for _ in range(2))
     torch.testing.assert_close(once, again, rtol=0, atol=0)

@@ -17,7 +17,6 @@ from pelocality.models import (
     SequenceModel,
     attach,
     layers,
-    position_share,
     positional_attention,
     text_average,
 )
@@ -137,20 +136,21 @@ def test_visible_keys_are_those_of_the_models_mask(name):
 def test_a_mask_does_not_count_as_position(name):
     """Heads that are uniform over the visible keys have no share, whatever the mask."""
     model = attend_uniformly(made(name))
-    found = position_share(model, [{"input_ids": tokens(4, N, seed)} for seed in range(3)], special_tokens=True)
+    found = text_average(model, [{"input_ids": tokens(4, N, seed)} for seed in range(3)], special_tokens=True)
     assert found.share.isnan().all()
-    for counts, expected in zip(found.counts, MASKED[name][1], strict=True):
-        assert torch.equal(counts, 12 * expected)
+    expected = torch.stack(MASKED[name][1])
+    assert torch.equal(expected if found.visible is None else found.visible, expected)
+    assert (found.visible is None) == bool(expected.all())
 
 
 def test_a_window_does_not_make_content_positional():
     """The same weights with and without a window: without positions, scores depend on the words only."""
     windowed = made("gemma2", scale=8)
     text = [{"input_ids": tokens(8, 30, seed)} for seed in range(4)]
-    share = position_share(windowed, text, special_tokens=True).share[0]
+    share = text_average(windowed, text, special_tokens=True).share[0]
     windowed.config.layer_types = ["full_attention"] * 2
     windowed.layers[0].self_attn.sliding_window = None
-    plain = position_share(windowed, text, special_tokens=True).share[0]
+    plain = text_average(windowed, text, special_tokens=True).share[0]
     assert (share - plain).abs().max() < 0.1
 
 
@@ -211,7 +211,7 @@ def test_layers_of_hybrids_have_the_models_numbers():
     one = positional_attention(model, length=N, words=4, layers=[-1])
     assert one.layers == (3,)
     torch.testing.assert_close(one.attention[0], result.attention[1])
-    found = position_share(model, [{"input_ids": tokens(4, N)}], special_tokens=True)
+    found = text_average(model, [{"input_ids": tokens(4, N)}], special_tokens=True)
     assert found.layers == (1, 3)
     assert "layers that are not measured: 0 linear_attention, 2 linear_attention" in repr(found)
     assert found.to_frame()["layer"].unique().tolist() == [1, 3]

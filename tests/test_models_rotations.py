@@ -11,7 +11,6 @@ from pelocality.evaluation._predict import Classifier
 from pelocality.models import (
     audit,
     decompose,
-    position_share,
     positional_attention,
     positional_logits,
     reflection_gap,
@@ -92,8 +91,8 @@ def test_a_text_does_not_depend_on_the_texts_of_its_batch(name, side):
     )  # the only text of 40 tokens
     gaps = torch.cat([reflection_gap(model, text) for text in texts()])
     torch.testing.assert_close(reflection_gap(model, **padded(side)[0]), gaps)
-    share = position_share(model, [{"input_ids": text} for text in texts()], special_tokens=True).share
-    torch.testing.assert_close(position_share(model, padded(side), special_tokens=True).share, share)
+    share = text_average(model, [{"input_ids": text} for text in texts()], special_tokens=True).share
+    torch.testing.assert_close(together.share, share)
 
 
 @pytest.mark.parametrize("name", MODELS)

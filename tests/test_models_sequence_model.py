@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality import LocalityCallback, dependency_accuracy, position_share, positional_attention, text_average
+from pelocality import LocalityCallback, dependency_accuracy, positional_attention, text_average
 from pelocality.corpora import Dependencies, Sentence
 from pelocality.models import (
     SequenceModel,
@@ -124,8 +124,6 @@ def test_an_own_module_is_measured_on_text():
     expected = own_attention(model, ids).mean(1)
     torch.testing.assert_close(result.attention.float(), expected, rtol=0, atol=1e-5)
     assert repr(result).startswith("TextAverage of mine: 2 layers x 3 heads, n = 16")
-    share = position_share(known, [{"input_ids": ids}], special_tokens=True).share
-    torch.testing.assert_close(share, result.share)
     padded = {"input_ids": ids, "attention_mask": torch.ones_like(ids).tril()}
     with pytest.raises(ValueError, match="Own reads token ids alone, not padding; give batches of texts of one length"):
         text_average(known, [padded], special_tokens=True)

@@ -1,23 +1,19 @@
-"""text_average against the mean of attention over texts, computed one text at a time."""
+"""text_average against the mean of attention and the share of position, computed one text at a time."""
+
+import math
 
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 from pelocality import metrics
 from pelocality.encodings import ALiBi
-from pelocality.models import (
-    AttentionFunction,
-    TextAverage,
-    attach,
-    layers,
-    position_share,
-    positional_attention,
-    text_average,
-)
-from tests.families import FAMILIES, offloaded, same, state, tiny, tiny_any, tokens
+from pelocality.models import AttentionFunction, TextAverage, attach, layers, positional_attention, text_average
+from pelocality.models.measuring.text import TextSums
+from tests.families import FAMILIES, base_of, offloaded, same, state, tiny, tiny_any, tokens
 from tests.test_models_observe import LEARNED_SINKS, with_sinks
-from tests.test_models_words import wordpiece
+from tests.test_models_words import byte_level, wordpiece
 
 N = 9
 
@@ -29,25 +25,110 @@ def maps_of(model, ids):
         return torch.cat(model(ids[None], output_attentions=True).attentions)
 
 
+def share_of(matrices, causal=False):
+    """Return the share of attention matrices (sentence, n, n) over all tokens."""
+    n = matrices.shape[-1]
+    sums = TextSums((0,), {}, 1)
+    pairs = torch.ones(len(matrices), n, n, dtype=torch.bool)
+    sums.add(0, matrices[:, None], pairs.tril() if causal else pairs)
+    return float(sums.share())
+
+
+def slow_share(matrices, masks):
+    """Compute the definition: predict every sentence from the others, one entry at a time."""
+    error = squares = 0.0
+    n = matrices.shape[-1]
+    deviations = []
+    for matrix, mask in zip(matrices, masks, strict=True):
+        seen = {}
+        for i in range(n):
+            keys = [j for j in range(n) if mask[i, j]]
+            total = sum(float(matrix[i, j]) for j in keys)
+            for j in keys:
+                seen[i, j] = float(matrix[i, j]) / total - 1 / len(keys)
+        deviations.append(seen)
+    for i in range(n):
+        for j in range(n):
+            values = [seen[i, j] for seen in deviations if (i, j) in seen]
+            if len(values) < 2:
+                continue
+            for index, value in enumerate(values):
+                others = values[:index] + values[index + 1 :]
+                error += (value - sum(others) / len(others)) ** 2
+                squares += value**2
+    return 1 - error / squares
+
+
+def test_attention_by_position_alone_has_share_one():
+    matrix = torch.randn(N, N, dtype=torch.float64).softmax(-1)
+    assert share_of(matrix.expand(5, N, N)) == pytest.approx(1)
+
+
+def test_attention_that_ignores_position_has_share_minus_one_over_the_others():
+    torch.manual_seed(0)
+    for sentences in (3, 10, 100):
+        content = torch.randn(sentences, 40, 40, dtype=torch.float64).softmax(-1)
+        assert share_of(content) == pytest.approx(-1 / (sentences - 1), abs=0.01)
+
+
+def test_a_mixture_has_the_share_of_its_variance():
+    """D = position + independent noise of the same variance: half of the sum of squares is position."""
+    torch.manual_seed(0)
+    sentences, n = 400, 30
+    position = torch.randn(n, n, dtype=torch.float64)
+    noise = torch.randn(sentences, n, n, dtype=torch.float64)
+    position, noise = (x - x.mean(-1, keepdim=True) for x in (position, noise))
+    deviation = 0.1 / n * (position / position.std() + noise / noise.std())
+    assert share_of(1 / n + deviation) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_share_of_uniform_attention_is_nan():
+    assert math.isnan(share_of(torch.full((5, N, N), 1 / N)))
+    causal = torch.ones(5, N, N).tril()
+    assert math.isnan(share_of(causal / causal.sum(-1, keepdim=True), causal=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_rounding_of_uniform_attention_gives_nan_and_larger_deviations_a_share(dtype):
+    eps = torch.finfo(dtype).eps
+    # the logits of position, far below and far above what one weight is rounded by
+    faint, clear = ((scale * torch.randn(N, N).double()).softmax(-1).to(dtype) for scale in (eps / 4, 64 * eps))
+    assert math.isnan(share_of(faint.expand(6, N, N)))
+    assert share_of(clear.expand(6, N, N)) > 0.99
+
+
+def test_one_pass_equals_the_definition_with_lengths_that_differ():
+    torch.manual_seed(0)
+    matrices = torch.randn(6, N, N, dtype=torch.float64).softmax(-1)
+    masks = torch.zeros(6, N, N, dtype=torch.bool)
+    for sentence, (start, stop) in enumerate([(0, 9), (1, 8), (1, 5), (0, 4), (2, 9), (0, 2)]):
+        masks[sentence, start:stop, start:stop] = True
+    sums = TextSums((0,), {}, 1)
+    for matrix, mask in zip(matrices, masks, strict=True):
+        sums.add(0, matrix[None, None], mask[None])
+    assert float(sums.share()) == pytest.approx(slow_share(matrices, masks), abs=1e-12)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_mean_and_the_metrics_are_those_of_the_texts(name):
     model, ids = tiny(name).train(), tokens(6, N)
     before = state(model)
     result = text_average(model, [{"input_ids": part} for part in ids.split(4)], special_tokens=True)
     assert same(before, state(model))
-    maps = torch.stack([maps_of(model.eval(), text) for text in ids]).double()
+    maps = torch.stack([maps_of(model.eval(), text) for text in ids]).double()  # (text, layer, head, n, n)
     torch.testing.assert_close(result.attention, maps.mean(0), rtol=0, atol=1e-7)
     torch.testing.assert_close(result.per_sample["locality"], metrics.locality(maps), rtol=0, atol=1e-7)
     torch.testing.assert_close(metrics.locality(result), result.mean_of_metric.locality, rtol=0, atol=1e-7)
-    torch.testing.assert_close(
-        result.share, position_share(model, [{"input_ids": ids}], special_tokens=True).share, equal_nan=True
-    )
+    visible = torch.ones(3, N, N, dtype=torch.bool) if result.visible is None else result.visible
+    by_definition = slow_share(maps[:, 0, 0], visible[:1].expand(6, N, N))
+    assert float(result.share[0, 0]) == pytest.approx(by_definition, abs=1e-6)
+    assert result.share[0].min() < 0.9
     assert result.source.texts == 6
     assert (result.counts == 6).all()
 
 
 def test_texts_of_different_lengths_count_where_they_have_a_query():
-    model, lengths = tiny("gpt2"), [9, 5, 7]
+    model, lengths = tiny("gpt2"), [5, 9, 7]
     texts = [tokens(1, n, seed)[0] for seed, n in enumerate(lengths)]
     result = text_average(model, [{"input_ids": text} for text in texts], special_tokens=True)
     maps = [maps_of(model, text) for text in texts]
@@ -58,13 +139,62 @@ def test_texts_of_different_lengths_count_where_they_have_a_query():
         torch.testing.assert_close(result.attention[:, :, i], mean)
     by_text = torch.stack([metrics.past_locality(each) for each in maps])
     torch.testing.assert_close(result.per_sample["past_locality"], by_text)
-    ids, mask = torch.ones(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
-    for row, text in enumerate(texts):
-        ids[row, 9 - len(text) :], mask[row, 9 - len(text) :] = text, 1
-    padded = text_average(model, [{"input_ids": ids, "attention_mask": mask}], special_tokens=True)
-    torch.testing.assert_close(padded.attention, result.attention)
-    for name, values in result.per_sample.items():
-        torch.testing.assert_close(padded.per_sample[name], values)
+    pairs = torch.stack([(torch.arange(9) < n)[:, None] & torch.ones(9, 9).tril().bool() for n in lengths])
+    padded = torch.stack(
+        [nn.functional.pad(each[0, 0], (0, 9 - n, 0, 9 - n)) for each, n in zip(maps, lengths, strict=True)]
+    )
+    assert float(result.share[0, 0]) == pytest.approx(slow_share(padded, pairs), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "bloom", "xlnet", "deberta", "t5", "llama"])
+def test_padding_on_either_side_is_left_out(name):
+    model, lengths = tiny(name).float(), [9, 6, 8, 7]
+    texts = [tokens(1, n, seed)[0] for seed, n in enumerate(lengths)]
+    alone = text_average(model, [{"input_ids": text} for text in texts], special_tokens=True)
+    for side in ("left", "right"):
+        ids, mask = torch.ones(4, 9, dtype=torch.long), torch.zeros(4, 9, dtype=torch.long)
+        for row, text in enumerate(texts):
+            where = slice(9 - len(text), 9) if side == "left" else slice(0, len(text))
+            ids[row, where], mask[row, where] = text, 1
+        padded = text_average(model, [{"input_ids": ids, "attention_mask": mask}], special_tokens=True)
+        torch.testing.assert_close(padded.share, alone.share, atol=1e-4, rtol=0, equal_nan=True)
+        torch.testing.assert_close(padded.attention, alone.attention, atol=1e-6, rtol=0)
+        assert torch.equal(padded.counts, alone.counts)
+        for metric, values in alone.per_sample.items():
+            torch.testing.assert_close(padded.per_sample[metric], values, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_models_with_constant_content_are_positional(name):
+    """Every word has the same vector, so attention depends on position only."""
+    model = tiny(name)
+    embedding = base_of(model).get_input_embeddings()
+    with torch.no_grad():
+        embedding.weight[:] = embedding.weight[7]
+    result = text_average(model, [{"input_ids": tokens(6, N)}], special_tokens=True)
+    assert (result.share - 1).abs().max() < 1e-6
+
+
+def test_a_positional_head_has_a_higher_share_than_a_contextual_one():
+    """One model whose first head attends by position and whose second attends by words."""
+    model = tiny("bert")
+    attention = model.encoder.layer[0].attention.self
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.embeddings.word_embeddings.weight[:, 8:] = 0
+        model.embeddings.position_embeddings.weight[:, :8] = 0
+        model.embeddings.position_embeddings.weight[:, 8:].normal_(0, 1)
+        model.embeddings.token_type_embeddings.weight.zero_()
+        model.embeddings.LayerNorm.weight.fill_(1)
+        model.embeddings.LayerNorm.bias.zero_()
+        for projection in (attention.query, attention.key):
+            projection.bias.zero_()
+            projection.weight.zero_()
+            projection.weight[:8, 8:].normal_(0, 1)
+            projection.weight[8:, :8].normal_(0, 1)
+    share = text_average(model, [{"input_ids": tokens(80, N)}], special_tokens=True).share[0]
+    assert share[0] > 0.8
+    assert share[1] < 0.2
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -95,14 +225,35 @@ def test_an_encoder_with_a_causal_layer_is_averaged_over_texts():
 
 def test_special_tokens_are_cut_out_of_the_matrices():
     model = hf.BertModel(hf.BertConfig(**tiny("bert").config.to_dict())).eval()
-    ids = torch.tensor([[2, 6, 7, 10, 3], [2, 7, 6, 5, 3]])
+    ids = torch.tensor([[2, 6, 7, 10, 3], [2, 1, 6, 5, 3]])  # [CLS] ... [SEP]; 1 is an unknown word, which is a word
     result = text_average(model, [{"input_ids": ids}], tokenizer=wordpiece())
     maps = torch.stack([maps_of(model, text) for text in ids]).double()
     kept = maps[..., 1:4, 1:4]
     torch.testing.assert_close(result.attention, (kept / kept.sum(-1, keepdim=True)).mean(0))
     torch.testing.assert_close(result.per_sample["cut_share"], 1 - kept.sum(-1).mean(-1))
+    mask = torch.tensor([[1, 0, 0, 0, 1]] * 2)
+    by_mask = text_average(model, [{"input_ids": ids, "special_tokens_mask": mask}])
+    torch.testing.assert_close(by_mask.attention, result.attention)
+    torch.testing.assert_close(by_mask.share, result.share, rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match="special tokens between its words"):
         text_average(model, [{"input_ids": torch.tensor([[2, 6, 3, 7, 3]])}], tokenizer=wordpiece())
+
+
+def test_a_token_that_is_unknown_and_end_of_text_at_once_is_special():
+    tokenizer = byte_level()
+    end = tokenizer.eos_token_id
+    ids = torch.tensor([[end, 20, 21, 22], [end, 23, 24, 25]])
+    assert text_average(tiny("gpt2"), [{"input_ids": ids}], tokenizer=tokenizer).counts.tolist() == [2, 2, 2]
+
+
+def test_empty_batches_are_skipped():
+    model, text = tiny("bert"), [{"input_ids": tokens(4, N)}]
+    empty = [{"input_ids": torch.empty(0, N, dtype=torch.long)}, {"input_ids": []}]
+    found = text_average(model, [*empty, *text, *empty], special_tokens=True)
+    assert torch.equal(found.share, text_average(model, text, special_tokens=True).share)
+    assert found.source.texts == 4
+    with pytest.raises(ValueError, match="texts is empty"):
+        text_average(model, empty, special_tokens=True)
 
 
 def test_a_position_between_others_that_no_text_has_is_refused():
@@ -131,6 +282,7 @@ def test_only_the_first_positions_are_measured():
     result = text_average(model, [{"input_ids": ids}], special_tokens=True, length=4)
     maps = torch.stack([maps_of(model, text) for text in ids])[..., :4, :4]
     torch.testing.assert_close(result.attention, maps.mean(0))
+    assert text_average(model, [{"input_ids": ids}], special_tokens=True, length=10**6).length == N
 
 
 def test_layers_have_the_models_numbers():
@@ -140,6 +292,9 @@ def test_layers_have_the_models_numbers():
     assert result.other_layers == {0: "linear_attention", 2: "linear_attention"}
     with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention"):
         text_average(tiny_any("jamba"), text, special_tokens=True, layers=[0])
+    whole, some = (text_average(tiny("bert"), text, special_tokens=True, layers=each) for each in (None, [2, 0]))
+    assert torch.equal(some.share, whole.share[[2, 0]])
+    assert some.to_frame()["layer"].tolist() == [2, 2, 0, 0]
 
 
 def test_a_frame_has_the_position_share_and_the_repr_too():
@@ -184,11 +339,10 @@ def test_the_first_tokens_of_texts_can_be_left_out():
     text = [{"input_ids": ids}]
     result = text_average(model, text, special_tokens=True, without_first=2)
     maps = torch.stack([maps_of(model, one) for one in ids])
-    torch.testing.assert_close(result.attention, metrics.crop(maps, 2).mean(0))
-    torch.testing.assert_close(
-        result.share, position_share(model, text, special_tokens=True, without_first=2).share, equal_nan=True
-    )
-    assert not torch.allclose(result.share, text_average(model, text, special_tokens=True).share)
+    cropped = metrics.crop(maps, 2)
+    torch.testing.assert_close(result.attention, cropped.mean(0))
+    by_definition = slow_share(cropped[:, 0, 0], torch.ones(5, N - 2, N - 2).tril().bool())
+    assert float(result.share[0, 0]) == pytest.approx(by_definition, abs=1e-6)
     with pytest.raises(ValueError, match="without_first must be at least 0"):
         text_average(model, text, special_tokens=True, without_first=-1)
 
@@ -197,8 +351,8 @@ def test_the_first_tokens_of_texts_can_be_left_out():
 def test_offloaded_models_are_measured_where_they_run(name):
     text = [{"input_ids": tokens(2, N, seed)} for seed in range(2)]
     expected, moved = text_average(tiny(name), text, special_tokens=True), offloaded(tiny(name))
-    torch.testing.assert_close(text_average(moved, text, special_tokens=True).attention, expected.attention)
-    found = position_share(moved, text, special_tokens=True)
+    found = text_average(moved, text, special_tokens=True)
+    torch.testing.assert_close(found.attention, expected.attention)
     torch.testing.assert_close(found.share, expected.share, equal_nan=True)
     assert all(weight.is_meta for weight in moved.parameters())
 
@@ -213,9 +367,8 @@ def test_rows_of_several_texts_are_refused():
     padded["attention_mask"] = torch.nn.functional.pad(torch.ones_like(ids), (2, 0))
     torch.testing.assert_close(text_average(model, [padded], special_tokens=True).attention, expected)
     packed = {"input_ids": ids.reshape(1, -1), "position_ids": torch.cat([positions, positions], 1)}
-    for function in (text_average, position_share):
-        with pytest.raises(ValueError, match="rows of several texts cannot be read; give one text a row"):
-            function(model, [packed], special_tokens=True)
+    with pytest.raises(ValueError, match="rows of several texts cannot be read; give one text a row"):
+        text_average(model, [packed], special_tokens=True)
     three_axes = {"input_ids": ids, "position_ids": positions.expand(3, 2, N)}
     torch.testing.assert_close(text_average(model, [three_axes], special_tokens=True).attention, expected)
     with pytest.raises(ValueError, match=r"position_ids must have the shape of input_ids \(2, 9\), got \(1, 4\)"):
@@ -282,3 +435,39 @@ def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
             ValueError, match=r"cannot be probed: on [12] x 9 tokens it fails with RuntimeError: too long for"
         ):
             text_average(model, [{"input_ids": tokens(2, n)} for n in (7, 9)], special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "error", "message"),
+    [
+        ({"input_ids": tokens(2, 4)}, {}, TypeError, r"^texts must be .*, got one batch; pass \[batch\]"),
+        ([[1, 2]], {}, TypeError, "mappings with input_ids, .*, got list"),
+        ([{"labels": 1}], {}, TypeError, "mappings with input_ids, .*, got dict"),
+        ([{"input_ids": tokens(2, 4)}], {}, ValueError, "special tokens cannot be identified"),
+        ([{"input_ids": torch.rand(2, 4)}], {}, TypeError, "must be integers"),
+        ([{"input_ids": [[1, 2], [3]]}], {}, ValueError, "different lengths; pad them"),
+        ([{"input_ids": tokens(2, 4), "attention_mask": torch.ones(2, 5)}], {}, ValueError, "shape of input_ids"),
+        ([{"input_ids": tokens(1, 3), "attention_mask": [[1, 0, 1]]}], {}, ValueError, "holes"),
+        ([{"input_ids": tokens(1, 3), "attention_mask": [[0, 0, 0]]}], {}, ValueError, "hides all tokens"),
+        ([{"input_ids": tokens(1, 3), "special_tokens_mask": [[1, 2, 0]]}], {}, ValueError, "1 for special tokens"),
+        (
+            [{"input_ids": torch.tensor([[5, 0], [6, 7]])}],
+            {},
+            ValueError,
+            "padding id 0 but there is no attention_mask",
+        ),
+        ([{"input_ids": tokens(2, 41)}], {"special_tokens": True}, ValueError, "beyond the 40 positions"),
+        ([{"input_ids": tokens(2, 4)}], {"length": 2}, ValueError, "length must be at least 3"),
+    ],
+)
+def test_invalid_input_raises_and_does_not_change_the_model(given, arguments, error, message):
+    model = tiny("bert").train()
+    before = state(model)
+    with pytest.raises(error, match=message):
+        text_average(model, given, **arguments)
+    assert same(before, state(model))
+
+
+def test_an_object_that_is_not_a_model_is_refused():
+    with pytest.raises(TypeError, match="PreTrainedModel"):
+        text_average(nn.Linear(2, 2), [])

@@ -5,11 +5,10 @@ import torch
 import transformers as hf
 from tokenizers import processors
 
-from pelocality.models import AttentionFunction, position_share, text_average
+from pelocality.models import AttentionFunction, text_average
 from tests.families import same, state, tiny, tokens
 from tests.test_models_words import byte_level, pieces_with_word_marks, wordpiece
 
-MEASURES = (text_average, position_share)
 NOUNS = ["cat", "dog", "river", "bat"]
 TEXTS = ["a cat and a dog", "the river", "a dog sat on a mat 42", "dogs!", "a cat, a hat and a bat", "a x1 a dog river"]
 
@@ -40,26 +39,25 @@ def by_hand(tokenizer, texts, size, side="right"):
 def assert_equal(found, expected):
     torch.testing.assert_close(found.share, expected.share, equal_nan=True)
     assert found.source == expected.source
-    if hasattr(found, "attention"):
-        torch.testing.assert_close(found.attention, expected.attention)
-        assert found.per_sample.keys() == expected.per_sample.keys()
-        for name, values in found.per_sample.items():
-            torch.testing.assert_close(values, expected.per_sample[name], equal_nan=True)
+    torch.testing.assert_close(found.attention, expected.attention)
+    assert found.per_sample.keys() == expected.per_sample.keys()
+    for name, values in found.per_sample.items():
+        torch.testing.assert_close(values, expected.per_sample[name], equal_nan=True)
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_strings_are_measured_as_the_batches_made_of_them_by_hand(name):
     model, tokenizer = (build() for build in READERS[name])
     padding = tokenizer.pad_token
-    for measure, side, options in [
-        (text_average, "left", {"batch_size": 4}),
-        (position_share, "left", {"batch_size": 3, "length": 5, "without_first": 1}),
-        (position_share, "right", {"special_tokens": True}),
+    for side, options in [
+        ("left", {"batch_size": 4}),
+        ("left", {"batch_size": 3, "length": 5, "without_first": 1}),
+        ("right", {"special_tokens": True}),
     ]:
-        found = measure(model, TEXTS, tokenizer=tokenizer, **options)
+        found = text_average(model, TEXTS, tokenizer=tokenizer, **options)
         assert tokenizer.pad_token == padding
         batches = by_hand(READERS[name][1](), TEXTS, options.get("batch_size", 16), side)
-        assert_equal(found, measure(model, batches, tokenizer=tokenizer, **options))
+        assert_equal(found, text_average(model, batches, tokenizer=tokenizer, **options))
 
 
 def test_token_types_are_those_of_the_tokenizer():
@@ -76,7 +74,7 @@ def test_token_types_are_those_of_the_tokenizer():
 
 def test_token_types_that_a_model_does_not_read_are_left_out(monkeypatch):
     tokenizer, model = wordpiece(), tiny("llama")
-    expected, read = position_share(model, TEXTS, tokenizer=tokenizer), set()
+    expected, read = text_average(model, TEXTS, tokenizer=tokenizer), set()
     forward = model.forward
 
     def record(*arguments, **inputs):
@@ -86,7 +84,7 @@ def test_token_types_that_a_model_does_not_read_are_left_out(monkeypatch):
     monkeypatch.setattr(model, "forward", record)
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     for texts in (TEXTS, by_hand(tokenizer, TEXTS, 16)):
-        assert_equal(position_share(model, texts, tokenizer=tokenizer), expected)
+        assert_equal(text_average(model, texts, tokenizer=tokenizer), expected)
     assert "input_ids" in read
     assert "token_type_ids" not in read
 
@@ -103,7 +101,7 @@ def test_a_generator_of_strings_is_read_as_it_is_needed():
             read.append(number)
             yield f"a {NOUNS[number // 4]} a {NOUNS[number % 4]}"
 
-    result = position_share(AttentionFunction(function, 99), lines(), tokenizer=wordpiece(), batch_size=3)
+    result = text_average(AttentionFunction(function, 99), lines(), tokenizer=wordpiece(), batch_size=3)
     assert result.source.texts == 12
     assert sorted(set(longest)) == [3, 6, 9, 12]
 
@@ -111,8 +109,8 @@ def test_a_generator_of_strings_is_read_as_it_is_needed():
 def test_strings_of_other_lengths_are_read_one_by_one_without_padding():
     function = AttentionFunction(lambda ids: [torch.eye(ids.shape[1]).expand(len(ids), 1, -1, -1)], 99)
     with pytest.raises(ValueError, match=r"not padding; give .* strings with batch_size=1"):
-        position_share(function, TEXTS, tokenizer=wordpiece())
-    assert position_share(function, TEXTS, tokenizer=wordpiece(), batch_size=1).source.texts == len(TEXTS)
+        text_average(function, TEXTS, tokenizer=wordpiece())
+    assert text_average(function, TEXTS, tokenizer=wordpiece(), batch_size=1).source.texts == len(TEXTS)
 
 
 @pytest.mark.parametrize("length", [4, 16])
@@ -121,11 +119,10 @@ def test_a_tokenizer_that_truncates_and_pads_by_itself_gives_whole_texts(length)
     tokenizer = wordpiece()
     tokenizer.backend_tokenizer.enable_truncation(length)
     tokenizer.backend_tokenizer.enable_padding(length=length)
-    expected = position_share(tiny("bert"), TEXTS, tokenizer=wordpiece())
-    assert_equal(position_share(tiny("bert"), TEXTS, tokenizer=tokenizer), expected)
+    expected = text_average(tiny("bert"), TEXTS, tokenizer=wordpiece())
+    assert_equal(text_average(tiny("bert"), TEXTS, tokenizer=tokenizer), expected)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize(
     ("texts", "arguments", "error", "message"),
     [
@@ -150,9 +147,9 @@ def test_a_tokenizer_that_truncates_and_pads_by_itself_gives_whole_texts(length)
         (TEXTS, {"batch_size": 0}, ValueError, "batch_size must be at least 1"),
     ],
 )
-def test_texts_that_cannot_be_read_raise_and_do_not_change_the_model(measure, texts, arguments, error, message):
+def test_texts_that_cannot_be_read_raise_and_do_not_change_the_model(texts, arguments, error, message):
     model = tiny("bert").train()
     before = state(model)
     with pytest.raises(error, match=message):
-        measure(model, texts, **{"tokenizer": wordpiece(), "batch_size": 2, **arguments})
+        text_average(model, texts, **{"tokenizer": wordpiece(), "batch_size": 2, **arguments})
     assert same(before, state(model))

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
-from pelocality.models import position_share, positional_attention, text_average
+from pelocality.models import positional_attention, text_average
 from tests.families import tiny
 from tests.test_metrics import random_attention
 
@@ -172,10 +172,12 @@ def test_a_heatmap_takes_what_holds_one_matrix():
 @pytest.mark.parametrize("column", ["position_share", "locality_low", "locality_of_mean"])
 def test_every_column_of_a_results_frame_can_be_drawn(column):
     batch = {"input_ids": torch.randint(5, 20, (3, 6), generator=torch.Generator().manual_seed(0))}
-    result = text_average(tiny("bert"), [batch], special_tokens=True, progress=False)
+    result = text_average(tiny("bert"), [batch], special_tokens=True, layers=[2, 0], progress=False)
     frame = result.to_frame()
-    _, ax = plots.head_grid(result, metric=column)
+    fig, ax = plots.head_grid(result, metric=column)
+    assert fig.axes[-1].get_ylabel() == column.replace("_", " ")
     np.testing.assert_allclose(ax.images[0].get_array().ravel(), frame[column], rtol=1e-6)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["2", "0"]
 
 
 def test_lines_differ_in_more_than_colour():
@@ -370,22 +372,6 @@ def test_results_are_drawn_by_the_metric_that_says_most_of_them_and_with_their_l
     assert ax.get_ylabel() == "entropy of mean"
     both = positional_attention(tiny("bert"), length=8, words=4)
     assert plots.head_grid(both)[0].axes[-1].get_ylabel() == "locality"
-
-
-def test_the_share_of_position_is_drawn_with_its_layers():
-    batch = {"input_ids": torch.randint(5, 20, (3, 6), generator=torch.Generator().manual_seed(0))}
-    result = position_share(tiny("bert"), [batch], special_tokens=True, layers=[2, 0], progress=False)
-    for metric in (None, "share"):
-        fig, ax = plots.head_grid(result, metric=metric)
-        assert fig.axes[-1].get_ylabel() == "share"
-        np.testing.assert_allclose(ax.images[0].get_array(), result.share)
-        assert [label.get_text() for label in ax.get_yticklabels()] == ["2", "0"]
-    _, ax = plots.comparison({"one": result, "other": result})
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), result.share.mean(-1))
-    with pytest.raises(
-        ValueError, match="metric must be 'share' for a result of position_share, values, got 'entropy'"
-    ):
-        plots.head_grid(result, metric="entropy")
 
 
 def test_results_of_models_that_differ_in_depth_are_drawn_at_their_own_layers():

@@ -73,7 +73,6 @@ from .models import (
     audit as audit,
     decompose as decompose,
     load as load,
-    position_share as position_share,
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,

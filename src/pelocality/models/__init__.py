@@ -6,11 +6,10 @@ it is; a ``SequenceModel`` says of any other module what it reads.
 Measured:
 
 - ``positional_attention``: the attention of one repeated word, averaged over words.
-- ``text_average``: the mean attention over texts.
+- ``text_average``: the mean attention over texts, and how much of each head's attention position explains.
 - ``AttentionFunction``: any function from token ids to attention, as a model.
 - ``positional_logits``: the position-only logits, in closed form where the family has one.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
-- ``position_share``: how much of each head's attention on real text position explains.
 - ``reflection_gap``: whether a model can distinguish a sequence from its reversal.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.
 - ``LocalityCallback``: locality, symmetry and their complements of every layer while a model trains.

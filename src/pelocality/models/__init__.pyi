@@ -23,7 +23,6 @@ from .measuring.result import (
     AveragedAttention as AveragedAttention,
     PositionalAttention as PositionalAttention,
 )
-from .measuring.share import PositionShare as PositionShare, position_share as position_share
 from .measuring.text_averages import TextAverage as TextAverage, text_average as text_average
 from .sequence_model import SequenceModel as SequenceModel
 from .training.callback import (

@@ -79,5 +79,5 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         if weight is not None and not plain:
             raise ValueError(
                 f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
-                "split; pass the model without quantisation or sharding, or use positional_attention or position_share"
+                "split; pass the model without quantisation or sharding, or use positional_attention or text_average"
             )

@@ -39,10 +39,8 @@ def head_grid(
     """Draw one number per layer and head as a grid, with the numbers in the cells where they fit.
 
     Args:
-        values: (layer, head), any metric; or a result of ``positional_attention``, ``text_average`` or
-            ``position_share``.
-        metric: Which number of a result: a name in its ``to_frame``. None: locality, past locality if it is causal, or
-            the share.
+        values: (layer, head), any metric; or a result of ``positional_attention`` or ``text_average``.
+        metric: Which number of a result: a name in its ``to_frame``. None: locality, or past locality if it is causal.
         layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
         ax: Where to draw; a new figure if None.
         label: Label of the colour bar; the name of a result's metric if empty.
@@ -241,9 +239,6 @@ def _column_and_frames(values: Mapping[str, Any], metric: str | None) -> tuple[s
         return next(iter(columns), ""), frames
     if plain := [name for name in values if name not in frames]:
         raise ValueError(f"metric={metric!r} is read from results, and {plain[0]} is numbers; leave metric out")
-    for name, frame in frames.items():
-        if metric not in frame and not hasattr(values[name], "per_sample"):
-            raise ValueError(f"metric must be 'share' for a result of position_share, {name}, got {metric!r}")
     # a metric that is not shown by default is measured
     measured = metric.removesuffix("_of_mean")
     frames = {n: f if metric in f else values[n].to_frame(metrics=[measured]) for n, f in frames.items()}

@@ -75,8 +75,9 @@ def compare_head_types(
 
     Args:
         accuracy: From `dependency_accuracy`.
-        share: From `position_share` of the same model, or any (layer, head) numbers that are higher for positional
-            heads, its layers in the order of ``accuracy.layers``. Heads with NaN (they attend uniformly) are neither.
+        share: A `TextAverage` of the same model, of which the ``share`` is read, or any (layer, head) numbers that are
+            higher for positional heads, in the order of ``accuracy.layers``. Heads with NaN (they attend uniformly) are
+            neither.
         heads: Number of heads of each type; None takes half of the heads that have a share. The heads in between are
             neither.
         minimum: Leave out relations with fewer items in either half.

@@ -133,7 +133,7 @@ def decompose(
             [layer for layer, split in enumerate(splits) if split is not None],
             len(splits),
             f"in which {type(base).__name__} cannot be split into content and position: its positions are added to the "
-            "words before the first layer, and later layers read their sum; use layers=[0], or position_share",
+            "words before the first layer, and later layers read their sum; use layers=[0], or text_average",
         )
         absolute = family.absolute(base)
         with _captured_table(absolute) as captured, captured_inputs(model) as hidden:

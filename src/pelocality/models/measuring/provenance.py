@@ -1,6 +1,6 @@
 """The model, words and versions behind a result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,6 @@ from torch import Tensor
 import pelocality
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.sequence_model import SequenceModel
-
-_FEW = 10  # texts of which a head that ignores position has a share below -0.1
-_SINK = 0.3  # attention above uniform, from which on a first token is a sink
 
 
 @dataclass(frozen=True)
@@ -72,39 +69,3 @@ def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance
         encoding=model.encoding,
         **more,
     )
-
-
-def over_texts(source: Provenance) -> str:
-    """Return what a result over texts was computed from, for its headline."""
-    return f"{source.texts} texts, special tokens {'counted' if source.special_tokens else 'left out'}"
-
-
-def share_notes(source: Provenance, layers: Sequence[int], sink: Tensor) -> list[str]:
-    """Return cautions for shares of texts, one sentence each.
-
-    Args:
-        source: The provenance of the result.
-        layers: The layers of the result.
-        sink: What the first token gets above uniform attention, (layer, head), the mean over later queries.
-    """
-    notes, n = [], source.texts
-    if source.repeated:
-        notes.append(f"{source.repeated} texts are equal to one of the {n} and do not count")
-    if n == 1:
-        notes.append("one text has no position share (NaN), which compares texts: pass more")
-    elif n <= _FEW:
-        notes.append(
-            f"of {n} texts, a head that ignores position has a share of {-1 / (n - 1):.2f} on average: pass more"
-        )
-    found = [str(layer) for layer, heads in zip(layers, sink, strict=True) if bool((heads > _SINK).any())]
-    if found:
-        most = f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform attention gives it"
-        where = f"in layers {', '.join(found)}"
-        notes.append(f"the first token gets {most} {where}, which counts as position: measure with without_first=1")
-    return notes
-
-
-def other_layers_note(others: Mapping[int, str]) -> tuple[str, ...]:
-    """Return a note that says what the layers without attention over the tokens alone are, if there are any."""
-    kinds = ", ".join(f"{layer} {kind}" for layer, kind in others.items())
-    return (f"layers that are not measured: {kinds}",) if others else ()

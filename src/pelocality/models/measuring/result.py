@@ -19,7 +19,7 @@ from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement
 from pelocality.metrics.published import measurement
-from pelocality.models.measuring.provenance import Provenance, other_layers_note
+from pelocality.models.measuring.provenance import Provenance
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
 from pelocality.models.sequence_model import label
 from pelocality.statistics import t_interval
@@ -86,7 +86,10 @@ class AveragedAttention(DisplayMixin):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
-        notes = list(other_layers_note(self.other_layers))
+        notes = []
+        if self.other_layers:
+            kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
+            notes.append(f"layers that are not measured: {kinds}")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if "learned_sink" in self.per_sample:

