@@ -80,7 +80,7 @@ def biased_attention(
             bias = bias.expand(query.shape[1], -1)
             output: Tensor = _LearnedBias.apply(query, key, value, bias, factor)  # type: ignore[no-untyped-call]
             return output
-    added = encoding.additive_mask(query.shape[-2], key.shape[-2], mask=mask, dtype=query.dtype)
+    query, key, added = encoding.attention_inputs(query, key, mask=mask, scale=scale)
     return attend(query, key, value, added, dropout_p, scale)
 
 

@@ -12,6 +12,7 @@ from pelocality.encodings._checks import check_tensor, per_head
 from pelocality.encodings._scores import attend, attention_weights
 from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
+from pelocality.encodings.base_content import ContentEncoding
 from pelocality.encodings.fixed import NoEncoding
 
 
@@ -79,6 +80,8 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         encoding = NoEncoding() if encoding is None else encoding
         check_encoding(encoding, num_heads)
+        if mode != "add" and isinstance(encoding, ContentEncoding):
+            raise TypeError(f"mode '{mode}' needs weights without content, which {type(encoding).__name__} has not")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(embed_dim, num_heads, dropout, bias, batch_first=True, **place)
         # disables the fused path of nn.TransformerEncoderLayer, which would ignore the encoding
@@ -148,7 +151,10 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         if self.mode == "add" and added is None and not need_weights:
             output = biased_attention(q, k, v, self.encoding, mask=visible, dropout_p=dropout)
         else:
-            mask = self._mask(x.shape[1], added, visible, q.dtype)
+            if self.mode == "add":
+                q, k, mask = self.encoding.attention_inputs(q, k, mask=visible, added=added)
+            else:
+                mask = self._mask(added, visible, q.dtype)
             if need_weights:
                 weights = attention_weights(q, k, mask)
                 output = functional.dropout(weights, dropout) @ v
@@ -167,10 +173,8 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             return output[0], None if weights is None else weights[0]
         return output, weights
 
-    def _mask(self, n: int, added: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the mask for attention: floats to add to the logits, booleans (True: visible), or None."""
-        if self.mode == "add":
-            return self.encoding.additive_mask(n, n, mask=visible, dtype=dtype, added=added)
+    def _mask(self, added: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Return the mask of content: floats to add to the logits, booleans (True: visible), or None."""
         if added is None:
             return visible
         return cast(added if visible is None else torch.where(visible, added, -torch.inf), dtype)

@@ -225,6 +225,34 @@ class Encoding(Configurable, nn.Module, ABC):
         bias = bias if added is None else bias + added
         return cast(bias if mask is None else torch.where(mask, bias, -torch.inf), dtype)
 
+    def attention_inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: Tensor | None = None,
+        added: Tensor | None = None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the queries, keys and mask with which attention applies the encoding.
+
+            attention = softmax(scale q k^T + mask) V
+
+        This encoding adds a bias; a `ContentEncoding` may rotate queries and keys, or compute a bias from them.
+
+        Args:
+            query: (batch, heads, q, d).
+            key: (batch, heads, k, d), k >= q; the last query is at the position of the last key.
+            mask: As for `additive_mask`.
+            added: As for `additive_mask`.
+            scale: Factor of the scores; None: 1 / sqrt(d).
+
+        Returns:
+            Queries and keys of the same shapes, and floats to add to the logits, or booleans, True where a query sees a
+            key; None where all see all.
+        """
+        return query, key, self.additive_mask(query.shape[-2], key.shape[-2], mask=mask, dtype=query.dtype, added=added)
+
     def _expand_heads(self, scores: Tensor) -> Tensor:
         return scores.expand(*scores.shape[:-3], max(self.heads, scores.shape[-3]), -1, -1)
 

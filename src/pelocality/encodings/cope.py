@@ -1,0 +1,78 @@
+"""CoPE: positions that count the keys for which a query opens a gate."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pelocality._checks import count
+from pelocality.encodings.base_content import ContentEncoding
+
+
+class CoPE(ContentEncoding):
+    r"""Contextual positions: the distance to a key is the number of keys between that the query counts.
+
+        g_ij = sigmoid(s q_i k_j),  p_ij = sum_{t=j..i} g_it,  logits = s q_i k_j + q_i e[p_ij]
+
+    with s the scale of attention, and e learned vectors of whole positions, between which q e is interpolated
+    (Golovneva et al., 2024, arXiv 2405.18719). The gates are those of the paper's code, from scaled logits; its
+    equation 3 leaves the scale out. Positions beyond the last vector count as the last. Always causal.
+
+    Args:
+        dim: d_head, the size of queries and keys.
+        positions: Number of vectors; the largest position is one less.
+        heads: H, which share the vectors, as in the paper's code.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: A size below 1.
+
+    Note:
+        The vectors start at zero, where attention has no positions but its causality. Gates are (batch, heads, q, k):
+        memory grows with the square of the length.
+
+    Examples:
+        >>> from pelocality.encodings import biased_attention
+        >>> query, key, value = torch.randn(3, 1, 2, 10, 8)
+        >>> biased_attention(query, key, value, CoPE(dim=8, positions=4, heads=2)).shape
+        torch.Size([1, 2, 10, 8])
+    """
+
+    def __init__(self, dim: int, positions: int = 64, heads: int = 1) -> None:
+        super().__init__(heads, causal=True)
+        self.dim, self.positions = count("dim", dim), count("positions", positions)
+        self.vectors = nn.Parameter(self._constant(torch.zeros(positions, dim)))
+
+    def attention_inputs(  # noqa: D102
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: Tensor | None = None,
+        added: Tensor | None = None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if query.shape[-1] != self.dim:
+            raise ValueError(f"query must have the {self.dim} dimensions of the encoding, got {query.shape[-1]}")
+        visible = self.visible_keys(query.shape[-2], key.shape[-2], mask)
+        logits = query * (1 / math.sqrt(self.dim) if scale is None else scale) @ key.mT
+        position = self.position(logits, visible)
+        below = position.floor()
+        by_position = query @ self.vectors.to(query).mT  # (batch, heads, q, positions)
+        lower, upper = (by_position.gather(-1, each.long()) for each in (below, position.ceil()))
+        bias = torch.lerp(lower, upper, position - below)
+        bias = bias if added is None else bias + added
+        return query, key, bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+
+    def position(self, logits: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Return the position p of each key as each query counts it.
+
+        Args:
+            logits: s q k, (batch, heads, q, k).
+            visible: Booleans that broadcast to the logits; hidden keys do not count.
+
+        Returns:
+            Numbers from 0 to ``positions - 1``, of the shape of the logits.
+        """
+        gates = logits.sigmoid() if visible is None else logits.sigmoid().masked_fill(~visible, 0)
+        return gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.positions - 1)

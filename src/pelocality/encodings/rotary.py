@@ -1,0 +1,331 @@
+"""Rotary positions (RoPE) as an encoding: frequencies that can be scaled, taken out and learned."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from pelocality._checks import WITHOUT_FLOAT64, count, flag, number, on_float64_device
+from pelocality.encodings._checks import PerHead, per_head
+from pelocality.encodings.base_content import ContentEncoding
+
+Frequencies = Tensor | Sequence[float] | Sequence[Sequence[float]]
+
+_FIXED = ("default", "linear", "yarn", "llama3")
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+class RotaryEncoding(ContentEncoding):
+    r"""Queries and keys rotated by angles that grow with their position, so that logits depend on distance.
+
+        q_i k_j = sum_f Re[conj(q_if) k_jf e^(-i w_f (i - j))],  w_f = base^(-2f/dim),  f = 0..dim/2 - 1
+
+    RoPE (Su et al., 2021). A pair of dimensions, its band, is one complex number q_f; its wavelength is 2 pi / w_f
+    tokens. The frequencies w are free: `scaled` multiplies all angles, `without` stops bands, `rebased` changes the
+    base; each returns a new encoding. ``attach(model, encoding)`` puts the frequencies into a rotary model.
+
+    Args:
+        dim: The number of dimensions that are rotated, even; further ones of queries and keys are left as they are
+            (partial rotary).
+        heads: H. An encoding with one head can serve a layer with several; heads that share keys share their rotation.
+        base: The base of the frequencies.
+        scaling: How the frequencies were changed for long inputs, as ``rope_parameters`` of transformers: a dictionary
+            with a ``"rope_type"`` of ``"linear"``, ``"yarn"`` or ``"llama3"`` and what that type needs.
+        frequencies: w, radians per token, (dim / 2,) or (heads, dim / 2); None: those of base and scaling.
+        attention_scaling: Factor of the rotated queries and of the rotated keys; None: that of the scaling (YaRN), or
+            else 1.
+        interleaved: Whether the pairs are dimensions 2f and 2f + 1, as in the paper, and not f and f + dim / 2, as in
+            transformers.
+        learnable: Whether the frequencies are learned, one set for each head.
+        causal: Whether the future is hidden.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: An odd number of dimensions, an unknown scaling or one without what it needs, or frequencies that
+            are not finite or of the wrong shape.
+
+    Note:
+        There is no positional attention without queries and keys: `kernel` gives the logits by distance of a query and
+        a key, which ``measure_relative`` measures. A frequency of 0 is a band without position.
+
+    Examples:
+        >>> rope = RotaryEncoding(dim=4, base=100.0)
+        >>> rope.frequencies
+        tensor([[1.0000, 0.1000]])
+        >>> rope.scaled(0.5).without(slowest=0.5).frequencies
+        tensor([[0.5000, 0.0000]])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 1,
+        base: float = 10000.0,
+        scaling: Mapping[str, Any] | None = None,
+        frequencies: Frequencies | None = None,
+        attention_scaling: float | None = None,
+        interleaved: bool = False,
+        learnable: bool = False,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(heads, causal)
+        if count("dim", dim, least=2) % 2:
+            raise ValueError(f"dim must be even, two for each frequency, got {dim}")
+        self.dim, self.base = dim, per_head("base", base, 1).item()
+        self.scaling = None if scaling is None else dict(scaling)
+        self.interleaved, self.learnable = flag("interleaved", interleaved), flag("learnable", learnable)
+        published, factor = _published(dim, self.base, self.scaling)
+        self.attention_scaling = factor if attention_scaling is None else number("attention_scaling", attention_scaling)
+        values = published if frequencies is None else _checked(frequencies, self.heads, dim // 2)
+        if self.learnable:
+            self.free_frequencies = nn.Parameter(self._constant(values.expand(self.heads, -1)))
+        else:
+            self.register_buffer("fixed_frequencies", self._constant(values))
+
+    @classmethod
+    def from_model(cls, model: nn.Module, *, layer_type: str | None = None) -> Self:
+        """Return the rotation of a rotary transformers model.
+
+        Args:
+            model: The model, with or without a head.
+            layer_type: The type of the layers, where types differ in their rotation, such as "full_attention".
+
+        Returns:
+            An encoding with the model's frequencies and its attention scaling.
+
+        Raises:
+            TypeError: The model is not a module.
+            ValueError: A model without rotations, with several that differ and no ``layer_type``, or with frequencies
+                that depend on the length of the input (dynamic NTK, LongRoPE).
+        """
+        found = model_frequencies(model)
+        if layer_type is not None:
+            found = {name: each for name, each in found.items() if name == f"{layer_type}_inv_freq"}
+        distinct = {tuple(frequencies.tolist()): (frequencies, scaling) for frequencies, scaling in found.values()}
+        if len(distinct) != 1:
+            types = [name.removesuffix("_inv_freq") for name in model_frequencies(model)]
+            given = f"got {layer_type!r}" if layer_type is not None else "several rotations were found"
+            raise ValueError(f"layer_type must be one of {', '.join(types)} for {type(model).__name__}, {given}")
+        ((frequencies, scaling),) = distinct.values()
+        base = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
+        base = base.get(layer_type, base) if layer_type is not None else base
+        theta = base.get("rope_theta", 10000.0) if isinstance(base, Mapping) else 10000.0
+        return cls(2 * len(frequencies), base=theta, frequencies=frequencies, attention_scaling=scaling)
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequencies w in radians per token, (1, dim / 2), or (heads, dim / 2) where heads differ."""
+        stored: Tensor = self.free_frequencies if self.learnable else self.get_buffer("fixed_frequencies")
+        return stored.to(self.working_dtype)
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelengths 2 pi / w in tokens, of the shape of `frequencies`; infinite for a band without position."""
+        return 2 * math.pi / self.frequencies.abs()
+
+    def scaled(self, factor: PerHead) -> Self:
+        """Return the encoding with all angles multiplied: below 1 attention is less local, above 1 more.
+
+        Args:
+            factor: A number, or one per head; 0.5 is position interpolation to twice the length (Chen et al., 2023,
+                arXiv 2306.15595).
+        """
+        factors = per_head("factor", factor, self.heads, positive=False).to(self.device, self.working_dtype)
+        return self._with(self.frequencies * factors[:, None])
+
+    def rebased(self, base: float) -> Self:
+        """Return the encoding with another base: w_f (base' / base)^(-2f/dim), base'^(-2f/dim) without a scaling.
+
+        Args:
+            base: The new base, above 0. A larger one makes the slow bands slower and leaves the fastest as it is.
+        """
+        new = per_head("base", base, 1).item()
+        f = torch.arange(self.dim // 2, device=self.device, dtype=self.working_dtype)
+        return self._with(self.frequencies * (new / self.base) ** (-2 * f / self.dim), base=new)
+
+    def without(
+        self, *, slowest: float = 0.0, fastest: float = 0.0, bands: Sequence[int] | Tensor | None = None
+    ) -> Self:
+        """Return the encoding with bands that do not rotate: their frequency is 0.
+
+        Args:
+            slowest: Share of the bands, those with the smallest frequencies: .25 is 0.75-RoPE, the p-RoPE of Barbero
+                et al. (2025, arXiv 2410.06205).
+            fastest: Share of the bands, those with the largest frequencies.
+            bands: Further bands by index, f = 0..dim/2 - 1.
+
+        Raises:
+            ValueError: A share outside 0 to 1, or one that is no whole number of bands; a band that is not there.
+        """
+        half = self.dim // 2
+        chosen = {self._band(each) for each in ([] if bands is None else torch.as_tensor(bands).flatten().tolist())}
+        stopped = torch.zeros_like(self.frequencies, dtype=torch.bool)
+        stopped[:, sorted(chosen)] = True
+        order = torch.argsort(self.frequencies.detach().abs(), dim=-1, stable=True, descending=True)
+        for name, share in (("slowest", slowest), ("fastest", fastest)):
+            size = number(name, share) * half
+            if not 0 <= size <= half or abs(size - round(size)) > 1e-6:
+                raise ValueError(f"{name} must be a share from 0 to 1 of the {half} bands, a whole number, got {share}")
+            if size:
+                stopped.scatter_(-1, order[:, -round(size) :] if name == "slowest" else order[:, : round(size)], True)
+        return self._with(self.frequencies.masked_fill(stopped, 0))
+
+    def _band(self, band: Any) -> int:
+        return count("bands", band, least=0, most=self.dim // 2 - 1)
+
+    def _with(self, frequencies: Tensor, **changes: Any) -> Self:
+        """Return a copy with other frequencies, in the same precision and on the same device."""
+        names = ("dim", "heads", "base", "scaling", "attention_scaling", "interleaved", "learnable", "causal")
+        arguments = {name: getattr(self, name) for name in names} | changes
+        return type(self)(**arguments, frequencies=frequencies.detach()).to(self.device, self.dtype)
+
+    def kernel(self, query: Tensor, key: Tensor, length: int, *, scale: float | None = None) -> Tensor:
+        r"""Return the logits by distance of one query and one key, as if at every position.
+
+            b[k] = s sum_f Re[conj(q_f) k_f e^(i w_f k)],  k = j - i
+
+        Args:
+            query: q before the rotation, (..., heads, d), d >= dim.
+            key: k before the rotation, of the same shape.
+            length: Number of positions, n.
+            scale: s; None: 1 / sqrt(d).
+
+        Returns:
+            b[k] for k = -(n-1)..n-1, (..., heads, 2n - 1), as ``measure_relative`` takes it; -inf in the future of a
+            causal encoding; in float64, on the device of the query where it has float64. O(n) memory per head.
+
+        Raises:
+            TypeError: A length that is not an integer.
+            ValueError: Queries and keys of other shapes.
+        """
+        if query.shape != key.shape or query.ndim < 2 or (self.heads > 1 and query.shape[-2] != self.heads):
+            wanted = f"(..., {self.heads if self.heads > 1 else 'heads'}, d)"
+            raise ValueError(f"query and key must be {wanted}, got {tuple(query.shape)} and {tuple(key.shape)}")
+        self._check_size(query)
+        q, k = (on_float64_device(each).double() for each in (query, key))
+        distance = torch.arange(1 - count("length", length), length, device=q.device, dtype=q.dtype)
+        frequencies = self.frequencies.to(q)
+        bands = self._complex(q).conj() * self._complex(k) * self.attention_scaling**2  # (..., heads, dim / 2)
+        logits = (q[..., self.dim :] * k[..., self.dim :]).sum(-1, keepdim=True)  # of dimensions without rotation
+        for f in range(self.dim // 2):  # all together take dim / 2 times the memory
+            angle, band = frequencies[:, f, None] * distance, bands[..., f, None]
+            logits = logits + (band.real * angle.cos() - band.imag * angle.sin())
+        logits = logits * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        return torch.where(distance > 0, -torch.inf, logits) if self.causal else logits
+
+    def attention_inputs(  # noqa: D102
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: Tensor | None = None,
+        added: Tensor | None = None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self._check_size(query)
+        queries, keys = query.shape[-2], key.shape[-2]
+        visible = self.visible_keys(queries, keys, mask)
+        if added is not None and visible is not None:
+            added = added.masked_fill(~visible, -torch.inf)
+        cos, sin = self.angles(torch.arange(keys, device=query.device))
+        rotated_query = self.rotate(query, cos[:, keys - queries :], sin[:, keys - queries :])
+        return rotated_query, self.rotate(key, cos, sin), visible if added is None else added
+
+    def angles(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines at positions (n,), each (1 or heads, n, dim / 2), times the attention scaling.
+
+        Angles are float64 where the device has it, since those of float32 are off by 0.001 at position 10,000.
+        """
+        exact = torch.float32 if position.device.type in WITHOUT_FLOAT64 else torch.float64
+        angle = position.to(exact)[:, None] * self.frequencies.to(exact)[:, None]
+        cos, sin = (self.attention_scaling * each for each in (angle.cos(), angle.sin()))
+        return cos.to(self.working_dtype), sin.to(self.working_dtype)
+
+    def rotate(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return queries or keys (batch, heads, n, d), rotated by `angles` and of their own dtype."""
+        x, rest = states[..., : self.dim].to(torch.promote_types(states.dtype, cos.dtype)), states[..., self.dim :]
+        if self.interleaved:
+            real, imaginary = x[..., 0::2], x[..., 1::2]
+        else:
+            real, imaginary = x.chunk(2, -1)
+        parts = (real * cos - imaginary * sin, imaginary * cos + real * sin)
+        rotated = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
+        return torch.cat([rotated.to(states.dtype), rest], -1)
+
+    def _complex(self, states: Tensor) -> Tensor:
+        """Return each band of queries or keys (..., d) as a complex number, (..., dim / 2)."""
+        x = states[..., : self.dim]
+        real, imaginary = (x[..., 0::2], x[..., 1::2]) if self.interleaved else x.chunk(2, -1)
+        return torch.complex(real, imaginary)
+
+    def _check_size(self, query: Tensor) -> None:
+        if query.shape[-1] < self.dim:
+            raise ValueError(
+                f"query must have at least the {self.dim} dimensions of the encoding, got {query.shape[-1]}"
+            )
+
+
+def model_frequencies(model: nn.Module) -> dict[str, tuple[Tensor, float]]:
+    """Return the frequencies (dim / 2,) and attention scaling of a transformers model by the name of their buffer.
+
+    Raises:
+        TypeError: The model is not a module.
+        ValueError: A model without rotations, or with frequencies that depend on the length of the input.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}")
+    found: dict[str, tuple[Tensor, float]] = {}
+    for module in model.modules():
+        kinds: Any = getattr(module, "rope_type", None)
+        if any(kind in _BY_LENGTH for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
+            raise ValueError(
+                f"the frequencies of {type(model).__name__} depend on the length of its input; load it with "
+                "rope_parameters of another rope_type"
+            )
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name and "long" not in name:
+                scaling = getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0)
+                found[name] = (buffer.detach(), float(scaling))
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
+    return found
+
+
+def _published(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:
+    """Return the frequencies of a base and a scaling, (1, dim / 2), and the attention scaling."""
+    kind = "default" if scaling is None else scaling.get("rope_type")
+    if kind in _BY_LENGTH:
+        raise ValueError(f"scaling '{kind}' depends on the length of the input; give frequencies= of one length")
+    if kind not in _FIXED:
+        raise ValueError(f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}")
+    if kind == "default":
+        f = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
+        return (base ** (-f / dim))[None], 1.0
+    from transformers import LlamaConfig  # loaded here, because other encodings do without transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert scaling is not None
+    original, parameters = scaling.get("original_max_position_embeddings"), {"rope_theta": base} | scaling
+    if kind != "linear" and original is None:
+        raise ValueError(f"scaling '{kind}' needs original_max_position_embeddings, got {scaling!r}")
+    try:
+        longest = int((original or 1) * scaling["factor"])
+        config = LlamaConfig(head_dim=dim, rope_parameters=parameters, max_position_embeddings=longest)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    except KeyError as error:
+        raise ValueError(f"scaling '{kind}' lacks what it needs: {error.args[0]}") from error
+    return frequencies.double()[None], float(factor)
+
+
+def _checked(frequencies: Frequencies, heads: int, bands: int) -> Tensor:
+    """Return frequencies as (1, bands) or (heads, bands), in float64."""
+    values = torch.as_tensor(frequencies, dtype=torch.float64, device="cpu").detach()
+    values = values[None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[0] not in (1, heads) or values.shape[1] != bands:
+        given = tuple(values.shape)
+        raise ValueError(f"frequencies must be ({bands},), or ({heads}, {bands}) for {heads} heads, got shape {given}")
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("frequencies must be finite, got NaN or infinity")
+    return values
