@@ -151,13 +151,13 @@ class RotaryEncoding(ContentEncoding):
         """Return the encoding with bands that do not rotate: their frequency is 0.
 
         Args:
-            slowest: Share of the bands, those with the smallest frequencies: .25 is 0.75-RoPE, the p-RoPE of Barbero
-                et al. (2025, arXiv 2410.06205).
-            fastest: Share of the bands, those with the largest frequencies.
+            slowest: Share of the bands, rounded to whole ones, those with the smallest frequencies: .25 is 0.75-RoPE,
+                the p-RoPE of Barbero et al. (2025, arXiv 2410.06205).
+            fastest: Share of the bands, rounded to whole ones, those with the largest frequencies.
             bands: Further bands by index, f = 0..dim/2 - 1.
 
         Raises:
-            ValueError: A share outside 0 to 1, or one that is no whole number of bands; a band that is not there.
+            ValueError: A share outside 0 to 1, or one too small for a single band; a band that is not there.
         """
         half = self.dim // 2
         chosen = {self._band(each) for each in ([] if bands is None else torch.as_tensor(bands).flatten().tolist())}
@@ -165,11 +165,11 @@ class RotaryEncoding(ContentEncoding):
         stopped[:, sorted(chosen)] = True
         order = torch.argsort(self.frequencies.detach().abs(), dim=-1, stable=True, descending=True)
         for name, share in (("slowest", slowest), ("fastest", fastest)):
-            size = number(name, share) * half
-            if not 0 <= size <= half or abs(size - round(size)) > 1e-6:
-                raise ValueError(f"{name} must be a share from 0 to 1 of the {half} bands, a whole number, got {share}")
+            size = round(number(name, share) * half)
+            if not 0 <= share <= 1 or (share > 0 and not size):
+                raise ValueError(f"{name} must be a share from 0 to 1 of {half} bands, at least one, got {share}")
             if size:
-                stopped.scatter_(-1, order[:, -round(size) :] if name == "slowest" else order[:, : round(size)], True)
+                stopped.scatter_(-1, order[:, -size:] if name == "slowest" else order[:, :size], True)
         return self._with(self.frequencies.masked_fill(stopped, 0))
 
     def _band(self, band: Any) -> int:
