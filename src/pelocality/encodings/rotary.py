@@ -175,6 +175,10 @@ class RotaryEncoding(ContentEncoding):
     def _band(self, band: Any) -> int:
         return count("bands", band, least=0, most=self.dim // 2 - 1)
 
+    def with_heads(self, heads: int) -> Self:
+        """Return the encoding with frequencies for each of so many heads, all those of the first."""
+        return self._with(self.frequencies[:1].expand(heads, -1), heads=heads)
+
     def _with(self, frequencies: Tensor, **changes: Any) -> Self:
         """Return a copy with other frequencies, in the same precision and on the same device."""
         names = ("dim", "heads", "base", "scaling", "attention_scaling", "interleaved", "learnable", "causal")
@@ -254,6 +258,17 @@ class RotaryEncoding(ContentEncoding):
         rotated = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
         return torch.cat([rotated.to(states.dtype), rest], -1)
 
+    def extra_repr(self) -> str:  # noqa: D102
+        w = self.frequencies.detach().abs()
+        stopped, rotating = int((w == 0).sum(-1).max()), w[w > 0]
+        waves = (
+            f"wavelengths {2 * math.pi / rotating.max():.4g} to {2 * math.pi / rotating.min():.4g}"
+            if len(rotating)
+            else "no waves"
+        )
+        learned = ", learnable=True" if self.learnable else ""
+        return f"dim={self.dim}, heads={self.heads}, {waves}, {stopped} of {self.dim // 2} bands stopped{learned}"
+
     def _complex(self, states: Tensor) -> Tensor:
         """Return each band of queries or keys (..., d) as a complex number, (..., dim / 2)."""
         x = states[..., : self.dim]
@@ -284,13 +299,18 @@ def model_frequencies(model: nn.Module) -> dict[str, tuple[Tensor, float]]:
                 f"the frequencies of {type(model).__name__} depend on the length of its input; load it with "
                 "rope_parameters of another rope_type"
             )
-        for name, buffer in module.named_buffers(recurse=False):
-            if name.endswith("inv_freq") and "original" not in name and "long" not in name:
-                scaling = getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0)
-                found[name] = (buffer.detach(), float(scaling))
+        for name in frequency_buffers(module):
+            scaling = getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0)
+            found[name] = (module.get_buffer(name).detach(), float(scaling))
     if not found:
         raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
     return found
+
+
+def frequency_buffers(module: nn.Module) -> list[str]:
+    """Return the names of the buffers of a rotary module of transformers that hold frequencies in use."""
+    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    return [name for name in names if not name.endswith(("original_inv_freq", "long_inv_freq"))]
 
 
 def _published(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
-from pelocality.encodings import Encoding, NoEncoding
+from pelocality.encodings import ContentEncoding, Encoding, NoEncoding, RotaryEncoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models._calls import call_of
 from pelocality.models._restore import called, override, restore_method, restoring, restoring_on_error, unhook
@@ -22,6 +22,16 @@ from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import disable_named, disable_positions, enable_positions
 from pelocality.models.attaching.places import Place, find_places, known_places
 from pelocality.models.attaching.proof import prove as proved
+from pelocality.models.attaching.rotation import (
+    PositionalRotary,
+    check_fit,
+    check_rotations,
+    key_heads,
+    mark_sources,
+    own_rotations,
+    prove_rotations,
+    unmark_sources,
+)
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching
 from pelocality.models.inputs.tokens import runs_of_tokens
@@ -103,7 +113,7 @@ def attach(
             hybrid the attention layers are changed, in a model of images and text the language model.
         encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
             (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
-            heads.
+            heads. A `RotaryEncoding` takes the place of the rotation of a rotary model, and adds no bias.
         position_embeddings: ``"disable"``: the model's position embeddings have no effect, so that only the encoding
             gives the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the
             encoding is added to them.
@@ -151,6 +161,8 @@ def attach(
     _check_adapters(model.given)
     if _biases(model.given):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
+    if _rotates(encoding):
+        return _attach_rotations(model, encoding, layers, prove=prove, keep=position_embeddings == "keep")
     _check_model(model, position_embeddings, disable)
     inputs = _inputs(model, example_inputs)
     places = known_places(model) if inputs is None else find_places(model, inputs)
@@ -161,6 +173,52 @@ def attach(
     with restoring_on_error(functools.partial(_undo, model)):
         _install(encodings, places, model, disable=position_embeddings == "disable", names=disable)
         return Attachment(model.given, tuple(encodings), position_embeddings)
+
+
+def _attach_rotations(
+    model: SequenceModel, encoding: Any, layers: Sequence[int] | None, *, prove: bool, keep: bool
+) -> Attachment:
+    """Attach rotary encodings in the place of a model's own rotations."""
+    if keep:
+        raise ValueError(f"position_embeddings must be 'disable': a rotary encoding replaces the rotation of {model}")
+    check_rotations(model)
+    places = [place._replace(heads=key_heads(place)) for place in known_places(model)]
+    own = own_rotations(model, places) if prove else {}
+    available = list(own) if prove else range(len(places))
+    numbers = requested_layers(layers, available, len(places), f"in which {model} rotates no queries and keys")
+    chosen = [places[number] for number in numbers]
+    encodings = _copies(encoding, chosen, model.module)
+    check_fit(encodings, [own[number] for number in numbers if prove], causal=model.family.causal(model.module))
+    undo = functools.partial(_undo, model)
+
+    @contextmanager
+    def trial(rotations: Sequence[Encoding]) -> Iterator[None]:
+        every = [places[number] for number in own]
+        with restoring(undo):
+            _install(_copies(rotations, every, model.module), every, model, disable=True, names=())
+            yield
+
+    if prove:
+        heads = dict(zip(numbers, (each.heads for each in encodings), strict=True))
+        prove_rotations(model, list(own.values()), [heads.get(number, 1) for number in own], trial)
+    with restoring_on_error(undo):
+        _install(encodings, chosen, model, disable=True, names=())
+        return Attachment(model.given, tuple(encodings), "disable")
+
+
+def _rotates(encoding: Any) -> bool:
+    """Return whether an encoding, or the first of a list, is a rotation.
+
+    Raises:
+        TypeError: An encoding that needs queries and keys and is no rotation.
+    """
+    each = encoding[0] if isinstance(encoding, Sequence) and encoding else encoding
+    if isinstance(each, ContentEncoding) and not isinstance(each, RotaryEncoding):
+        raise TypeError(
+            f"{type(each).__name__} needs queries and keys, which attach does not reach; use it in biased_attention or "
+            "PositionalSelfAttention"
+        )
+    return isinstance(each, RotaryEncoding)
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:
@@ -229,18 +287,22 @@ def _install(
     """
     base, record = model.module, None if model.adds_tokens else model.family
     implementation = getattr(model.config, "_attn_implementation", None)
+    rotates = any(isinstance(each, RotaryEncoding) for each in encodings)
     for each, place in zip(encodings, places, strict=True):
-        bias = PositionalBias(
+        bias = (PositionalRotary if rotates else PositionalBias)(
             each, place, record, positions_disabled=disable, disabled=names, implementation=implementation
         )
         bias.install(place.module)
     for module in _transformers_parts(model):
-        if record is not None:
+        if record is not None and not rotates:
             module.register_forward_pre_hook(functools.partial(_check_call, places[0].module), with_kwargs=True)
         mark_saved_folders(module)
-        override(module, "init_continuous_batching", _init_continuous_batching)
+        if not rotates:
+            override(module, "init_continuous_batching", _init_continuous_batching)
     base.register_load_state_dict_pre_hook(check_state_dict)
-    if record is None:
+    if rotates:
+        mark_sources(base)
+    elif record is None:
         disable_named(base, names)
     elif disable:
         disable_positions(record, base)
@@ -263,6 +325,7 @@ def _undo(model: SequenceModel) -> None:
         if hook.hook is check_state_dict:
             del base._load_state_dict_pre_hooks[key]
     enable_positions(base)
+    unmark_sources(base)
 
 
 def _transformers_parts(model: SequenceModel) -> list[Any]:
@@ -407,8 +470,11 @@ def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *
 
 
 def _copies(
-    encoding: Encoding | Sequence[Encoding], places: list[Place], base: Any, layers: Sequence[int] | None = None
-) -> list[Encoding]:
+    encoding: Encoding | Sequence[Encoding],
+    places: list[Place],
+    base: Any,
+    layers: Sequence[int] | None = None,
+) -> list[Any]:
     """Return a copy of the encoding for each place, checked against the model; none for layers that are not named."""
     depth = len(places)
     numbers = requested_layers(layers, range(depth), depth, "which the model does not have")

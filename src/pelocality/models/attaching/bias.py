@@ -80,6 +80,11 @@ class PositionalBias(nn.Module):
         self.get_extra_state()  # refuses an encoding that could not be saved
 
     @property
+    def method(self) -> Callable[..., Any]:
+        """The function in the place of the forward pass of the attention module, as `override` calls it."""
+        return _forward_with_bias
+
+    @property
     def configuration(self) -> dict[str, Any]:
         """The configuration from which `load` attaches the encoding again, for JSON; numbers are in the state dict."""
         with loaded(self.encoding, [self.encoding]):
@@ -140,12 +145,12 @@ class PositionalBias(nn.Module):
         attention.register_forward_pre_hook(_check_forward)
         override(attention, "_replicate_for_data_parallel", _replicate)
         # inside the hooks of accelerate, which may be removed before the encoding
-        override(attention, "_old_forward" if "_old_forward" in attention.__dict__ else "forward", _forward_with_bias)
+        override(attention, "_old_forward" if "_old_forward" in attention.__dict__ else "forward", self.method)
 
     def uninstall(self, attention: nn.Module) -> None:
         """Undo `install`."""
         for name in ("forward", "_old_forward"):
-            restore_method(attention, name, _forward_with_bias)
+            restore_method(attention, name, self.method)
         if "_hf_hook" in attention.__dict__ and "_old_forward" not in attention.__dict__:  # added after the encoding
             attention.__dict__["_old_forward"] = called(attention, "forward", None)
         restore_method(attention, "_replicate_for_data_parallel", _replicate)
@@ -189,7 +194,7 @@ def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *arg
 def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:
     """Return the copy of an attention module for another device of nn.DataParallel, whose own forward adds the bias."""
     replica = called(attention, "_replicate_for_data_parallel", previous)()
-    replica.__dict__["forward"] = functools.partial(_forward_with_bias, replica, None)
+    replica.__dict__["forward"] = functools.partial(getattr(attention, ATTACHED).method, replica, None)
     return replica
 
 
@@ -205,10 +210,11 @@ def _check_forward(attention: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
+    method = getattr(attention, ATTACHED).method
     for name in ("forward", "_old_forward"):  # the second is where accelerate keeps the method inside its hooks
         function = attention.__dict__.get(name)
         while function is not None:
-            if getattr(function, "func", None) is _forward_with_bias:
+            if getattr(function, "func", None) is method:
                 return
             function = getattr(function, "__wrapped__", None)
     raise ValueError(

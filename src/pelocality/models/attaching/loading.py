@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import WeightRenaming
 from transformers.utils.hub import cached_file
 
-from pelocality.encodings import Encoding
+from pelocality.encodings import Encoding, RotaryEncoding
 from pelocality.models._restore import changed
 from pelocality.models.attaching.attachment import attach, install_saved
 from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
@@ -89,14 +89,18 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     for module, name in in_modules.items():
         _load_numbers(path, name, module.get_submodule(ATTACHED), saved[names.pop(module)])
     for part, attentions in _attachable(model):
-        found = [names.pop(module) for module in attentions if module in names]
-        if found and len(found) < len(attentions):
+        within = [module for module in attentions if module in names]
+        found = [names.pop(module) for module in within]
+        encodings = [configurations[name]["encoding"] for name in found]
+        rotary = bool(encodings) and isinstance(encodings[0], RotaryEncoding)  # the only ones that layers may lack
+        if found and not rotary and len(found) < len(attentions):
             raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
         if found:
-            encodings = [configurations[name]["encoding"] for name in found]
             positions = configurations[found[0]]["position_embeddings"]
-            attach(part, encodings, position_embeddings=positions, prove=False)  # as proved before it was saved
-        for name, module in zip(found, attentions, strict=False):
+            layers = [attentions.index(module) for module in within] if rotary else None
+            # proved before it was saved
+            attach(part, encodings, position_embeddings=positions, layers=layers, prove=False)
+        for name, module in zip(found, within, strict=True):
             _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
     if names:
         raise ValueError(f"the model has no attention module for the saved encoding '{next(iter(names.values()))}'")

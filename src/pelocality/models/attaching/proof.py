@@ -65,9 +65,9 @@ def prove(model: SequenceModel, trial: Trial, inputs: Any, *, disable: bool) -> 
 
 
 def _prove(model: SequenceModel, trial: Trial, inputs: Any, *, disable: bool) -> bool:
-    given, before = _first_run(model) if inputs is None else (inputs, _outputs(model, inputs))
+    given, before = few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
     with trial(_no_bias, False):
-        _check_same(_outputs(model, given), before, "with a bias of zero its outputs differ from those without")
+        check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
     seen = _Seen()
     with trial(_trial_encoding, disable):
         biases = attached_biases(model.module)
@@ -77,7 +77,7 @@ def _prove(model: SequenceModel, trial: Trial, inputs: Any, *, disable: bool) ->
     _check_seen(model, seen, biases)
     if disable and inputs is None:
         _check_equivariance(model, trial, given["input_ids"])
-    _check_same(_outputs(model, given), before, "after removal its outputs differ from those before")
+    check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
     return not any(bool(visible.triu(1).any()) for _, _, visible in seen.plain.values())
 
 
@@ -94,7 +94,7 @@ def _trial_encoding(heads: int) -> Encoding:
     return table
 
 
-def _first_run(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
+def few_tokens(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return two texts of other tokens and the outputs; two tokens are padding where the model takes a mask of them."""
     text = torch.tensor(model.some_ids(_TOKENS + 1), device=model.device)
     ids = torch.stack([text[:_TOKENS], text[1:]])
@@ -102,12 +102,12 @@ def _first_run(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
     mask[1, -2:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
     try:
-        return inputs, _outputs(model, inputs)
+        return inputs, outputs_of(model, inputs)
     except Exception:
-        return {"input_ids": ids}, _outputs(model, {"input_ids": ids})
+        return {"input_ids": ids}, outputs_of(model, {"input_ids": ids})
 
 
-def _outputs(model: SequenceModel, inputs: Any) -> list[Tensor]:
+def outputs_of(model: SequenceModel, inputs: Any) -> list[Tensor]:
     """Return the tensors of floats that a model returns."""
 
     def tensors(output: Any) -> Iterator[Tensor]:
@@ -121,7 +121,7 @@ def _outputs(model: SequenceModel, inputs: Any) -> list[Tensor]:
     return list(tensors(model.outputs(inputs)))
 
 
-def _check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
+def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
     """Refuse outputs that differ by more than rounding."""
     pairs = [(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)]
     if not all(_same(a, b) for a, b in pairs):

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
+from pelocality.models.families import SOURCE
 from pelocality.models.layers import layer_numbers
 from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
 from pelocality.models.sequence_model import SequenceModel
@@ -248,6 +249,8 @@ def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
         return None
     cos, sin = output
+    if hasattr(cos, SOURCE):  # attention modules have others, of an attached encoding
+        return None
     squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
     are_angles = bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean())  # not queries and keys
     return (torch.ones_like(cos), torch.zeros_like(sin)) if are_angles else None

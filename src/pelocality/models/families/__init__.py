@@ -18,6 +18,7 @@ from pelocality.models.families._keys import (
 from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
 from pelocality.models.families._record import (
     ATTACHED as ATTACHED,
+    SOURCE as SOURCE,
     Architecture as Architecture,
     attached_biases as attached_biases,
 )

@@ -17,6 +17,10 @@ ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
 
 
+SOURCE = "_pelocality_source"
+"""The attribute of cosines and sines that an attached rotation computes again."""
+
+
 def attached_biases(model: nn.Module) -> list[Any]:
     """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
     return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]

@@ -1,0 +1,300 @@
+"""attach with rotary encodings, against the model's buffers and against rotations by complex numbers."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+import transformers as hf
+from transformers.models.llama import modeling_llama
+
+from pelocality.encodings import AttenuatedEncoding, CoPE, RotaryEncoding
+from pelocality.models import attach, attached, audit, load, positional_attention, text_average
+from pelocality.models.attaching.rotation import rotary_modules
+from tests.families import add_adapter, assert_same_outputs, same, small, spread, state, tokens
+
+N = 9
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def llama(layers=3, **more):
+    torch.manual_seed(0)
+    config = small(hf.LlamaConfig, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, **more)
+    return spread(hf.LlamaForCausalLM(config).eval())
+
+
+def logits(model, ids, **kwargs):
+    with torch.no_grad():
+        return model(ids, **kwargs).logits
+
+
+@pytest.fixture
+def model():
+    return llama()
+
+
+# ---- exactness
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_models_own_rotation_gives_its_own_outputs(model, heads):
+    ids, own = tokens(2, N), RotaryEncoding.from_model(model)
+    before = logits(model, ids)
+    with attach(model, own.with_heads(heads)):
+        found = logits(model, ids)
+    assert torch.equal(found, before) if heads == 1 else torch.allclose(found, before, atol=1e-6)
+
+
+def test_bands_that_are_stopped_are_frequencies_of_zero(model):
+    ids, own = tokens(2, N), RotaryEncoding.from_model(model)
+    with attach(model, own.without(slowest=0.5)):
+        found = logits(model, ids)
+    buffer = model.model.rotary_emb.inv_freq
+    buffer[len(buffer) // 2 :] = 0
+    assert torch.equal(found, logits(model, ids))
+
+
+def by_complex_numbers(frequencies):
+    """Return a function in the place of transformers' rotation: with w[layer][head of keys], layer after layer."""
+    layers = itertools.count()
+
+    def rotate(q, k, cos, sin, unsqueeze_dim=1):
+        w = frequencies[next(layers) % len(frequencies)]
+        turned = []
+        for states in (q, k):
+            half = states.shape[-1] // 2
+            own = w.repeat_interleave(states.shape[1] // len(w), 0).double()  # (head, band)
+            angle = torch.arange(states.shape[2], dtype=torch.float64)[:, None] * own[:, None]
+            z = torch.complex(states[..., :half].double(), states[..., half:].double()) * torch.exp(1j * angle)
+            turned.append(torch.cat([z.real, z.imag], -1).to(states))
+        return turned
+
+    return rotate
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_layers_and_heads_rotate_by_their_own_frequencies(model, implementation, monkeypatch):
+    model.set_attn_implementation(implementation)
+    ids, own = tokens(2, N), RotaryEncoding.from_model(model).with_heads(2)
+    plain = logits(model, ids)
+    encodings = [own.scaled([0.3, 1.7]), own.rebased(50.0), own.without(bands=[0]).scaled([2.0, 0.0])]
+    with attach(model, encodings) as attachment:
+        found = logits(model, ids)
+        frequencies = [each.frequencies for each in attachment.encodings]
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", by_complex_numbers(frequencies))
+    expected = logits(model, ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert (found - plain).abs().max() > 1e-3
+
+
+def test_layers_that_are_not_named_keep_their_rotation(model):
+    ids, own = tokens(2, N), RotaryEncoding.from_model(model)
+    with attach(model, [own, own.scaled(0.5), own]):
+        expected = logits(model, ids)
+    with attach(model, own.scaled(0.5), layers=[1]) as attachment:
+        assert len(attachment.encodings) == 1
+        assert torch.equal(logits(model, ids), expected)
+
+
+def test_padding_and_a_cache_change_nothing(model):
+    encoding = RotaryEncoding.from_model(model).with_heads(2).scaled([0.5, 2.0])
+    attach(model, encoding)
+    ids = tokens(1, N)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mask = (torch.arange(N + 3) >= 3).long()[None]
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    alone, behind, uncached = (
+        model.generate(given, attention_mask=seen, return_dict_in_generate=True, use_cache=cache, **options)
+        for given, seen, cache in (
+            (ids, torch.ones_like(ids), True),
+            (padded, mask, True),
+            (ids, torch.ones_like(ids), False),
+        )
+    )
+    for other in (behind, uncached):
+        torch.testing.assert_close(torch.stack(other.logits), torch.stack(alone.logits), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        (hf.ModernBertConfig, {"pad_token_id": 0}),
+        (hf.Gemma3TextConfig, GROUPED | {"num_hidden_layers": 6}),
+        (hf.Qwen3Config, GROUPED),
+        (hf.GPTNeoXConfig, {"hidden_size": 64, "rotary_pct": 0.5}),
+        (hf.PhiConfig, {"hidden_size": 64}),
+        (hf.CohereConfig, {}),
+        (hf.Llama4TextConfig, GROUPED | {"num_hidden_layers": 4, "num_local_experts": 2}),
+        (hf.EsmConfig, {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 4}),
+    ],
+    ids=lambda each: getattr(each, "model_type", ""),
+)
+def test_families_with_other_pairs_and_types_of_layers(config, sizes):
+    model = spread(hf.AutoModel.from_config(small(config, **sizes)).eval())
+    before, ids = state(model), tokens(2, N)
+    dims = {2 * len(b) for m in rotary_modules(model) for n, b in m.named_buffers() if n.endswith("inv_freq")}
+    encoding = RotaryEncoding(dims.pop(), base=300.0)
+    with torch.no_grad():
+        plain = model(ids)[0]
+        with attach(model, encoding):
+            changed = model(ids)[0]
+        assert not torch.equal(changed, plain)
+        assert torch.equal(model(ids)[0], plain)
+    assert same(before, state(model))
+
+
+def test_layers_without_a_rotation_are_left_alone():
+    sizes = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    model = hf.Cohere2Model(small(hf.Cohere2Config, **sizes)).eval()
+    ids, before = tokens(2, N), state(model)
+    with torch.no_grad(), attach(model, RotaryEncoding.from_model(model).scaled(2.0)):
+        model(ids)
+    assert same(before, state(model))
+
+
+# ---- learning, saving, copies
+
+
+def test_frequencies_are_learned(model):
+    own = RotaryEncoding.from_model(model)
+    learned = RotaryEncoding(own.dim, heads=2, frequencies=own.frequencies, learnable=True)
+    attachment = attach(model, learned)
+    ids = tokens(2, N)
+    model(ids).logits.square().mean().backward()
+    parameter, step = attachment.encodings[1].free_frequencies, 1e-3
+    assert parameter.grad.shape == (2, own.dim // 2)
+    with torch.no_grad():
+        values = []
+        for change in (step, -2 * step):
+            parameter[1, 0] += change
+            values.append(model(ids).logits.square().mean().item())
+    assert parameter.grad[1, 0].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-3)
+
+
+@pytest.mark.parametrize("layers", [None, [0, 2]])
+def test_a_rotation_is_saved_and_loaded(model, layers, tmp_path):
+    ids = tokens(2, N)
+    attach(model, RotaryEncoding.from_model(model).with_heads(2).scaled([0.5, 2.0]), layers=layers)
+    expected = logits(model, ids)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert_same_outputs(logits(again, ids), expected)
+    assert len(attached(again).encodings) == (3 if layers is None else 2)
+    attached(again).remove()
+    assert_same_outputs(logits(again, ids), logits(llama(), ids))
+    with pytest.raises(ValueError, match=r"load it with pelocality\.load"):
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_rotate_alike_and_on_their_own(model, copied):
+    ids = tokens(2, N)
+    attach(model, RotaryEncoding.from_model(model).with_heads(2).scaled([0.5, 2.0]))
+    expected = logits(model, ids)
+    other = copied(model)
+    attached(model).remove()
+    assert torch.equal(logits(other, ids), expected)
+    attached(other).remove()
+    assert torch.equal(logits(other, ids), logits(model, ids))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_gradients_are_the_same(model, reentrant):
+    own, ids = RotaryEncoding.from_model(model), tokens(2, N)
+    attach(model, RotaryEncoding(own.dim, heads=2, frequencies=own.frequencies, learnable=True))
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.train().zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append(attached(model).encodings[0].free_frequencies.grad.clone())
+    assert_same_outputs(gradients[1], gradients[0])
+
+
+def test_an_adapter_on_an_attached_model(model):
+    peft = pytest.importorskip("peft")
+    ids = tokens(2, N)
+    attach(model, RotaryEncoding.from_model(model).scaled(0.5))
+    expected = logits(model, ids)
+    add_adapter(model, peft.LoraConfig(target_modules=["q_proj"]))
+    assert_same_outputs(logits(model, ids), expected)
+
+
+def test_a_compiled_model_rotates(model):
+    ids = tokens(2, N)
+    attach(model, RotaryEncoding.from_model(model).scaled(0.5))
+    compiled = torch.compile(model, backend="eager")
+    assert_same_outputs(logits(compiled, ids), logits(model, ids))
+
+
+# ---- measuring
+
+
+def test_an_attached_model_is_measured(model):
+    tokenizer_free = {"length": 8, "words": [7, 9], "progress": False}
+    own = RotaryEncoding.from_model(model)
+    plain = positional_attention(model, **tokenizer_free)
+    with attach(model, own.scaled(0.5)):
+        result = positional_attention(model, **tokenizer_free)
+        assert "RotaryEncoding" in str(result.source.encoding)
+        assert (
+            text_average(
+                model, [{"input_ids": [5, 6, 7, 8, 9, 10]}] * 2, length=6, special_tokens=True, progress=False
+            ).attention.shape[-1]
+            == 6
+        )
+    assert not torch.allclose(result.attention, plain.attention)
+
+
+def test_an_audit_sees_the_base_of_an_attached_rotation():
+    model = llama()
+    with attach(model, RotaryEncoding(RotaryEncoding.from_model(model).dim, base=500.0)):
+        found = audit(model)
+    assert any("declared rotary base 10000, measured 500" in each for each in found.mismatches)
+    assert not audit(model).mismatches
+
+
+# ---- refusals
+
+
+def test_what_cannot_be_attached_is_refused_and_changes_nothing(model):
+    own = RotaryEncoding.from_model(model)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    cases = [
+        (llama(rope_parameters=dynamic), own, {}, "length of its input"),
+        (model, RotaryEncoding(2 * own.dim), {}, f"rotate the {own.dim} dimensions"),
+        (model, own, {"position_embeddings": "keep"}, "replaces the rotation"),
+        (model, RotaryEncoding(own.dim, interleaved=True), {}, "interleaved"),
+        (model, own.with_heads(3), {}, "1 or 2 heads"),
+        (model, own.with_heads(4), {}, "1 or 2 heads"),
+        (model, own, {"layers": [7]}, "indices into the model's 3 layers"),
+        (model, [own, own], {}, "list of 3"),
+        (
+            hf.GPTJModel(hf.GPTJConfig(vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)),
+            own,
+            {},
+            "no rotary",
+        ),
+    ]
+    modernbert = hf.ModernBertModel(small(hf.ModernBertConfig, pad_token_id=0))
+    before = state(model)
+    for given, encoding, options, match in cases:
+        with pytest.raises(ValueError, match=match):
+            attach(given, encoding, **options)
+    with pytest.raises(TypeError, match="rotary for all layers"):
+        attach(model, [own, AttenuatedEncoding(), own])
+    with pytest.raises(TypeError, match="needs queries and keys"):
+        attach(model, CoPE(8))
+    with pytest.raises(ValueError, match="causal"):
+        attach(modernbert, RotaryEncoding(8, causal=True))
+    assert same(before, state(model))
+
+
+def test_attention_without_the_models_cosines_is_refused(model):
+    attach(model, RotaryEncoding.from_model(model))
+    attention, hidden = model.model.layers[0].self_attn, torch.randn(1, 4, model.config.hidden_size)
+    cos, sin = model.model.rotary_emb(hidden, torch.arange(4)[None])
+    with pytest.raises(ValueError, match="got no cosines and sines"):
+        attention(hidden, position_embeddings=(cos.clone(), sin.clone()), attention_mask=None)
