@@ -34,4 +34,8 @@ from pelocality.metrics.structure import (
     sink_rate as sink_rate,
     toeplitz_share as toeplitz_share,
 )
-from pelocality.metrics.without_matrix import measure_absolute as measure_absolute, measure_relative as measure_relative
+from pelocality.metrics.without_matrix import (
+    RelativeMeasurement as RelativeMeasurement,
+    measure_absolute as measure_absolute,
+    measure_relative as measure_relative,
+)
