@@ -165,6 +165,17 @@ def test_many_short_heads_are_measured_as_one_by_one():
         torch.testing.assert_close(getattr(result, field)[1, -3:], one_by_one, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
+def test_a_shorter_bias_leaves_the_first_tokens_out(mask):
+    k = distances(20)
+    bias = random_table(len(k)).masked_fill(MASKS[mask](k), -math.inf)
+    result = measure_relative(bias[3:-3])
+    for name in ("locality", "mean_distance", "entropy", "sink_rate"):
+        expected = getattr(metrics, name)(dense(bias), without_first=3)
+        torch.testing.assert_close(getattr(result, name), expected, rtol=1e-12, atol=0)
+
+
 def test_keys_whose_weight_underflows_stay_visible():
     bias = torch.where(distances(9) > 0, -2000.0, 0.0)
     assert metrics.entropy(dense(bias)).item() == pytest.approx(1)  # inferred to be causal

@@ -111,8 +111,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         UserWarning: A bias is one-sided (causal): its symmetry is meaningless, its relative asymmetry is 1.
 
     Note:
-        An n x n matrix of biases, as an encoding returns it when called, cannot be recognised at odd n: its rows are
-        read as n heads.
+        ``bias[..., s:-s]`` has the values of the metrics with ``without_first=s``. An n x n matrix of biases, as an
+        encoding returns it when called, cannot be recognised at odd n: its rows are read as n heads.
 
     Examples:
         >>> import torch
