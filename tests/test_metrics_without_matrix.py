@@ -109,10 +109,10 @@ def test_every_metric_of_a_relative_bias_is_that_of_its_dense_matrix(n, mask, ki
 
 @settings(max_examples=200, deadline=None)
 @given(
-    sides=st.integers(1, 30).flatmap(
-        lambda n: hnp.arrays(np.float64, 2 * n - 1, elements=st.floats(-40, 20) | st.just(-np.inf))
-    ),
-    center=st.floats(-40, 20),
+    sides=st.integers(1, 30)
+    .flatmap(lambda n: hnp.arrays(np.float64, 2 * n - 1, elements=st.floats(-40, 20) | st.just(-np.inf)))
+    .map(lambda sides: sides.round(3)),  # monotonicity compares weights, which rounding could make equal
+    center=st.floats(-40, 20).map(lambda x: round(x, 3)),
 )
 @pytest.mark.filterwarnings("ignore:the attention is one-sided")
 def test_every_metric_agrees_wherever_keys_are_masked(sides, center):
