@@ -31,7 +31,7 @@ from pelocality.metrics.structure import normalised_entropy
 # How far (in nats) the largest bias of a row may lie below the largest of all in float64.
 _RANGE = 600.0
 
-# numbers of several short heads that are measured together
+# How many numbers of several short heads are measured together.
 _PART = 2**18
 
 
@@ -155,7 +155,7 @@ def _measure_biases(bias: Tensor, tolerance: Tolerance) -> tuple[Tensor, ...]:
     past = torch.where(k < 0, weight, 0)
     mass = _row_sums(past)
     past_local = masked_mean(ratio(2 * _row_sums(past * decay), mass), mass > 0)
-    logits = torch.where(weight > 0, bias, 0)  # 0 * -inf
+    logits = torch.where(weight > 0, bias, 0)  # 0 * -inf is NaN
     nats = normaliser.log() - _row_sums(weight * logits) / normaliser
     diagonal = weight * _rows_by_distance(1 / normaliser)  # sum of A_ij over j - i = k
     left, right = diagonal[:, : n - 1].sum(-1), diagonal[:, n:].sum(-1)
