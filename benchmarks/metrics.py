@@ -10,9 +10,13 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import arguments, compiled, extra_mebibytes, machine, paired, seconds
-from pelocality import locality, measure, measure_absolute, measure_relative, symmetry
+from pelocality import locality, measure, measure_absolute, measure_relative, metrics, symmetry
 from tests import witness
 
+COMPLEMENTARY = (
+    "adjusted_locality", "past_locality", "mean_distance", "direction_balance", "entropy", "sink_rate", "monotonicity",
+    "distance_profile", "profile_asymmetry", "window", "half_life",
+)  # fmt: skip
 ROW = "| {:<44} | {:<18} | {:>10} | {:>9} | {:>10} |"
 
 
@@ -52,10 +56,14 @@ def loops(smoke: bool) -> None:
 
 
 def without_matrix(device: str, smoke: bool, repeats: int) -> None:
-    n = 4096 if smoke else 131_072
+    n = 4096 if smoke else 1_000_000
     distance = torch.arange(-(n - 1), n, device=device, dtype=torch.float64)
     bias = -0.01 * distance.abs()
-    report("measure_relative", (2 * n - 1,), lambda: measure_relative(bias), bias.sum, repeats)
+    report("every metric, measure_relative", (2 * n - 1,), lambda: every_relative(bias), bias.sum, repeats)
+    i = torch.arange(256 if smoke else 2048, device=device)
+    attention = bias[i - i[:, None] + n - 1].softmax(-1)
+    shape = tuple(attention.shape)
+    report("every metric, of the matrix", shape, lambda: every_dense(attention), attention.sum, min(3, repeats))
     n, width = (512, 16) if smoke else (32_768, 64)
     table = torch.from_numpy(np.random.default_rng(0).normal(size=(n, width)) / 3).float().to(device)
 
@@ -67,6 +75,17 @@ def without_matrix(device: str, smoke: bool, repeats: int) -> None:
         name = f"measure_absolute, {'numba' if fast else 'torch'}, to product + softmax"
         with compiled(fast):
             report(name, (n, width), lambda: measure_absolute(table), product_and_softmax, 1 if smoke else 3)
+
+
+def every_relative(bias: torch.Tensor) -> None:
+    result = measure_relative(bias)
+    _ = result.profile_asymmetry, result.window(), result.half_life()
+
+
+def every_dense(attention: torch.Tensor) -> None:
+    measure(attention)
+    for name in COMPLEMENTARY:
+        getattr(metrics, name)(attention)
 
 
 def report(name: str, shape: tuple[int, ...], function: object, baseline: object, repeats: int) -> None:

@@ -94,6 +94,7 @@ def test_a_relative_encoding_has_the_same_metrics_streamed_and_from_its_matrix(m
     one, other = measure_relative(encoding.relative(40)), metrics.measure(encoding.weights(40))
     torch.testing.assert_close(one.locality, other.locality)
     torch.testing.assert_close(one.relative_asymmetry, other.relative_asymmetry, atol=1e-10, rtol=0)
+    torch.testing.assert_close(one.mean_distance, metrics.mean_distance(encoding.weights(40)))
 
 
 @EVERY

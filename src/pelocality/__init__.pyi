@@ -43,6 +43,7 @@ from .evaluation.dependencies import (
 )
 from .metrics import (
     Measurement as Measurement,
+    RelativeMeasurement as RelativeMeasurement,
     adjusted_locality as adjusted_locality,
     crop as crop,
     direction_balance as direction_balance,

@@ -3,8 +3,9 @@
 Every function takes attention (..., query, key) whose rows sum to 1 (a tensor, an array, the tuple of attentions a
 Hugging Face model returns, or a result of this library) and returns one number per matrix, (...), but for
 ``distance_profile``, ``profile_asymmetry``, ``monotonicity`` and ``crop``. ``mask=`` leaves padding out.
-``measure_relative`` and ``measure_absolute`` give the same numbers without an n x n matrix, and
-``pelocality.metrics.accumulate`` sums them over batches and processes.
+Without an n x n matrix, ``measure_relative`` gives the same numbers for a relative encoding, and ``measure_absolute``
+those of ``measure`` for a table of position embeddings. ``pelocality.metrics.accumulate`` sums over batches and
+processes.
 """
 
 from pelocality.metrics.directions import (
@@ -34,4 +35,8 @@ from pelocality.metrics.structure import (
     sink_rate as sink_rate,
     toeplitz_share as toeplitz_share,
 )
-from pelocality.metrics.without_matrix import measure_absolute as measure_absolute, measure_relative as measure_relative
+from pelocality.metrics.without_matrix import (
+    RelativeMeasurement as RelativeMeasurement,
+    measure_absolute as measure_absolute,
+    measure_relative as measure_relative,
+)

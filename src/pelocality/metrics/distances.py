@@ -21,6 +21,8 @@ from pelocality.metrics._masks import Mask, Visible, visible_counts
 from pelocality.metrics._ratio import masked_mean, ratio
 from pelocality.metrics._row_pass import row_statistics, validated_statistics
 
+Side = Literal["both", "past", "future"]
+
 
 def adjusted_locality(
     attention: Attention,
@@ -75,16 +77,21 @@ def adjusted_locality(
     def kernel(matrices: Matrices) -> Tensor:
         value = validated_statistics(matrices.weights, pairs=False).locality
         support, uniform = _uniform_locality(matrices, causal, inferred)
-        choice = support > 1
-        most = torch.where(choice, 1 - uniform, 0).sum(-1)
-        gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
-        return ratio(gained, most, torch.nan).to(value.dtype)
+        return excess_locality(value, uniform, support)
 
     values = map_matrices(
         attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, causal)
     )
     warn_of_mixed(inferred)
     return values
+
+
+def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
+    """Return `adjusted_locality`, (batch,), from the rows' locality, that of uniform attention, and numbers of keys."""
+    choice = support > 1
+    most = torch.where(choice, 1 - uniform, 0).sum(-1)
+    gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
+    return ratio(gained, most, torch.nan).to(value.dtype)
 
 
 def _uniform_locality(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -169,9 +176,7 @@ def distance_profile(attention: Attention, *, mask: Mask | None = None, without_
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
-        n = weights.shape[-1]
-        count = n - torch.arange(1 - n, n, device=weights.device).abs()
-        return (diagonal_sums(weights, torch.float64) / count).to(weights.dtype)
+        return _profile(weights).to(weights.dtype)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="offsets")
 
@@ -200,10 +205,19 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None, without
         >>> profile_asymmetry(torch.ones(4, 4).tril() / torch.arange(1.0, 5.0)[:, None])
         tensor([-1., -1., -1.])
     """
-    profile = distance_profile(attention, mask=mask, without_first=without_first)
-    n = (profile.shape[-1] + 1) // 2
-    past, future = profile[..., : n - 1].flip(-1), profile[..., n:]
+    return asymmetry_of_profile(distance_profile(attention, mask=mask, without_first=without_first))
+
+
+def asymmetry_of_profile(profile: Tensor) -> Tensor:
+    """Return `profile_asymmetry`, (..., n-1), of a `distance_profile`."""
+    past, future = sides_of(profile)
     return ratio(future - past, past + future)
+
+
+def sides_of(by_distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers at distances 1..n-1 in the past and in the future, (..., 2n-1) -> twice (..., n-1)."""
+    n = (by_distance.shape[-1] + 1) // 2
+    return by_distance[..., : n - 1].flip(-1), by_distance[..., n:]
 
 
 def mean_distance(
@@ -272,31 +286,41 @@ def window(
         >>> window(torch.full((101, 101), 1 / 101), 0.5, rows=True)[50]
         tensor(25.)
     """
-    share = number("share", share)
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be above 0 and at most 1, got {share}")
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights.detach())
-        n = weights.shape[-1]
-        if rows:
-            distance = _distance(weights).to(torch.int64).expand(weights.shape)
-            exact = weights.to(torch.float64)
-            by_distance = torch.zeros_like(exact).scatter_add_(-1, distance, exact)
-        else:
-            diagonals = diagonal_sums(weights, torch.float64) / n
-            by_distance = torch.cat([diagonals[:, n - 1 : n], diagonals[:, n:] + diagonals[:, : n - 1].flip(-1)], -1)
-        held = by_distance.cumsum(-1)  # (batch, [n,] w)
-        enough = held >= share * held[..., -1:] * (1 - n * torch.finfo(torch.float64).eps)  # float64 rounding
-        return enough.to(torch.uint8).argmax(-1).to(weights.dtype)
+        if not rows:
+            return window_of_profile(_profile(weights), share).to(weights.dtype)
+        distance = _distance(weights).to(torch.int64).expand(weights.shape)
+        exact = weights.to(torch.float64)
+        by_distance = torch.zeros_like(exact).scatter_add_(-1, distance, exact)
+        return _narrowest(by_distance, share).to(weights.dtype)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+
+
+def window_of_profile(profile: Tensor, share: float) -> Tensor:
+    """Return `window`, (...), of a `distance_profile` in float64."""
+    past, future = sides_of(profile)
+    n = past.shape[-1] + 1
+    pairs = torch.arange(n, 0, -1, device=profile.device)  # of tokens at distance 0..n-1
+    return _narrowest(torch.cat([profile[..., n - 1 : n], past + future], -1) * pairs, share)
+
+
+def _narrowest(by_distance: Tensor, share: float) -> Tensor:
+    """Return the smallest distance up to which a share of the mass lies, (..., n) -> (...)."""
+    share = number("share", share)
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    held = by_distance.cumsum(-1)
+    rounding = by_distance.shape[-1] * torch.finfo(torch.float64).eps
+    return (held >= share * held[..., -1:] * (1 - rounding)).to(torch.uint8).argmax(-1)
 
 
 def half_life(
     attention: Attention,
     *,
-    side: Literal["both", "past", "future"] = "both",
+    side: Side = "both",
     mask: Mask | None = None,
     without_first: int = 0,
 ) -> Tensor:
@@ -332,29 +356,37 @@ def half_life(
         >>> half_life(torch.softmax(-slope * (position - position[:, None]).abs(), -1))
         tensor(2.7673)
     """
-    check_choice("side", side, ("both", "past", "future"))
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
-        n = weights.shape[-1]
-        sums = diagonal_sums(weights, torch.float64)
-        k = torch.arange(1, n, device=weights.device, dtype=torch.float64)
-        past, future = sums[:, : n - 1].flip(-1) / (n - k), sums[:, n:] / (n - k)
-        p = {"both": (past + future) / 2, "past": past, "future": future}[side]
-        held = p > 0
-        mass = p.sum(-1, keepdim=True)
-        weight = ratio(p, mass)
-        log_p = torch.where(held, p, 1).log()
-        away = k - (weight * k).sum(-1, keepdim=True)
-        fall = -(weight * away * (log_p - (weight * log_p).sum(-1, keepdim=True))).sum(-1)  # times spread: -slope
-        spread = (weight * away**2).sum(-1)
-        # the error of log p is at most eps of the input, that of fall this times the mean distance from the mean
-        falling = fall > torch.finfo(matrices.dtype).eps * (weight * away.abs()).sum(-1)
-        values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
-        values = torch.where(held.sum(-1) < 2, torch.nan, values)
-        return values.to(weights.dtype)
+        return half_life_of_profile(_profile(weights), side, matrices.dtype).to(weights.dtype)
 
     return map_matrices(attention, kernel, mask=mask, without_first=without_first)
+
+
+def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:
+    """Return `half_life`, (...), of a `distance_profile` in float64 that was computed from weights of a dtype."""
+    check_choice("side", side, ("both", "past", "future"))
+    past, future = sides_of(profile)
+    k = torch.arange(1, past.shape[-1] + 1, device=profile.device, dtype=torch.float64)
+    p = {"both": (past + future) / 2, "past": past, "future": future}[side]
+    held = p > 0
+    weight = ratio(p, p.sum(-1, keepdim=True))
+    log_p = torch.where(held, p, 1).log()
+    away = k - (weight * k).sum(-1, keepdim=True)
+    fall = -(weight * away * (log_p - (weight * log_p).sum(-1, keepdim=True))).sum(-1)  # times spread: -slope
+    spread = (weight * away**2).sum(-1)
+    # the error of log p is that of the input or of its sums, that of fall this times the mean distance from the mean
+    error = max(torch.finfo(dtype).eps, k.numel() * torch.finfo(torch.float64).eps)
+    falling = fall > error * (weight * away.abs()).sum(-1)
+    values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
+    return torch.where(held.sum(-1) < 2, torch.nan, values)
+
+
+def _profile(weights: Tensor) -> Tensor:
+    """Return p(k), the mean of every diagonal, (batch, n, n) -> (batch, 2n-1), in float64."""
+    n = weights.shape[-1]
+    return diagonal_sums(weights, torch.float64) / (n - torch.arange(1 - n, n, device=weights.device).abs())
 
 
 def _distance(weights: Tensor) -> Tensor:

@@ -180,9 +180,8 @@ def entropy(
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
         support = visible_counts(matrices.weights, causal, matrices.visible, inferred)
-        choice = support > 1
         nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
-        values = nats / torch.where(choice, support, 2).log().to(weights.dtype)
+        values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     resolved = resolve_visible(attention, visible, causal)
@@ -191,6 +190,12 @@ def entropy(
     )
     warn_of_mixed(inferred)
     return values
+
+
+def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's entropy relative to that of its visible keys' number, and which rows see more than one key."""
+    choice = support > 1
+    return nats / torch.where(choice, support, 2).log().to(nats.dtype), choice
 
 
 def sink_rate(

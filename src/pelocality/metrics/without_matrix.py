@@ -1,31 +1,97 @@
-"""Locality and symmetry without an n x n matrix, for long contexts.
+"""The metrics without an n x n matrix, for long contexts.
 
 Relative encodings need only their bias at every distance, O(n); tables of position embeddings, blocks of rows.
 """
 
+import math
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pelocality._checks import on_float64_device
 from pelocality.metrics._inputs import float_tensor
+from pelocality.metrics._ratio import masked_mean, ratio
 from pelocality.metrics._row_blocks import row_blocks, rows_needed
 from pelocality.metrics._row_pass import block_statistics, pool_sums
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
+from pelocality.metrics.distances import (
+    Side,
+    asymmetry_of_profile,
+    excess_locality,
+    half_life_of_profile,
+    window_of_profile,
+)
 from pelocality.metrics.position_tables import Similarity, project, softmax_weights
 from pelocality.metrics.published import Measurement, warn_of_one_sided
+from pelocality.metrics.structure import normalised_entropy
 
 # How far (in nats) the largest bias of a row may lie below the largest of all in float64.
 _RANGE = 600.0
 
+# How many numbers of several short heads are measured together.
+_PART = 2**18
 
-def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) -> Measurement:
+
+@dataclass(frozen=True)
+class RelativeMeasurement(Measurement):
+    """Every metric of a relative encoding that does not need its matrix, as `measure_relative` returns them.
+
+    Each equals the function of its name on the matrix, to rounding. Visible keys are those whose bias is not -inf.
+
+    Attributes:
+        adjusted_locality: (...), at most 1, 0 for uniform attention to the visible keys.
+        past_locality: (...), 0 to 1.
+        mean_distance: (...), in tokens.
+        direction_balance: (...), -1 (past) to 1 (future).
+        entropy: (...), 0 to 1, relative to uniform attention to the visible keys.
+        sink_rate: (...), 0 to 1, the attention to the first token.
+        monotonicity: (..., 2), past and future, each 0 to 1; without gradients.
+        distance_profile: (..., 2n - 1), the past first.
+
+    Examples:
+        >>> import torch
+        >>> n = 1_000_000
+        >>> k = torch.arange(-(n - 1), n, dtype=torch.float64)
+        >>> found = measure_relative(-0.05 * k.abs())
+        >>> found.mean_distance, found.half_life(), found.window(0.9)
+        (tensor(19.9912, dtype=torch.float64), tensor(13.8629, dtype=torch.float64), tensor(46., dtype=torch.float64))
+    """
+
+    adjusted_locality: Tensor
+    past_locality: Tensor
+    mean_distance: Tensor
+    direction_balance: Tensor
+    entropy: Tensor
+    sink_rate: Tensor
+    monotonicity: Tensor = field(compare=False)
+    distance_profile: Tensor = field(compare=False, repr=False)
+
+    def window(self, share: float = 0.9) -> Tensor:
+        """Return the half-width of the window that holds a share of the attention, (...), as `window` does."""
+        profile = self.distance_profile.detach()
+        return window_of_profile(on_float64_device(profile).double(), share).to(profile)
+
+    def half_life(self, *, side: Side = "both") -> Tensor:
+        """Return the distance over which the attention halves, (...), as `half_life` does."""
+        profile = self.distance_profile
+        return half_life_of_profile(on_float64_device(profile).double(), side, profile.dtype).to(profile)
+
+    @property
+    def profile_asymmetry(self) -> Tensor:
+        """(..., n - 1), between -1 and 1, as `profile_asymmetry`."""
+        return asymmetry_of_profile(self.distance_profile)
+
+
+def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) -> RelativeMeasurement:
     """Measure a relative encoding from its bias at every distance, in O(n).
 
         A_ij = softmax_j b[j - i],  j = 0..n-1
 
-    The same values as ``measure(A)``, to rounding, without the matrix: the normaliser of a row cancels out of symmetry,
-    and everything else is a cumulative sum, minimum or maximum over distance.
+    The same values as those of the metrics on A, to rounding, without the matrix: sums over keys are cumulative sums
+    over distance, and sums over queries are cumulative sums of 1 / normaliser.
 
     Args:
         bias: b[k] for k = -(n-1)..n-1, the past first, (..., 2n - 1), as ``encoding.relative(n)`` gives. -inf where
@@ -33,8 +99,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         rtol: As for `symmetry`; None: that of the bias's dtype.
 
     Returns:
-        A frozen result with ``.locality``, ``.symmetry`` and ``.relative_asymmetry``, each (...), computed in
-        float64, on the same device; differentiable.
+        A frozen result with ``.locality``, ``.symmetry``, ``.relative_asymmetry`` and the complementary metrics of
+        `RelativeMeasurement`, each (...), computed in float64, on the same device; differentiable.
 
     Raises:
         TypeError: Not a float tensor or array.
@@ -45,8 +111,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         UserWarning: A bias is one-sided (causal): its symmetry is meaningless, its relative asymmetry is 1.
 
     Note:
-        An n x n matrix of biases, as an encoding returns it when called, cannot be recognised at odd n: its rows are
-        read as n heads.
+        ``bias[..., s:-s]`` has the values of the metrics with ``without_first=s``. An n x n matrix of biases, as an
+        encoding returns it when called, cannot be recognised at odd n: its rows are read as n heads.
 
     Examples:
         >>> import torch
@@ -62,56 +128,102 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(given.dtype, rtol)
-    n = (given.shape[-1] + 1) // 2
-    heads = on_float64_device(given).reshape(-1, given.shape[-1]).to(torch.float64)
-    # head by head, in the working memory of one
-    measured = [_measure_one_bias(head, tolerance) for head in heads]
-    values = torch.stack(measured) if measured else heads.new_empty(0, 3)
+    batch, distances = given.shape[:-1], given.shape[-1]
+    heads = on_float64_device(given).reshape(math.prod(batch), distances).to(torch.float64)
+    # in the working memory of one long head, or of several short ones
+    parts = [_measure_biases(part, tolerance) for part in torch.split(heads, max(1, _PART // distances))]
     dtype = torch.promote_types(given.dtype, torch.float32)
-    past, future = ((given[..., side] == -torch.inf).all(-1) for side in (slice(0, n - 1), slice(n, None)))
-    if n > 2 and bool((past ^ future).any()):
+    fields = (torch.cat(values).to(given.device, dtype) for values in zip(*parts, strict=True))
+    masked = given == -torch.inf
+    past, future = masked[..., : distances // 2].all(-1), masked[..., distances // 2 + 1 :].all(-1)
+    if distances > 3 and bool((past ^ future).any()):
         warn_of_one_sided()
-    return Measurement(*values.to(given.device, dtype).reshape(*given.shape[:-1], 3).unbind(-1))
+    return RelativeMeasurement(*(values.reshape((*batch, *values.shape[1:])) for values in fields))
 
 
-def _measure_one_bias(bias: Tensor, tolerance: Tolerance) -> Tensor:
-    """Return locality, symmetry and relative asymmetry, (3,), of one bias (2n-1,)."""
-    n = (len(bias) + 1) // 2
+def _measure_biases(bias: Tensor, tolerance: Tolerance) -> tuple[Tensor, ...]:
+    """Return the fields of `RelativeMeasurement`, each (heads, ...), of biases (heads, 2n - 1)."""
+    n = (bias.shape[-1] + 1) // 2
     _check_range(bias.detach(), n)
-    weight = (bias - bias.max()).exp()
-    left, right = weight[: n - 1].flip(0), weight[n - 1 :]  # left[k-1] = e^b[-k], right[k] = e^b[k]
-    zero = weight.new_zeros(1)
-    decay = torch.exp2(-torch.arange(n, device=bias.device, dtype=bias.dtype))
-    i = torch.arange(n, device=bias.device)
-    # row i has the distances -i..n-1-i: sums over them are cumulative sums from the middle outwards
-    normaliser = torch.cat([zero, left.cumsum(0)]) + right.cumsum(0).flip(0)
-    near = torch.cat([zero, (left * decay[1:]).cumsum(0)]) + (right * decay).cumsum(0).flip(0)
-    locality = (near / normaliser).sum()
-    d = (left - right[1:]).abs()  # d[k-1], times each row's normaliser
-    low, high = d.cummin(0).values, d.cummax(0).values
+    k = torch.arange(1 - n, n, device=bias.device, dtype=bias.dtype)
+    distance, decay = k.abs(), torch.exp2(-k.abs())
+    bias = bias - bias.detach().amax(-1, keepdim=True)
+    weight, visible = bias.exp(), (bias > -torch.inf).to(bias.dtype)
+    normaliser, support = _row_sums(weight), _row_sums(visible)
+    local = _row_sums(weight * decay) / normaliser
+    pooled = pool_sums(n, local.sum(-1), *_pair_sums(weight, normaliser, tolerance))
+    past = torch.where(k < 0, weight, 0)
+    mass = _row_sums(past)
+    past_local = masked_mean(ratio(2 * _row_sums(past * decay), mass), mass > 0)
+    logits = torch.where(weight > 0, bias, 0)  # 0 * -inf is NaN
+    nats = normaliser.log() - _row_sums(weight * logits) / normaliser
+    diagonal = weight * _rows_by_distance(1 / normaliser)  # sum of A_ij over j - i = k
+    left, right = diagonal[:, : n - 1].sum(-1), diagonal[:, n:].sum(-1)
+    first = weight[:, : n - 1].flip(-1) / normaliser[:, 1:]  # A_i0, i = 1..n-1
+    return (
+        *pooled,
+        excess_locality(local, _row_sums(visible * decay) / support, support),
+        past_local,
+        (diagonal * distance).sum(-1) / n,
+        ratio(right - left, left + right),
+        masked_mean(*normalised_entropy(nats.clamp(min=0), support)),
+        first.mean(-1),
+        torch.stack([_falling_share(weight[:, :n].flip(-1)), _falling_share(weight[:, n - 1 :])], -1),
+        diagonal / (n - distance),
+    )
+
+
+def _row_sums(terms: Tensor) -> Tensor:
+    """Return sum_j t[j - i] of every row i, (heads, 2n - 1) -> (heads, n), as cumulative sums from the middle."""
+    n = (terms.shape[-1] + 1) // 2
+    past = pad(terms[:, : n - 1].flip(-1).cumsum(-1), (1, 0))
+    return past + terms[:, n - 1 :].cumsum(-1).flip(-1)
+
+
+def _rows_by_distance(values: Tensor) -> Tensor:
+    """Return the sum of one value per row over the rows with a key at distance k, (heads, n) -> (heads, 2n - 1)."""
+    past, future = values.flip(-1).cumsum(-1), values.cumsum(-1).flip(-1)  # rows -k..n-1 and 0..n-1-k
+    return torch.cat([past[:, :-1], future], -1)
+
+
+def _falling_share(weight: Tensor) -> Tensor:
+    """Return one side of `monotonicity`, (heads,), from the weights e^b[k] at distances 0..n-1."""
+    nearer, farther = weight.detach()[:, :-1], weight.detach()[:, 1:]
+    rows = torch.arange(nearer.shape[-1], 0, -1, device=weight.device, dtype=weight.dtype)  # with both distances
+    share = torch.where(nearer >= farther, rows, 0).sum(-1) / rows.sum().clamp(min=1)
+    return torch.where((farther > 0).any(-1), share, torch.nan)
+
+
+def _pair_sums(weight: Tensor, normaliser: Tensor, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:
+    """Return irregularity, difference and paired of `RowStatistics`, summed over rows, each (heads,)."""
+    n = normaliser.shape[-1]
+    left, right = weight[:, : n - 1].flip(-1), weight[:, n:]  # e^b[-k] and e^b[k], k = 1..n-1
+    d = (left - right).abs()  # d_k, times each row's normaliser
+    low, high = d.cummin(-1).values, d.cummax(-1).values
     spread = high - low
     # sum_k (d_k - min d) over the first m, from non-negative terms: each further pair adds d_k - min d, and where it
     # lowers the minimum, the terms of all pairs before it grow by as much
-    drop = torch.cat([zero, low[:-1] - low[1:]])
-    excess = (d - low + torch.arange(n - 1, device=d.device) * drop).cumsum(0)
-    largest = torch.maximum(left, right[1:]).cummax(0).values
-    smallest = torch.minimum(left, right[1:]).cummin(0).values
+    drop = pad(low[:, :-1] - low[:, 1:], (1, 0))[:, : n - 1]
+    excess = (d - low + torch.arange(n - 1, device=d.device) * drop).cumsum(-1)
+    largest = torch.maximum(left, right).cummax(-1).values
+    smallest = torch.minimum(left, right).cummin(-1).values
+    i = torch.arange(n, device=d.device)
     m = torch.minimum(i, i.flip(0))[1:-1] - 1  # index of the last pair of every row with pairs
-    normaliser = normaliser[1:-1]
-    floor = ABSOLUTE_FLOOR * normaliser
-    irregularity = tolerance.irregularity(excess[m], spread[m], largest[m], smallest[m], floor).sum()
-    difference = (d.cumsum(0)[m] / normaliser).sum()
-    paired = ((left + right[1:]).cumsum(0)[m] / normaliser).sum()
-    return torch.stack(pool_sums(n, locality, irregularity, difference, paired))
+    normaliser = normaliser[:, 1:-1]
+    irregularity = tolerance.irregularity(
+        excess[:, m], spread[:, m], largest[:, m], smallest[:, m], ABSOLUTE_FLOOR * normaliser
+    )
+    difference, paired = (sums.cumsum(-1)[:, m] / normaliser for sums in (d, left + right))
+    return irregularity.sum(-1), difference.sum(-1), paired.sum(-1)
 
 
 def _check_range(bias: Tensor, n: int) -> None:
     """Raise ValueError if a row has no visible key or its largest bias is too far below that of another row."""
-    past = torch.cat([bias.new_full((1,), -torch.inf), bias[: n - 1].flip(0).cummax(0).values])
-    visible = torch.maximum(past, bias[n - 1 :].cummax(0).values.flip(0))  # each row's largest bias
-    if bool((visible == -torch.inf).any()):
+    past = pad(bias[:, : n - 1].flip(-1).cummax(-1).values, (1, 0), value=-torch.inf)
+    largest = torch.maximum(past, bias[:, n - 1 :].cummax(-1).values.flip(-1))  # of each row
+    if bool((largest == -torch.inf).any()):
         raise ValueError("bias masks every key of some query; leave at least one distance visible from every position")
-    if bool(visible.max() - visible.min() > _RANGE):
+    if bool((largest.amax(-1) - largest.amin(-1) > _RANGE).any()):
         raise ValueError(f"bias grows by more than {_RANGE:.0f} nats with distance; measure a shorter length")
 
 
