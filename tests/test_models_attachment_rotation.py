@@ -7,14 +7,27 @@ import pickle
 import pytest
 import torch
 import transformers as hf
+from torch.overrides import TorchFunctionMode
 from transformers.models.llama import modeling_llama
 
-from pelocality.encodings import AttenuatedEncoding, CoPE, RotaryEncoding
+from pelocality.encodings import AttenuatedEncoding, CoPE, NoEncoding, RotaryEncoding
 from pelocality.models import attach, attached, audit, load, positional_attention, text_average
 from pelocality.models.attaching.rotation import rotary_modules
-from tests.families import add_adapter, assert_same_outputs, same, small, spread, state, tokens
+from tests.families import (
+    add_adapter,
+    assert_same_outputs,
+    base_of,
+    family_of,
+    same,
+    small,
+    spread,
+    state,
+    tiny,
+    tokens,
+)
 
 N = 9
+GPTJ = hf.GPTJConfig(vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
@@ -151,6 +164,63 @@ def test_layers_without_a_rotation_are_left_alone():
     with torch.no_grad(), attach(model, RotaryEncoding.from_model(model).scaled(2.0)):
         model(ids)
     assert same(before, state(model))
+
+
+# ---- models without rotations
+
+
+class Turning(TorchFunctionMode):
+    """Rotates, by complex numbers, what the projections of queries and keys of a model give."""
+
+    def __init__(self, model, encoding):
+        super().__init__()
+        base, family = base_of(model), family_of(model)
+        layers = family.attention_layers(base)
+        self.weights = [getattr(layer, name).weight for layer in layers for name in family.projections]
+        self.size, self.frequencies = getattr(layers[0], family.head_size), encoding.frequencies.double()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.nn.functional.linear or not any(args[1] is each for each in self.weights):
+            return result
+        states = result.unflatten(-1, (-1, self.size)).double()  # (batch, n, head, d)
+        half, rotated = self.frequencies.shape[1], 2 * self.frequencies.shape[1]
+        angle = torch.arange(states.shape[1], dtype=torch.float64)[:, None, None] * self.frequencies
+        z = torch.complex(states[..., :half], states[..., half:rotated]) * torch.exp(1j * angle)
+        return torch.cat([z.real, z.imag, states[..., rotated:]], -1).flatten(2).to(result)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "albert", "t5", "mpnet", "electra"])
+@pytest.mark.parametrize("positions", ["disable", "keep"])
+def test_queries_and_keys_of_a_model_without_rotations_are_rotated(name, positions):
+    model, ids = tiny(name), tokens(2, N)
+    base, before = base_of(model), state(model)
+    size = getattr(family_of(model).attention_layers(base)[0], family_of(model).head_size)
+    encoding = RotaryEncoding(size - size % 4, base=50.0)  # of an odd half, the rest is left as it is
+    with torch.no_grad(), attach(model, encoding, position_embeddings=positions):
+        found = base(ids)[0]
+        mask = (torch.arange(N) < N - 2).long().expand(2, -1)
+        padded = base(ids * mask, attention_mask=mask)[0]
+        shorter = base(ids[:, :-2])[0]
+    assert_same_outputs(padded[:, :-2], shorter)
+    assert same(before, state(model))
+    with torch.no_grad(), attach(model, NoEncoding(), position_embeddings=positions), Turning(model, encoding):
+        expected = base(ids)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, base(ids)[0], atol=1e-3)
+
+
+def test_a_projection_that_is_replaced_later_is_refused(tmp_path):
+    model, ids = tiny("bert"), tokens(2, N)
+    attach(model, RotaryEncoding(4))
+    expected = model(ids)[0]
+    model.save_pretrained(tmp_path)
+    assert_same_outputs(load(tmp_path)(ids)[0], expected)
+    other = copy.deepcopy(model)
+    assert_same_outputs(other(ids)[0], expected)
+    other.encoder.layer[0].attention.self.query = torch.nn.Linear(32, 32).double()
+    with pytest.raises(ValueError, match="'query' of BertSelfAttention was replaced"):
+        other(ids)
 
 
 # ---- learning, saving, copies

@@ -21,15 +21,17 @@ from pelocality.models._weights import execution_device
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import disable_named, disable_positions, enable_positions
 from pelocality.models.attaching.places import Place, find_places, known_places
+from pelocality.models.attaching.projection import PositionalProjection, check_projections, prove_projections
 from pelocality.models.attaching.proof import prove as proved
 from pelocality.models.attaching.rotation import (
     PositionalRotary,
     check_fit,
-    check_rotations,
+    has_rotations,
     key_heads,
     mark_sources,
     own_rotations,
     prove_rotations,
+    rotary_modules,
     unmark_sources,
 )
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
@@ -113,7 +115,8 @@ def attach(
             hybrid the attention layers are changed, in a model of images and text the language model.
         encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
             (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
-            heads. A `RotaryEncoding` takes the place of the rotation of a rotary model, and adds no bias.
+            heads. A `RotaryEncoding` takes the place of the rotation of a rotary model, or rotates the queries and keys
+            of a model that has projections for them; a rotation adds no bias.
         position_embeddings: ``"disable"``: the model's position embeddings have no effect, so that only the encoding
             gives the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the
             encoding is added to them.
@@ -162,7 +165,7 @@ def attach(
     if _biases(model.given):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
     if _rotates(encoding):
-        return _attach_rotations(model, encoding, layers, prove=prove, keep=position_embeddings == "keep")
+        return _attach_rotations(model, encoding, layers, position_embeddings, prove=prove)
     _check_model(model, position_embeddings, disable)
     inputs = _inputs(model, example_inputs)
     places = known_places(model) if inputs is None else find_places(model, inputs)
@@ -176,34 +179,38 @@ def attach(
 
 
 def _attach_rotations(
-    model: SequenceModel, encoding: Any, layers: Sequence[int] | None, *, prove: bool, keep: bool
+    model: SequenceModel, encoding: Any, layers: Sequence[int] | None, position_embeddings: Positions, *, prove: bool
 ) -> Attachment:
-    """Attach rotary encodings in the place of a model's own rotations."""
-    if keep:
+    """Attach rotary encodings: in the place of a model's own rotations, or to the projections of a model without."""
+    rotary, disable = has_rotations(model), position_embeddings == "disable"
+    if rotary and not disable:
         raise ValueError(f"position_embeddings must be 'disable': a rotary encoding replaces the rotation of {model}")
-    check_rotations(model)
     places = [place._replace(heads=key_heads(place)) for place in known_places(model)]
-    own = own_rotations(model, places) if prove else {}
-    available = list(own) if prove else range(len(places))
+    if not rotary:
+        check_projections(model, places)
+    own = own_rotations(model, places) if prove and rotary else {}
+    available = list(own) if own else range(len(places))
     numbers = requested_layers(layers, available, len(places), f"in which {model} rotates no queries and keys")
     chosen = [places[number] for number in numbers]
     encodings = _copies(encoding, chosen, model.module)
-    check_fit(encodings, [own[number] for number in numbers if prove], causal=model.family.causal(model.module))
+    check_fit(model, encodings, [own[number] for number in numbers if own])
     undo = functools.partial(_undo, model)
 
     @contextmanager
     def trial(rotations: Sequence[Encoding]) -> Iterator[None]:
-        every = [places[number] for number in own]
+        every = [places[number] for number in available]
         with restoring(undo):
-            _install(_copies(rotations, every, model.module), every, model, disable=True, names=())
+            _install(_copies(rotations, every, model.module), every, model, disable=rotary, names=())
             yield
 
-    if prove:
+    if prove and rotary:
         heads = dict(zip(numbers, (each.heads for each in encodings), strict=True))
         prove_rotations(model, list(own.values()), [heads.get(number, 1) for number in own], trial)
+    elif prove:
+        prove_projections(model, encodings[0].dim, len(places), trial)
     with restoring_on_error(undo):
-        _install(encodings, chosen, model, disable=True, names=())
-        return Attachment(model.given, tuple(encodings), "disable")
+        _install(encodings, chosen, model, disable=disable, names=())
+        return Attachment(model.given, tuple(encodings), position_embeddings)
 
 
 def _rotates(encoding: Any) -> bool:
@@ -287,20 +294,20 @@ def _install(
     """
     base, record = model.module, None if model.adds_tokens else model.family
     implementation = getattr(model.config, "_attn_implementation", None)
-    rotates = any(isinstance(each, RotaryEncoding) for each in encodings)
+    kind = PositionalBias
+    if any(isinstance(each, RotaryEncoding) for each in encodings):
+        kind = PositionalRotary if rotary_modules(base) else PositionalProjection
     for each, place in zip(encodings, places, strict=True):
-        bias = (PositionalRotary if rotates else PositionalBias)(
-            each, place, record, positions_disabled=disable, disabled=names, implementation=implementation
-        )
+        bias = kind(each, place, record, positions_disabled=disable, disabled=names, implementation=implementation)
         bias.install(place.module)
     for module in _transformers_parts(model):
-        if record is not None and not rotates:
+        if record is not None and kind is PositionalBias:
             module.register_forward_pre_hook(functools.partial(_check_call, places[0].module), with_kwargs=True)
         mark_saved_folders(module)
-        if not rotates:
+        if kind is PositionalBias:
             override(module, "init_continuous_batching", _init_continuous_batching)
     base.register_load_state_dict_pre_hook(check_state_dict)
-    if rotates:
+    if kind is PositionalRotary:
         mark_sources(base)
     elif record is None:
         disable_named(base, names)

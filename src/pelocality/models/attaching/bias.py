@@ -176,11 +176,8 @@ def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *arg
         return forward(*args, **kwargs)
     expected = None
     if bias.record is not None:
-        args, kwargs = (), call_of(attention, args, kwargs)
+        args, kwargs = (), without_positions(bias, call_of(attention, args, kwargs))
         expected = bias.record.keys(attention, kwargs)
-        for name in bias.record.position_arguments if bias.positions_disabled else ():
-            if kwargs.get(name) is not None:
-                kwargs[name] = torch.zeros_like(kwargs[name])
     mode = Biased(bias, expected)
     if torch.compiler.is_compiling():
         with mode:
@@ -189,6 +186,12 @@ def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *arg
         output = forward(*args, **kwargs)
     mode.check(type(attention).__name__)
     return output
+
+
+def without_positions(bias: PositionalBias, call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of an attention module, positions as zeros if they are disabled."""
+    names = bias.record.position_arguments if bias.record is not None and bias.positions_disabled else ()
+    return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 
 
 def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:

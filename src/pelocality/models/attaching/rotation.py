@@ -191,21 +191,20 @@ def rotary_modules(base: nn.Module) -> list[nn.Module]:
 # ---- what a model is, and whether an encoding takes its place exactly
 
 
-def check_rotations(model: SequenceModel) -> None:
-    """Refuse a model whose rotations cannot be set.
+def has_rotations(model: SequenceModel) -> bool:
+    """Return whether a model has rotations of its own.
 
     Raises:
-        ValueError: With the reason.
+        ValueError: They cannot be set, or the model is no transformers model of token ids.
     """
-    reason = None
+    found, reason = bool(rotary_modules(model.module)), None
     if model.adds_tokens:
         reason = "it is no transformers model of token ids; use RotaryEncoding in biased_attention"
-    elif not rotary_modules(model.module):
-        reason = "it has no rotary module (inv_freq) whose cosines and sines its attention modules are given"
-    elif depend_on_length(model.module):
+    elif found and depend_on_length(model.module):
         reason = "its frequencies depend on the length of its input; load it with rope_parameters of another rope_type"
     if reason:
         raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
+    return found
 
 
 def key_heads(place: Place) -> int:
@@ -242,19 +241,20 @@ def _rotation_of(source: _Source) -> RotaryEncoding:
     return RotaryEncoding(2 * len(frequencies), frequencies=frequencies, attention_scaling=scaling)
 
 
-def check_fit(encodings: Sequence[Any], own: Sequence[RotaryEncoding], *, causal: bool) -> None:
-    """Refuse encodings that do not fit a model's own rotations.
+def check_fit(model: SequenceModel, encodings: Sequence[Any], own: Sequence[RotaryEncoding]) -> None:
+    """Refuse encodings that do not fit a model, or its own rotations where these are given.
 
     Raises:
         TypeError: Not all of them are rotations.
         ValueError: Another number of dimensions; pairs or a causality that the model decides.
     """
+    causal = model.family.causal(model.module)
     for place, each in enumerate(encodings):
         if not isinstance(each, RotaryEncoding):
             raise TypeError(f"encoding must be rotary for all layers or for none, got {type(each).__name__} too")
         if own and each.dim != own[place].dim:
             raise ValueError(f"encoding must rotate the {own[place].dim} dimensions of the model, got dim={each.dim}")
-        if each.interleaved:
+        if own and each.interleaved:
             raise ValueError("encoding pairs dimensions as the model does when attached; leave interleaved=False")
         if each.causal and not causal:
             raise ValueError("encoding must not be causal: a rotation hides nothing, and this model is bidirectional")

@@ -1,0 +1,120 @@
+"""Rotations in a model that has none: the outputs of the projections of queries and keys are rotated."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.encodings import RotaryEncoding
+from pelocality.models._calls import call_of
+from pelocality.models._restore import called, inference, unhook
+from pelocality.models._weights import loaded
+from pelocality.models.attaching.bias import PositionalBias, without_positions
+from pelocality.models.attaching.places import Place
+from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of
+from pelocality.models.families import ATTACHED, KnownLogits
+from pelocality.models.sequence_model import SequenceModel
+
+
+class PositionalProjection(PositionalBias):
+    """A rotary encoding as a submodule of an attention module whose projections then return rotated states."""
+
+    encoding: RotaryEncoding
+    record: KnownLogits
+    first = 0  # position of the first token of the call: the number of cached keys
+
+    @property
+    def method(self) -> Callable[..., Any]:  # noqa: D102
+        return _forward_projected
+
+    def install(self, attention: nn.Module) -> None:  # noqa: D102
+        super().install(attention)
+        for name in self.record.projections:
+            getattr(attention, name).register_forward_hook(functools.partial(_rotate, attention))
+
+    def uninstall(self, attention: nn.Module) -> None:  # noqa: D102
+        super().uninstall(attention)
+        for module in attention.modules():  # peft may have put the projection into another
+            unhook(module, _rotate)
+
+
+def check_projections(model: SequenceModel, places: list[Place]) -> None:
+    """Refuse a model whose queries and keys are not the outputs of two projections, multiplied with each other alone.
+
+    Raises:
+        ValueError: With the reason.
+    """
+    family, module = model.family, places[0].module if places else None
+    reason = None
+    if not isinstance(family, KnownLogits):
+        reason = "it has no rotary module (inv_freq), and its queries and keys are not known to the library"
+    elif any(not isinstance(getattr(module, name, None), nn.Module) for name in family.projections):
+        reason = "one projection gives its queries, keys and values"
+    elif any(term(model.module, module, 1) is not None for term in (family.relative_keys, family.relative_queries)):
+        reason = "its queries and keys are multiplied with vectors of distances too"
+    if reason:
+        raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
+
+
+def prove_projections(
+    model: SequenceModel,
+    dim: int,
+    layers: int,
+    trial: Callable[[Sequence[RotaryEncoding]], AbstractContextManager[None]],
+) -> None:
+    """Check, on a few tokens, that angles of zero change nothing, that others do, and that removal restores the model.
+
+    Args:
+        model: The model.
+        dim: The number of dimensions that are rotated.
+        layers: The number of attention modules.
+        trial: Attaches encodings beside the model's own positions, for the time of a block.
+
+    Raises:
+        ValueError: A check failed; the message names it.
+    """
+
+    def outputs(encoding: RotaryEncoding) -> list[Tensor]:
+        with trial([encoding] * layers):
+            return outputs_of(model, inputs)
+
+    with inference(model.module):
+        inputs, before = few_tokens(model)
+        try:
+            check_same(outputs(RotaryEncoding(dim).scaled(0)), before, "with angles of zero its outputs are others")
+            if all(map(torch.equal, outputs(RotaryEncoding(dim)), before)):
+                raise NotProvedError("its projections are rotated, and its outputs stay the same")
+            check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
+        except ValueError as error:
+            raise ValueError(f"a rotary encoding cannot be attached to {model}: {error}") from error
+
+
+def _forward_projected(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """Run an attention module whose projections rotate, after a check that the hooks on them are there."""
+    forward, rotation = called(attention, "forward", previous), attention._modules.get(ATTACHED)
+    if rotation is None:  # removed after another library had replaced the method
+        return forward(*args, **kwargs)
+    for name in rotation.record.projections:
+        hooks = getattr(attention, name)._forward_hooks.values()
+        if not any(getattr(hook, "func", None) is _rotate for hook in hooks):
+            raise ValueError(
+                f"'{name}' of {type(attention).__name__} was replaced after a rotary encoding was attached, and would "
+                "not rotate; remove the encoding before the change, and attach it again afterwards"
+            )
+    call = without_positions(rotation, call_of(attention, args, kwargs))
+    expected = rotation.record.keys(attention, call)
+    rotation.first = expected.keys - expected.queries
+    return forward(**call)
+
+
+def _rotate(attention: Any, projection: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Return queries or keys, (batch, n, heads * d), rotated by the encoding (a hook)."""
+    rotation = getattr(attention, ATTACHED)
+    states = output.view(*output.shape[:-1], rotation.heads, -1).transpose(1, 2)
+    with loaded(rotation.encoding, [rotation.encoding]):
+        position = torch.arange(rotation.first, rotation.first + states.shape[-2], device=states.device)
+        rotated: Tensor = rotation.encoding.rotate(states, *rotation.encoding.angles(position))
+    return rotated.transpose(1, 2).flatten(2)
