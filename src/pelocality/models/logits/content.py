@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from pelocality._checks import count, flag
 from pelocality._toeplitz import diagonals
 from pelocality.models._weights import loaded
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.logits.terms import captured_inputs, queries_and_keys
 from pelocality.models.sequence_model import SequenceModel
+
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,34 +63,70 @@ def mean_content(
     Raises:
         ValueError: Queries and keys that differ between tokens but should not, quantised weights, or no text.
     """
-    modules: list[Any] = model.family.attention_layers(model.module)
     device = model.device
-    found: list[tuple[Tensor, Tensor]] = []  # each (2, sample, layer, head, d_head), with its tokens
 
-    def means(layer: int, hidden: Tensor) -> Tensor | None:
+    def means(layer: int, both: Tensor, kept: Tensor) -> Tensor:
+        if constant:
+            _check_constant(model, layer, both)
+        return (both.sum(-2) / kept.sum(-1)[:, None, None].clamp(min=1)).to(device)
+
+    found = []  # each (2, sample, layer, head, d_head), with the tokens of each sample
+    for each, included in by_layer(model, batches, layers, means):
+        text = included.any(1)
+        found.append((torch.stack(each, 2)[:, text.to(device)], included.sum(1)[text].to(device)))
+    queries, keys = torch.cat([both for both, _ in found], 1)
+    return Content(queries, keys, torch.cat([tokens for _, tokens in found]))
+
+
+def by_layer(
+    model: SequenceModel,
+    batches: Iterable[tuple[Any, Tensor | None]],
+    layers: Sequence[int],
+    take: Callable[[int, Tensor, Tensor], Taken],
+) -> Iterator[tuple[list[Taken], Tensor]]:
+    """Run a model on batches, and yield for each what a function takes of these layers, and the tokens included.
+
+    Args:
+        model: A model of a known family.
+        batches: Inputs, and the tokens that count, (batch, n).
+        layers: Indices of layers.
+        take: Called with the layer, its queries and keys before rotation (2, batch, head, n, d_head), zero at tokens
+            that do not count, and the tokens that count.
+
+    Raises:
+        ValueError: Quantised weights, or no token.
+    """
+    modules: list[Any] = model.family.attention_layers(model.module)
+
+    def take_requested(layer: int, hidden: Tensor) -> Taken | None:
         if layer not in layers:
             return None
         with loaded(model.module, [modules[layer]]):
-            both = torch.stack(queries_and_keys(model, modules[layer], hidden))  # (2, batch, head, n, d_head)
-        if constant:
-            _check_constant(model, layer, both)
-        assert included is not None  # the model reads token ids
-        kept = included[:, None, :, None].to(both.device)  # padding may hold NaN
-        return both.masked_fill(~kept, 0.0).sum(-2) / kept.sum(-2).clamp(min=1)
+            both = torch.stack(queries_and_keys(model, modules[layer], hidden))
+        kept = real.to(both.device)
+        return take(layer, both.masked_fill(~kept[:, None, :, None], 0.0), kept)  # padding may hold NaN
 
+    tokens = None
     for inputs, included in batches:
-        with captured_inputs(model, means) as each:
+        assert included is not None  # the model reads token ids
+        real, tokens = included, (tokens or 0) + int(included.sum())
+        with captured_inputs(model, take_requested) as found:
             model.run(inputs)
-        assert included is not None
-        text = included.any(1)
-        stacked = torch.stack([each[layer].to(device) for layer in layers], 2)
-        found.append((stacked[:, text.to(device)], included.sum(1)[text].to(device)))
-    if not found:
+        yield [found[layer] for layer in layers], included
+    if tokens is None:
         raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-    if not sum(len(tokens) for _, tokens in found):
+    if not tokens:
         raise ValueError("texts hold no token to average over; pass longer texts, or a smaller without_first")
-    queries, keys = torch.cat([both for both, _ in found], 1)
-    return Content(queries, keys, torch.cat([tokens for _, tokens in found]))
+
+
+def batches_of(model: SequenceModel, texts: Iterable[Any], tokenizer: Any, **options: Any) -> TextBatches:
+    """Return the batches of texts, for options as of `text_average`; refuse a model that does not read token ids."""
+    flag("special_tokens", options["special_tokens"])
+    count("without_first", options["without_first"], least=0)
+    count("batch_size", options["batch_size"])
+    if model.content is not None:
+        raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
+    return TextBatches(model, texts, tokenizer, **options)
 
 
 def _check_constant(model: SequenceModel, layer: int, states: Tensor) -> None:

@@ -8,15 +8,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from pelocality._checks import count, flag
 from pelocality._toeplitz import toeplitz
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._restore import inference
 from pelocality.models._rotations import forget_longest_input
 from pelocality.models._weights import embedding_weight, loaded
-from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.inputs.words import choose_words
-from pelocality.models.logits.content import ByDistance, Content, mean_content
+from pelocality.models.logits.content import ByDistance, Content, batches_of, mean_content
 from pelocality.models.logits.terms import (
     capped,
     captured_inputs,
@@ -236,9 +234,6 @@ def positional_logits(
     """
     model = SequenceModel.of(model)
     family, base = known_logits(model), model.module
-    flag("special_tokens", special_tokens)
-    count("without_first", without_first, least=0)
-    count("batch_size", batch_size)
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)
     with inference(base), loaded(base, [modules[0], *position_parts(model)]):
@@ -261,7 +256,7 @@ def positional_logits(
         ids, names = choose_words(model, tokenizer, words, seed) if method == "words" else ((), ())
         content = None
         if method == "texts":
-            batches = TextBatches(
+            batches = batches_of(
                 model,
                 texts or (),
                 tokenizer,
@@ -270,8 +265,6 @@ def positional_logits(
                 batch_size=batch_size,
                 progress=progress,
             )
-            if model.content is not None:
-                raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
             content = mean_content(model, batches, chosen)
             forget_longest_input(base)  # the logits have the angles of `length` alone
         elif method == "words":
