@@ -10,6 +10,8 @@ which frequencies heads use, and whether heads that use fast ones are local. Of 
 """
 
 import argparse
+import resource
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +40,11 @@ SMALL = {
     "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, intermediate_size=96, num_key_value_heads=2)),
 }
 OPTIONS = {"special_tokens": True, "without_first": 1, "progress": False}
+
+
+def peak_memory():
+    """Return the most memory that this process has used so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def copies(number, length=24):
@@ -147,6 +154,7 @@ def main():
     parser.add_argument("model", nargs="?", choices=("smollm2", "small"), default="small")
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
     parser.add_argument("--length", type=int, default=64, help="tokens of a text")
+    parser.add_argument("--longest", type=int, default=131_072, help="positions at which the logits are timed")
     parser.add_argument("--draws", type=int, default=5, help="draws of texts and words")
     parser.add_argument("--words", type=int, default=16, help="number of words to repeat")
     parser.add_argument("--steps", type=int, default=200, help="training steps of small decoders")
@@ -155,7 +163,7 @@ def main():
     parser.add_argument("--smoke", action="store_true", help="one small decoder, few steps and draws: to see it run")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.draws, arguments.words, arguments.steps, arguments.seeds = 2, 2, 5, [0]
+        arguments.draws, arguments.words, arguments.steps, arguments.seeds, arguments.longest = 2, 2, 5, [0], 2048
     logging.set_verbosity_error()
     plt.switch_backend("agg")
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -184,6 +192,10 @@ def main():
     figure(found, on_text, bands).savefig(arguments.output / f"rotations_{arguments.model}.png", dpi=150)
     print(markdown(kernel_table(rows)))
     print(f"\n{markdown(band_table(bands, on_text))}")
+    before, start = peak_memory(), time.perf_counter()
+    positional_logits(model, texts=in_batches(ids[:8]), length=arguments.longest, **OPTIONS)
+    print(f"\nlogits of 8 texts at {arguments.longest} positions:", end=" ")
+    print(f"{time.perf_counter() - start:.1f} s, {peak_memory() - before:.2f} GiB more than before at most")
 
 
 if __name__ == "__main__":

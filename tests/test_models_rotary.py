@@ -14,7 +14,7 @@ from pelocality import adjusted_locality, measure_relative, past_locality, text_
 from pelocality.models import decompose, positional_logits
 from pelocality.models.families import _FAMILIES
 from pelocality.models.families.rotary import Rotary
-from tests.families import base_of, eagerly, small, spread, tokens
+from tests.families import base_of, eagerly, small, spread, tiny, tokens
 
 N = 12
 TYPES = [name for name, family in _FAMILIES.items() if isinstance(family, Rotary)]
@@ -51,6 +51,16 @@ VARIANTS = {
     "norm of each head": lambda: hf.Qwen3Model(
         small(hf.Qwen3Config, head_dim=8, use_sliding_window=True, sliding_window=5, layer_types=_ALTERNATING,
               **_GROUPED)
+    ),
+    "norm of each head by its own weights": lambda: hf.CohereModel(
+        small(hf.CohereConfig, use_qk_norm=True, **_GROUPED)
+    ),
+    "a norm for each head": lambda: hf.StableLmModel(
+        small(hf.StableLmConfig, num_key_value_heads=2, qk_layernorm=True)
+    ),
+    "bidirectional, with a window": lambda: hf.Gemma3TextModel(
+        small(hf.Gemma3TextConfig, head_dim=8, sliding_window=5, layer_types=_ALTERNATING,
+              use_bidirectional_attention=True, **_GROUPED)
     ),
     "norm of all heads": lambda: hf.Olmo2Model(small(hf.Olmo2Config, **_GROUPED)),
     "norm of one head": lambda: hf.Olmo2Model(small(hf.Olmo2Config, **_GROUPED | {"num_attention_heads": 1})),
@@ -199,14 +209,40 @@ def test_the_kernel_of_a_longer_length_holds_that_of_a_shorter():
 def test_rotations_by_length_are_those_of_the_length_and_of_each_text(name):
     model, ids = build(name), tokens(2, N)
     for length in (4, 40):
-        found = kernel(model, ids, length=length)
-        again = kernel(model, ids[:, :4], length=length)
-        repeated = kernel(model, torch.full((1, length), 7), length=length)
-        with recorded_logits(model) as own:
-            base_of(build(name))  # a model that has read nothing
-            base_of(model)(torch.full((1, length), 7))
-        torch.testing.assert_close(repeated.logits[0], own[0][0], rtol=1e-5, atol=1e-5)
-        assert found.relative.shape == again.relative.shape
+        with recorded_logits(build(name)) as own, torch.no_grad():
+            one_that_has_read_nothing = build(name)
+            one_that_has_read_nothing.config._attn_implementation = "witness"
+            one_that_has_read_nothing(torch.full((1, length), 7))
+        for read in (3, N, 50):  # a text shorter and longer than the kernel
+            found = kernel(model, torch.full((1, read), 7), length=length, layers=[0])
+            torch.testing.assert_close(found.logits, own[0], rtol=1e-5, atol=1e-5)
+    together = [{"input_ids": ids[:1, :4]}, {"input_ids": ids[1:]}]  # of two lengths, each run with its own angles
+    found = positional_logits(model, texts=together, special_tokens=True, length=N)
+    means = [kernel(model, text) for text in (ids[:1, :4], ids[1:])]
+    torch.testing.assert_close(found.content.queries, torch.cat([each.content.queries for each in means]))
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2", "deberta-v2 c2p only", "xlnet"])
+def test_the_kernel_of_embedded_distances_is_linear_in_the_texts(name):
+    model, ids = tiny(name), tokens(2, N)
+    one, other = (kernel(model, text[None]).relative for text in ids)
+    both = kernel(model, ids)
+    assert both.method == "texts"
+    torch.testing.assert_close(both.relative, (one + other) / 2)
+    parts = decompose(model, torch.full((1, N), 7), layers=[0])
+    terms = parts.position + parts.content_to_position + parts.position_to_content
+    torch.testing.assert_close(kernel(model, torch.full((1, N), 7), layers=[0]).logits, terms[:, 0])
+
+
+@pytest.mark.parametrize("name", ["t5", "bloom", "bert", "mpnet"])
+def test_texts_are_not_read_where_logits_are_exact_for_any_text(name):
+    model, texts = tiny(name), iter(["never read"])
+    found = positional_logits(model, texts=texts, length=N)
+    assert found.method == "exact"
+    assert next(texts) == "never read"
+    torch.testing.assert_close(found.logits, positional_logits(model, length=N).logits)
+    with pytest.raises(ValueError, match="exact logits do not vary over texts or words, and have no interval"):
+        found.interval()
 
 
 def test_the_interval_is_the_jackknife_over_texts():

@@ -76,9 +76,9 @@ class Rotary(KnownLogits):
         seen = super().visible_distances(base, module, length)
         if window is None:
             return seen
-        distance = torch.arange(1 - length, length, device="cpu")
-        # a bidirectional window counts the tokens on either side, a causal one counts the token itself too
-        return seen & (distance > -window) if self.causal(base) else distance.abs() <= window
+        # a bidirectional window counts the tokens on either side; a causal one, and Gemma's, the token itself too
+        own = self.causal(base) or getattr(base.config, "use_bidirectional_attention", False)
+        return seen & (torch.arange(1 - length, length, device="cpu").abs() < window + (not own))
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         device = next(base.rotary_emb.buffers()).device

@@ -35,7 +35,7 @@ class Content:
 
     def mean(self) -> Content:
         """Return the mean over all tokens as one sample."""
-        weights = (self.tokens / self.tokens.sum()).to(self.queries)
+        weights = self.tokens.to(self.queries) / self.tokens.sum()
         query, key = (torch.einsum("s,slhd->lhd", weights, each)[None] for each in (self.queries, self.keys))
         return Content(query, key, self.tokens.sum()[None])
 
