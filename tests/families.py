@@ -166,7 +166,6 @@ def small(config_class: Any, **more: Any) -> Any:
 UNKNOWN: dict[str, Callable[[], Any]] = {
     "megatron-bert": lambda: hf.MegatronBertModel(small(hf.MegatronBertConfig)),
     "rembert": lambda: hf.RemBertModel(small(hf.RemBertConfig, input_embedding_size=8)),
-    "gpt_neox": lambda: hf.GPTNeoXModel(small(hf.GPTNeoXConfig)),
     "roformer": lambda: hf.RoFormerModel(small(hf.RoFormerConfig)),
 }
 

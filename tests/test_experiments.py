@@ -488,6 +488,17 @@ def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch,
     assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
 
 
+def test_what_rotations_do_is_measured_in_a_small_decoder(tmp_path, monkeypatch, capsys):
+    run("rotations", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert printed.count("Qwen3, seed 0") == 6
+    assert "| variance ~ past locality |" in printed
+    rows = pd.read_csv(tmp_path / "rotations_small_kernels.csv")
+    assert rows["content"].unique().tolist() == [*("1 text", "2 texts", "4 texts", "8 texts", "16 texts"), "2 words"]
+    assert {*pd.read_csv(tmp_path / "rotations_small_bands.csv").columns} > {"layer", "band", "wavelength", "variance"}
+    assert (tmp_path / "rotations_small.png").exists()
+
+
 def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out

@@ -27,7 +27,7 @@ def logits_from_facts(record, base, module, hidden):
     n = hidden.shape[1]
     rotation = record.rotation(base, module, n)
     if rotation is not None:
-        cos, sin = rotation
+        cos, sin = (torch.cat([each, each], dim=-1) for each in rotation)
         half = query.shape[-1] // 2
 
         def turn(x):
@@ -156,7 +156,7 @@ def test_the_error_for_an_unknown_family_lists_the_known_ones():
             vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
         )
     )
-    with pytest.raises(ValueError, match=r"'megatron-bert' is not supported; known: albert, bert, bloom"):
+    with pytest.raises(ValueError, match=r"'megatron-bert' is not supported; known: albert, apertus, arcee"):
         decompose(model, [3])
 
 

@@ -71,7 +71,7 @@ def test_constant_content_logits_give_the_models_attention_for_that_word(name):
     base = base_of(model)
     with eagerly(model):
         own = base(torch.full((1, N), 7), output_attentions=True).attentions
-    assert delta.method == "average"
+    assert delta.method == "words"
     assert delta.word_ids == (7,)
     assert delta.layers == (0, 1, 2)
     for weights, attention in zip(delta.attention, own, strict=True):

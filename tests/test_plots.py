@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
-from pelocality.models import positional_attention, text_average
+from pelocality.models import RotaryBands, positional_attention, text_average
 from tests.families import tiny
 from tests.test_metrics import random_attention
 
@@ -28,6 +28,8 @@ TABLE = pd.DataFrame(
         for seed in range(3)
     ]
 )
+TURNS = torch.tensor([6.28, 62.8, 6283.0, torch.inf]).expand(2, 4)
+BANDS = RotaryBands(TURNS, *torch.rand(4, 2, 3, 4), *torch.rand(2, 2, 3, 4) > 0.9, (1, 3), 8)
 SCALES = ("linear", "log")
 LONG = "A title so long that it has to be wrapped, because the figure is not wide enough for all of it"
 DRAW = {
@@ -36,6 +38,7 @@ DRAW = {
     "head_grid": lambda **kw: plots.head_grid(torch.rand(6, 12), label="locality", **kw),
     "profiles": lambda **kw: plots.profiles({"a": random_attention(2, 40, 40), "b": random_attention(16, 16)}, **kw),
     "comparison": lambda **kw: plots.comparison({"a": torch.rand(6, 12), "b": torch.rand(6)}, label="symmetry", **kw),
+    "bands": lambda **kw: plots.bands(BANDS, **kw),
     "trajectory": lambda **kw: plots.trajectory(TABLE, "locality", **kw),
 }
 
@@ -405,3 +408,19 @@ def test_a_masked_grid_is_refused():
         plots.heatmap(np.ma.masked_array(np.eye(3), mask=np.eye(3)))
     with pytest.raises(TypeError, match=r"values must not be a masked array.*set masked entries to NaN"):
         plots.head_grid(np.ma.masked_array(np.eye(3), mask=np.eye(3)))
+
+
+def test_bands_draws_the_mean_over_heads_or_one_layer():
+    _, ax = plots.bands(BANDS, "use")
+    np.testing.assert_allclose(ax.images[0].get_array(), BANDS.use.mean(1), rtol=1e-6)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["1", "3"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["6.3", "63", "6283", "∞"]
+    _, ax = plots.bands(BANDS, "massive_keys", layer=3)
+    np.testing.assert_allclose(ax.images[0].get_array(), BANDS.massive_keys[1])
+    assert ax.get_ylabel() == "head"
+    with pytest.raises(ValueError, match="layer must be 1 or 3, got 0"):
+        plots.bands(BANDS, layer=0)
+    with pytest.raises(ValueError, match=r"column must be 'query_norm', .* or 'massive_keys', got 'power'"):
+        plots.bands(BANDS, "power")
+    with pytest.raises(TypeError, match="result must be what rotary_bands returned, got Tensor"):
+        plots.bands(torch.rand(2, 3))

@@ -79,6 +79,7 @@ from .models import (
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,
+    rotary_bands as rotary_bands,
     text_average as text_average,
 )
 from .probes import (

@@ -15,11 +15,11 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
         M_ij = by_distance[j - i + q - 1]
 
     Args:
-        by_distance: (heads or 1, q + k - 1), the most negative distance first.
+        by_distance: (..., q + k - 1), the most negative distance first; (heads or 1, q + k - 1) while compiling.
         query_length: q.
 
     Returns:
-        (heads or 1, q, k).
+        (..., q, k).
     """
     if torch.compiler.is_compiling():
         return _tiled(by_distance, query_length)
@@ -27,10 +27,10 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
     return result
 
 
-def diagonals(matrix: Tensor) -> Tensor:
-    """Return the numbers of a Toeplitz matrix, one per diagonal: (..., q, k) -> (..., q + k - 1)."""
+def diagonals(column: Tensor, row: Tensor) -> Tensor:
+    """Return a Toeplitz matrix by diagonal, from its first column (..., q) and row (..., k): (..., q + k - 1)."""
     # the first column upwards is j - i = -(q-1)..-1, the first row is 0..k-1
-    return torch.cat([matrix[..., 1:, 0].flip(-1), matrix[..., 0, :]], dim=-1)
+    return torch.cat([column[..., 1:].flip(-1), row], dim=-1)
 
 
 def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -8,7 +8,8 @@ Measured:
 - ``positional_attention``: the attention of one repeated word, averaged over words.
 - ``text_average``: the mean attention over texts, and how much of each head's attention position explains.
 - ``AttentionFunction``: any function from token ids to attention, as a model.
-- ``positional_logits``: the position-only logits, in closed form where the family has one.
+- ``positional_logits``: the position-only logits, exact or of the mean content of texts, at any length.
+- ``rotary_bands``: which frequencies of its rotations each head uses on text.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``reflection_gap``: whether a model can distinguish a sequence from its reversal.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.

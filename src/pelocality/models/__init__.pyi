@@ -14,6 +14,7 @@ from .inputs.constant import (
     steady_sound as steady_sound,
     steady_spectrum as steady_spectrum,
 )
+from .logits.bands import RotaryBands as RotaryBands, rotary_bands as rotary_bands
 from .logits.decomposition import Decomposition as Decomposition, decompose as decompose
 from .logits.position import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from .measuring.identical_words import positional_attention as positional_attention

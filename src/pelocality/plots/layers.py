@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pelocality._checks import real_numbers
+from pelocality._checks import check_choice, real_numbers
 from pelocality.plots._axes import (
     as_array,
     as_label,
@@ -83,6 +83,54 @@ def head_grid(
     ax.set(xlabel="head", ylabel="layer")
     ax.set_xticks(*_ticks(range(heads), width))
     ax.set_yticks(*_ticks(layers, height))
+    return fig, ax
+
+
+def bands(
+    result: Any, column: str = "variance", *, layer: int | None = None, ax: Axes | None = None, title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw which frequencies heads use as a heat map: bands as columns, from fast to slow, and layers or heads as rows.
+
+    Args:
+        result: What ``rotary_bands`` returned.
+        column: Which number of its ``to_frame``.
+        layer: A layer by its number in the model, whose heads are drawn; None: the mean over heads of every layer.
+        ax: Where to draw; a new figure if None.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        TypeError: Another result.
+        ValueError: An unknown column or layer.
+
+    Examples:
+        >>> import torch
+        >>> from pelocality.models import RotaryBands
+        >>> use, turns = torch.rand(2, 3, 4), torch.tensor([6.3, 63, 628, torch.inf]).expand(2, 4)
+        >>> fig, ax = bands(RotaryBands(turns, use, use, use, use, use > 2, use > 2, (0, 1), 8), "use")
+        >>> ax.get_xlabel()
+        'wavelength (tokens)'
+    """
+    if not hasattr(result, "wavelength"):
+        raise TypeError(f"result must be what rotary_bands returned, got {type(result).__name__}")
+    frame = result.to_frame()
+    check_choice("column", column, [*frame.columns[4:]])
+    if layer is not None:
+        check_choice("layer", layer, result.layers)
+        frame = frame[frame["layer"] == layer]
+    rows = "layer" if layer is None else "head"
+    grid = frame.pivot_table(column, rows, "band", "mean")
+    fig, ax = figure_and_axes(ax, (6.0, 1.4 + 0.16 * len(grid)), title)
+    draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
+    width, height = size_in_inches(ax)
+    turns = frame.groupby("band")["wavelength"].median()
+    every = range(0, len(turns), math.ceil(0.5 * len(turns) / width))
+    ax.set(xlabel="wavelength (tokens)", ylabel=rows)
+    ax.set_xticks(every, [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else _short(t) for t in turns.iloc[every]])
+    ax.set_yticks(*_ticks(list(grid.index), height))
     return fig, ax
 
 

@@ -2,7 +2,7 @@
 
 ``family_of(module)`` returns the `Architecture` of a model. Families stand in a file per kind of position: ``absolute``
 (BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, GPT-2), ``relative`` (T5, MPNet, BLOOM, MPT, XLNet), ``rotary``
-(Llama, ModernBERT, RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
+(Llama and others with rotations, ModernBERT, RoFormer) and ``disentangled`` (DeBERTa, DeBERTa-v2).
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def known_families() -> tuple[str, ...]:
 
     Examples:
         >>> known_families()[:4]
-        ('albert', 'bert', 'bloom', 'camembert')
+        ('albert', 'apertus', 'arcee', 'bert')
     """
     return tuple(sorted(name for name, family in _FAMILIES.items() if isinstance(family, KnownLogits)))
 

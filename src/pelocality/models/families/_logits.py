@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pelocality._toeplitz import toeplitz
 from pelocality.models.families._record import Architecture, rows_for_tokens
 
 
@@ -38,7 +39,7 @@ class KnownLogits(Architecture):
     with $s$ = ``scaling``, $u$ = ``content_bias``, $R$ = ``relative_keys``, $S$ = ``relative_queries`` and $b$ =
     ``relative_bias``, each absent (None) unless the family has it, and with $q$ and $k$ rotated by ``rotation`` first
     where the family has rotary embeddings. Vectors over distances run from $k = j - i = -(n-1)$ to $n-1$, so that
-    index $n-1$ is the diagonal.
+    index $n-1$ is the diagonal. Where a family caps its logits (``cap``), these are the logits before.
 
     The methods share the arguments of those of `Architecture`, and
 
@@ -54,7 +55,10 @@ class KnownLogits(Architecture):
     """The attribute of an attention module that holds d_head."""
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head)."""
+        """Return queries and keys before any rotation, with biases: (batch, n, d) -> 2 x (batch, head, n, d_head).
+
+        A rotation turns dimension f together with dimension f + d_head / 2.
+        """
         size = getattr(module, self.head_size)
         query, key = (split_heads(getattr(module, name)(hidden), size) for name in self.projections)
         # grouped-query attention: each key head serves several adjacent query heads
@@ -70,8 +74,16 @@ class KnownLogits(Architecture):
 
     def visible(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the keys each query may attend to, padding aside: (n, n) of bool, on the CPU."""
-        everything = torch.ones(length, length, dtype=torch.bool, device="cpu")
-        return everything.tril() if self.causal(base) else everything
+        return toeplitz(self.visible_distances(base, module, length), length)
+
+    def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
+        """Return the signed distances j - i at which a query may attend to a key: (2n - 1,) of bool, on the CPU."""
+        distance = torch.arange(1 - length, length, device="cpu")
+        return distance <= 0 if self.causal(base) else torch.ones_like(distance, dtype=torch.bool)
+
+    def cap(self, module: Any) -> float | None:
+        """Return the c of soft-capped logits c tanh(x / c), or None."""
+        return None
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""
@@ -95,7 +107,7 @@ class KnownLogits(Architecture):
         return None if absolute is None else rows_for_tokens(absolute.table)
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
-        """Return the cosines and sines of rotary embeddings, each (n, d_head), or None."""
+        """Return the cosines and sines of rotary embeddings, each (n, d_head / 2), or None."""
         return None
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:

@@ -48,8 +48,11 @@ class Deberta(KnownLogits):
         """Return the embedding of each distance j - i = -(n-1)..n-1: (2n - 1, d)."""
         span: int = getattr(module, self.span_name)
         table: Tensor = base.encoder.get_rel_embedding()[: 2 * span]
-        distance = base.encoder.get_rel_pos(table.new_empty(1, length, 1))[0]  # i - j, in buckets where it has them
-        return table[(diagonals(distance).long() + span).clamp(0, 2 * span - 1).to(table.device)]
+        one, every = table.new_empty(1, 1, 1), table.new_empty(1, length, 1)
+        # i - j, in buckets where it has them: (1, n, 1) and (1, 1, n)
+        column, row = base.encoder.get_rel_pos(one, every), base.encoder.get_rel_pos(every, one)
+        distance = diagonals(column[0, :, 0], row[0, 0])
+        return table[(distance.long() + span).clamp(0, 2 * span - 1).to(table.device)]
 
     def _projection(self, module: Any, term: str) -> Any:
         """Return the linear map of the distance table in a term, ``"c2p"`` or ``"p2c"``."""

@@ -25,7 +25,8 @@ class T5(KnownLogits):
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         first: Any = self.attention_layers(base)[0]
-        return diagonals(first.compute_bias(length, length)[0])  # (1, head, n, n) -> (head, 2n - 1)
+        column, row = first.compute_bias(length, 1)[0, ..., 0], first.compute_bias(1, length)[0, :, 0]  # (head, n) each
+        return diagonals(column, row)
 
 
 class MpNet(KnownLogits):
@@ -35,8 +36,10 @@ class MpNet(KnownLogits):
     projections = ("q", "k")
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
-        weight = base.encoder.relative_attention_bias.weight
-        return diagonals(base.encoder.compute_position_bias(weight.new_empty(1, length, 1))[0])
+        table = base.encoder.relative_attention_bias
+        distance = torch.arange(1 - length, length, device=table.weight.device)
+        bias: Tensor = table(base.encoder.relative_position_bucket(distance)).T
+        return bias
 
 
 class Bloom(KnownLogits):
@@ -110,10 +113,10 @@ class XlNet(KnownLogits):
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
 
-    def visible(self, base: Any, module: Any, length: int) -> Tensor:
+    def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
         if self.causal(base) and base.same_length:  # XLNet's mask then hides all but the token itself
-            return torch.eye(length, dtype=torch.bool, device="cpu")
-        return super().visible(base, module, length)
+            return torch.arange(1 - length, length, device="cpu") == 0
+        return super().visible_distances(base, module, length)
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attn_mask_h"] = None

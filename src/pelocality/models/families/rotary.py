@@ -5,41 +5,155 @@
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pelocality.models.families._logits import KnownLogits
+from pelocality.models._calls import argument_names
+from pelocality.models.families._logits import KnownLogits, split_heads
 from pelocality.models.families._record import Architecture
 
 
-class Llama(KnownLogits):
-    """Llama (Touvron et al., 2023) and models built like it: causal, keys shared by groups of heads."""
+class Rotary(KnownLogits):
+    """Llama (Touvron et al., 2023) and models built like it, with what each of them adds.
 
-    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2")
+    Groups of heads may share keys. Queries and keys may be normed (Qwen3, OLMo 2, Gemma 3), a part of their dimensions
+    rotated (Phi, StableLM), logits capped (Gemma 2), layers left without rotations (SmolLM3) or given others than
+    their neighbours (Gemma 3).
+
+    Dimensions that are not rotated are pairs of frequency 0.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = (
+        *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma"),
+        *("gemma2", "gemma3_text", "vaultgemma", "smollm3", "phi", "stablelm", "granite", "granitemoe", "starcoder2"),
+        *("arcee", "apertus", "cwm", "seed_oss", "nemotron", "bitnet", "glm4_moe", "dots1", "minimax_m2", "eurobert"),
+    )
     projections = ("q_proj", "k_proj")
     head_size = "head_dim"
+    interleaved: ClassVar[bool] = False
+    """Whether dimension 2f is rotated together with 2f + 1."""
 
-    def visible(self, base: Any, module: Any, length: int) -> Tensor:
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = (self._normed(module, hidden, *each) for each in zip(self.projections, "qk", strict=True))
+        return self._grouped(module, query, key)
+
+    def _normed(self, module: Any, hidden: Tensor, projection: str, letter: str) -> Tensor:
+        """Return queries or keys after their norm, (batch, head, n, d_head)."""
+        states: Tensor = getattr(module, projection)(hidden)
+        norm: Any = getattr(module, f"{letter}_norm", None)
+        if norm is not None and norm.weight.shape == states.shape[-1:]:  # OLMo 2's, over all heads
+            states, norm = norm(states), None
+        states = states.view(*states.shape[:-1], -1, getattr(module, self.head_size))
+        states = (states if norm is None else norm(states)).transpose(1, 2)
+        by_head: Any = getattr(module, f"{letter}_layernorm", nn.Identity())  # Phi's and StableLM's
+        normed: Tensor = by_head(states)
+        return normed
+
+    def _grouped(self, module: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries, and the keys of each query head; dimensions that rotate together half of d_head apart."""
+        size = query.shape[-1]
+        rotated = self._rotated_size(module, size)
+        pairs = torch.arange(rotated).view(-1, 2).T if self.interleaved else torch.arange(rotated).view(2, -1)
+        order = torch.cat([pairs, torch.arange(rotated, size).view(2, -1)], dim=1).flatten().to(query.device)
+        # grouped-query attention: each key head serves several adjacent query heads
+        return query[..., order], key[..., order].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+
+    def _rotated_size(self, module: Any, size: int) -> int:
+        """Return how many of the dimensions of a head are rotated."""
+        parameters = getattr(module.config, "rope_parameters", None) or {}
+        parameters = parameters.get(
+            getattr(module, "layer_type", None), parameters
+        )  # of some families by type of layer
+        rotated = int(size * (parameters.get("partial_rotary_factor") or 1.0))
+        return rotated + rotated % 2
+
+    def cap(self, module: Any) -> float | None:
+        cap: float | None = getattr(module, "attn_logit_softcapping", None)
+        return cap
+
+    def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
         # Qwen2: some layers only; Mistral: every layer
-        window = getattr(module, "sliding_window", getattr(base.config, "sliding_window", None))
-        seen = super().visible(base, module, length)
+        window: int | None = getattr(module, "sliding_window", getattr(base.config, "sliding_window", None))
+        seen = super().visible_distances(base, module, length)
         if window is None:
             return seen
-        # a bidirectional window counts the tokens on either side, a causal one counts the token itself too
-        return seen.triu(1 - window) if self.causal(base) else seen.tril(window).triu(-window)
+        # a bidirectional window counts the tokens on either side; a causal one, and Gemma's, the token itself too
+        own = self.causal(base) or getattr(base.config, "use_bidirectional_attention", False)
+        return seen & (torch.arange(1 - length, length, device="cpu").abs() < window + (not own))
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         device = next(base.rotary_emb.buffers()).device
-        states = torch.empty(1, dtype=base.dtype, device=device)  # read for dtype and device alone
+        # read for dtype and device alone: angles of half precision are not rounded
+        states = torch.empty(1, dtype=torch.promote_types(base.dtype, torch.float32), device=device)
         position_ids = torch.arange(length, device=device)[None]
-        cos, sin = base.rotary_emb(states, position_ids, *self._layer_type(base, module))
-        return cos[0], sin[0]
+        types = "layer_type" in argument_names(base.rotary_emb)
+        layer_type = (base.config.layer_types[module.layer_idx],) if types else ()
+        cos, sin = (self._by_pair(each[0]) for each in base.rotary_emb(states, position_ids, *layer_type))
+        if not self._rotates(module):
+            return torch.ones_like(cos), torch.zeros_like(sin)
+        rest = getattr(module, self.head_size) // 2 - cos.shape[-1]
+        return nn.functional.pad(cos, (0, rest), value=1.0), nn.functional.pad(sin, (0, rest))
 
-    def _layer_type(self, base: Any, module: Any) -> tuple[str, ...]:
-        """Return the arguments of the rotary module that choose its angles."""
-        return ()
+    def _by_pair(self, angles: Tensor) -> Tensor:
+        """Return one number for each pair of dimensions: (n, rotated dimensions) -> (n, rotated dimensions / 2)."""
+        return angles[..., : angles.shape[-1] // 2]
+
+    def _rotates(self, module: Any) -> bool:
+        """Return whether a layer rotates its queries and keys."""
+        return bool(getattr(module, "use_rope", True))  # SmolLM3
 
 
-class ModernBert(Llama):
+class Fused(Rotary):
+    """Phi-3 (Abdin et al., 2024): one projection gives queries, keys and values of all heads."""
+
+    model_types = ("phi3",)
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        size, heads = module.head_dim, module.config.num_attention_heads
+        fused = split_heads(module.qkv_proj(hidden), size)  # queries of all heads, then keys, then values
+        return self._grouped(module, fused[:, :heads], fused[:, heads : heads + module.num_key_value_heads])
+
+
+class GptNeoX(Rotary):
+    """GPT-NeoX (Black et al., 2022) and Pythia: query, key and value are adjacent in each head."""
+
+    model_types = ("gpt_neox",)
+    head_size = "head_size"
+
+    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, _ = split_heads(module.query_key_value(hidden), 3 * module.head_size).chunk(3, dim=-1)
+        return self._grouped(module, query, key)
+
+
+class GptOss(Rotary):
+    """GPT-OSS (OpenAI, 2025): rotations with one number for each pair, and learned sinks, which are no key."""
+
+    model_types = ("gpt_oss",)
+
+    def _by_pair(self, angles: Tensor) -> Tensor:
+        return angles
+
+
+class Glm(Rotary):
+    """GLM (Zeng et al., 2023) and others that rotate adjacent dimensions together."""
+
+    model_types = ("glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe")
+    interleaved = True
+
+
+class Cohere(Rotary):
+    """Command R (Cohere, 2024): adjacent dimensions together, and their angles adjacent too."""
+
+    model_types = ("cohere", "cohere2")
+    interleaved = True
+
+    def _by_pair(self, angles: Tensor) -> Tensor:
+        return angles[..., ::2]
+
+    def _rotates(self, module: Any) -> bool:
+        return getattr(module, "sliding_window", 0) is not None  # Command R7B: layers with a window only
+
+
+class ModernBert(Rotary):
     """ModernBERT (Warner et al., 2024): local and full layers, with different angles."""
 
     model_types = ("modernbert",)
@@ -52,12 +166,9 @@ class ModernBert(Llama):
     def scaling(self, module: Any) -> float:
         return float(module.head_dim**-0.5)
 
-    def visible(self, base: Any, module: Any, length: int) -> Tensor:
-        seen, window = KnownLogits.visible(self, base, module, length), base.config.sliding_window  # on either side
-        return seen if module.sliding_window is None else seen.tril(window).triu(-window)
-
-    def _layer_type(self, base: Any, module: Any) -> tuple[str, ...]:
-        return (base.config.layer_types[module.layer_idx],)
+    def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
+        distance, window = torch.arange(1 - length, length, device="cpu"), base.config.sliding_window  # on either side
+        return distance.abs() <= (length if module.sliding_window is None else window)
 
 
 class RoFormer(Architecture):
@@ -73,4 +184,5 @@ class RoFormer(Architecture):
         return torch.cat([torch.zeros_like(sin), torch.ones_like(cos)], dim=-1)
 
 
-RECORDS: tuple[Architecture, ...] = (Llama(), ModernBert(), RoFormer())
+_WITH_LOGITS = (Rotary(), Fused(), GptNeoX(), GptOss(), Glm(), Cohere(), ModernBert())
+RECORDS: tuple[Architecture, ...] = (*_WITH_LOGITS, RoFormer())

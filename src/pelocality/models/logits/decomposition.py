@@ -16,6 +16,7 @@ from pelocality.models.inputs.tokens import runs_of_tokens, token_batch
 from pelocality.models.logits.terms import (
     QueriesAndKeys,
     Terms,
+    capped,
     captured_inputs,
     known_logits,
     logit_terms,
@@ -42,16 +43,19 @@ class Decomposition(Terms):
         layers: The model's layer numbers along the first axis.
         visible: The keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local windows.
         splits: How each layer was split: "table", "relative" or "mean content", see `decompose`.
+        caps: The c of each layer that caps its logits at c tanh(logits / c) (Gemma 2), None where it does not. The
+            terms are those of the logits before.
     """
 
     layers: tuple[int, ...]
     visible: Tensor
     splits: tuple[Split, ...]
+    caps: tuple[float | None, ...]
 
     @property
     def attention(self) -> Tensor:
-        """The softmax of ``logits`` over the visible keys: the model's attention, which the metrics read."""
-        return masked_softmax(self.logits, self.visible.unsqueeze(-3))
+        """The softmax of ``logits``, capped, over the visible keys: the model's attention, which the metrics read."""
+        return masked_softmax(capped(self.logits, self.caps), self.visible.unsqueeze(-3))
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.content.shape))
@@ -162,6 +166,7 @@ def decompose(
         layers=chosen,
         visible=cut(visible.to(device)),
         splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
+        caps=tuple(family.cap(modules[layer]) for layer in chosen),
     )
 
 

@@ -1,6 +1,6 @@
 """The logits of one attention module as a sum of terms, computed from the weights of its family."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,13 +83,15 @@ def position_parts(model: SequenceModel) -> list[nn.Module]:
 
 
 @contextmanager
-def captured_inputs(model: SequenceModel) -> Iterator[list[Tensor]]:
-    """Collect the input hidden states (batch, n, d) of each self-attention, layer by layer."""
-    collected: list[Tensor] = []
+def captured_inputs(
+    model: SequenceModel, take: Callable[[int, Tensor], Any] = lambda layer, hidden: hidden
+) -> Iterator[list[Any]]:
+    """Collect the input hidden states (batch, n, d) of each self-attention, or what a function takes of them."""
+    collected: list[Any] = []
 
     def collect(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = call_of(module, args, kwargs)[hidden_argument(module)]
-        collected.append(model.family.attention_input(hidden))
+        collected.append(take(len(collected), model.family.attention_input(hidden)))
 
     layers = model.family.attention_layers(model.module)
     with hooked(layers, collect):
@@ -155,6 +157,13 @@ def logit_terms(
     )
 
 
+def capped(logits: Tensor, caps: Sequence[float | None]) -> Tensor:
+    """Return c tanh(logits / c) in the layers that cap their logits: (layer, ...)."""
+    if not any(caps):
+        return logits
+    return torch.stack([x if c is None else c * (x / c).tanh() for x, c in zip(logits, caps, strict=True)])
+
+
 def along_queries(scores: Tensor) -> Tensor:
     """Gather each query's score at each key's distance j - i: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
     position = torch.arange(scores.shape[-2], device=scores.device)
@@ -168,7 +177,6 @@ def along_keys(scores: Tensor) -> Tensor:
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys (batch, head, n, d_head) by angles whose cosines and sines are (n, d_head) each."""
-    half = states.shape[-1] // 2  # transformers pairs dimension i with i + d_head / 2
-    swapped = torch.cat([-states[..., half:], states[..., :half]], dim=-1)
-    return states * cos + swapped * sin
+    """Rotate queries or keys (batch, head, n, d_head) by angles whose cosines and sines are (n, d_head / 2) each."""
+    one, other = states.chunk(2, dim=-1)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)

@@ -177,7 +177,7 @@ class AveragedAttention(DisplayMixin):
 
     def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
         """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
-        function = function or _metric(name)
+        function = function or metric_of(name)
         if function is None and name in self.per_sample:
             return None
         if function is None:
@@ -309,7 +309,7 @@ class PositionalAttention(AveragedAttention):
         return f"mean over {words} word{'s' if words != 1 else ''}, {fed}"
 
 
-def _metric(name: str) -> Callable[..., Tensor] | None:
+def metric_of(name: str) -> Callable[..., Tensor] | None:
     """Return the function of `pelocality.metrics` of this name that takes attention; None if there is none."""
     function = getattr(_metrics, name, None)
     takes_attention = inspect.isfunction(function) and "attention" in inspect.signature(function).parameters

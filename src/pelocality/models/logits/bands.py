@@ -1,0 +1,169 @@
+"""Which frequencies of its rotations each head of a model uses on text."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from pelocality.models._restore import inference
+from pelocality.models._weights import loaded
+from pelocality.models.logits.content import batches_of, by_layer
+from pelocality.models.logits.terms import known_logits, rotated
+from pelocality.models.sequence_model import SequenceModel, requested_layers
+
+_MASSIVE = 5.0  # times the mean norm of a head's dimensions (Jin et al., 2025)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RotaryBands:
+    """What each head does with each band: a pair of dimensions that rotates at one frequency, fastest first.
+
+    Attributes:
+        wavelength: Tokens in which a band turns once, (layer, band); infinite where nothing rotates.
+        query_norm: Mean norm of the two dimensions of queries, (layer, head, band).
+        key_norm: The same of keys.
+        use: Share of each band in the sum over bands of ``query_norm`` times ``key_norm``, (layer, head, band).
+        variance: Share of each band in the variance of the logits over keys, (layer, head, band); below 0 where a band
+            works against the others.
+        massive_queries: Whether one of the two dimensions of queries has a massive value, (layer, head, band).
+        massive_keys: The same of keys.
+        layers: The model's layer numbers along the first axis.
+        texts: The number of texts.
+    """
+
+    wavelength: Tensor
+    query_norm: Tensor
+    key_norm: Tensor
+    use: Tensor
+    variance: Tensor
+    massive_queries: Tensor
+    massive_keys: Tensor
+    layers: tuple[int, ...]
+    texts: int
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the numbers as a table, with a row for each layer, head and band."""
+        _, heads, bands = self.use.shape
+        index = pd.MultiIndex.from_product([self.layers, range(heads), range(bands)], names=["layer", "head", "band"])
+        columns = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        columns["wavelength"] = self.wavelength[:, None].expand_as(self.use)
+        return pd.DataFrame({name: each.flatten().tolist() for name, each in columns.items()}, index).reset_index()
+
+    def __repr__(self) -> str:
+        layers, heads, bands = self.use.shape
+        return f"RotaryBands({layers} layers x {heads} heads x {bands} bands, {self.texts} texts)"
+
+
+def rotary_bands(
+    model: nn.Module | SequenceModel,
+    tokenizer: Any,
+    texts: Iterable[Any],
+    *,
+    special_tokens: bool = False,
+    without_first: int = 0,
+    layers: Sequence[int] | None = None,
+    batch_size: int = 16,
+    progress: bool = True,
+) -> RotaryBands:
+    r"""Return which frequencies of its rotations each head uses on texts.
+
+    With $q_f$ and $k_f$ the two dimensions of band $f$, which turn by $\omega_f$ radians a token:
+
+    - the wavelength is $2 \pi / \omega_f$ tokens, at the length of the first text where it depends on the length;
+    - norms are means of $\lVert q_f \rVert$ and $\lVert k_f \rVert$ over all tokens, and the use of a band is
+      $\overline{\lVert q_f \rVert} \, \overline{\lVert k_f \rVert}$ divided by the sum over bands (as Barbero et al.,
+      2025, compare norms): a bound on what it can add to the logits;
+    - the share of the variance is what it adds. A logit is a sum over bands, $\ell_{ij} = \sum_f \ell^f_{ij}$; the
+      share is $\overline{\operatorname{cov}_j(\ell^f_{ij}, \ell_{ij})} / \overline{\operatorname{var}_j(\ell_{ij})}$,
+      means over the queries of all texts, over all keys of the query's text. It is introduced here. A mask is not
+      regarded, and what is the same for all keys of a query does not count, as the softmax does not see it;
+    - a value is massive if the norm of its dimension over all tokens exceeds 5 times the mean over the dimensions of
+      its head (Jin et al., 2025).
+
+    Slow bands have most of the use in trained decoders and hardly depend on position; fast bands make heads local.
+
+    Args:
+        model: A transformers model of a known family with rotations, with or without a head.
+        tokenizer: Its tokenizer, for strings and special tokens; None for batches as `text_average` takes them.
+        texts: Strings or tokenised batches, read whole; equal ones once.
+        special_tokens: Include special tokens like any other token.
+        without_first: Leave out this many of the included tokens of each text, from its first on.
+        layers: Layers to return, by index; by default all.
+        batch_size: Texts per forward pass.
+        progress: Show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        `RotaryBands`; dimensions that do not rotate are bands of infinite wavelength, and the last ones.
+
+    Raises:
+        TypeError: Something that is not a transformers model, or texts that are not a list of texts.
+        ValueError: A model without rotations, or as `positional_logits`.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> llama = LlamaModel(LlamaConfig(vocab_size=9, **size))
+        >>> bands = rotary_bands(llama, None, [{"input_ids": [[3, 1, 4, 1, 5]]}], special_tokens=True)
+        >>> bands
+        RotaryBands(2 layers x 2 heads x 2 bands, 1 texts)
+        >>> bands.wavelength[0]
+        tensor([  6.2832, 628.3185])
+    """
+    model = SequenceModel.of(model)
+    family, base = known_logits(model), model.module
+    modules: list[Any] = family.attention_layers(base)
+    with inference(base):
+        if family.rotation(base, modules[0], 1) is None:
+            raise ValueError(f"{type(base).__name__} does not rotate queries and keys; use positional_logits")
+        chosen = requested_layers(layers, range(len(modules)), len(modules), "which have no rotations")
+        device, angles = model.device, dict[int, Tensor]()
+
+        def take(layer: int, both: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+            """Return sums over tokens: norms (2, head, band), squares (2, head, 2, band), covariance (head, band)."""
+            with loaded(base, [modules[layer]]):
+                rotation: Any = family.rotation(base, modules[layer], max(2, both.shape[-2]))
+            cos, sin = (each.to(both) for each in rotation)
+            angles.setdefault(layer, torch.atan2(sin[1], cos[1]).to(device))  # from one token to the next
+            query, key = rotated(both, cos[: both.shape[-2]], sin[: both.shape[-2]])
+            tokens = kept.sum(-1)[:, None, None, None].clamp(min=1)
+            key = (key - key.sum(-2, keepdim=True) / tokens).masked_fill(~kept[:, None, :, None], 0.0)
+            scatter = (query.mT @ query) * (key.mT @ key) / tokens  # (batch, head, d_head, d_head)
+            pairs = torch.stack(both.chunk(2, -1), -2)  # (2, batch, head, n, 2, band)
+            covariance = torch.stack(scatter.sum((0, -1)).chunk(2, -1)).sum(0)
+            return tuple(
+                each.to(device) for each in (pairs.norm(dim=-2).sum((1, 3)), pairs.square().sum((1, 3)), covariance)
+            )
+
+        batches = batches_of(
+            model,
+            texts,
+            tokenizer,
+            special_tokens=special_tokens,
+            without_first=without_first,
+            batch_size=batch_size,
+            progress=progress,
+        )
+        tokens, number, sums = 0, 0, None
+        for found, included in by_layer(model, batches, chosen, take):
+            stacked = [torch.stack(each) for each in zip(*found, strict=True)]
+            sums = stacked if sums is None else [one + more for one, more in zip(sums, stacked, strict=True)]
+            tokens, number = tokens + int(included.sum()), number + int(included.any(1).sum())
+    assert sums is not None
+    norms, squares, covariance = sums  # (layer, 2, head, band), (layer, 2, head, 2, band), (layer, head, band)
+    sizes = squares.sqrt()
+    massive = (sizes > _MASSIVE * sizes.mean((-2, -1), keepdim=True)).any(-2)
+    product = norms.prod(1)
+    return RotaryBands(
+        wavelength=2 * torch.pi / torch.stack([angles[layer] for layer in chosen]),
+        query_norm=norms[:, 0] / tokens,
+        key_norm=norms[:, 1] / tokens,
+        use=product / product.sum(-1, keepdim=True),
+        variance=covariance / covariance.sum(-1, keepdim=True),
+        massive_queries=massive[:, 0],
+        massive_keys=massive[:, 1],
+        layers=chosen,
+        texts=number,
+    )

@@ -1,0 +1,199 @@
+"""The mean queries and keys of texts or words, and their logits at any distance without an n x n matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pelocality._checks import count, flag
+from pelocality._toeplitz import diagonals
+from pelocality.models._weights import loaded
+from pelocality.models.inputs.batches import TextBatches
+from pelocality.models.logits.terms import captured_inputs, queries_and_keys
+from pelocality.models.sequence_model import SequenceModel
+
+Taken = TypeVar("Taken")
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """Queries and keys before any rotation, averaged over the tokens of each text or word.
+
+    Attributes:
+        queries: (sample, layer, head, d_head).
+        keys: (sample, layer, head, d_head), those that each head reads.
+        tokens: The number of tokens of each sample, (sample,).
+    """
+
+    queries: Tensor
+    keys: Tensor
+    tokens: Tensor
+
+    def mean(self) -> Content:
+        """Return the mean over all tokens as one sample."""
+        weights = self.tokens.to(self.queries) / self.tokens.sum()
+        query, key = (torch.einsum("s,slhd->lhd", weights, each)[None] for each in (self.queries, self.keys))
+        return Content(query, key, self.tokens.sum()[None])
+
+    def without(self, sample: int) -> Content:
+        """Return all samples but one."""
+        rest = torch.arange(len(self.tokens), device=self.tokens.device) != sample
+        return Content(self.queries[rest], self.keys[rest], self.tokens[rest])
+
+
+def mean_content(
+    model: SequenceModel,
+    batches: Iterable[tuple[Any, Tensor | None]],
+    layers: Sequence[int],
+    *,
+    constant: bool = False,
+) -> Content:
+    """Run a model on batches, and return the mean queries and keys of each text in these layers.
+
+    Args:
+        model: A model of a known family.
+        batches: Inputs, and the tokens to average over, (batch, n); texts without any are left out.
+        layers: Indices of layers.
+        constant: Check that every token has the same queries and keys.
+
+    Raises:
+        ValueError: Queries and keys that differ between tokens but should not, quantised weights, or no text.
+    """
+    device = model.device
+
+    def means(layer: int, both: Tensor, kept: Tensor) -> Tensor:
+        if constant:
+            _check_constant(model, layer, both)
+        return (both.sum(-2) / kept.sum(-1)[:, None, None].clamp(min=1)).to(device)
+
+    found = []  # each (2, sample, layer, head, d_head), with the tokens of each sample
+    for each, included in by_layer(model, batches, layers, means):
+        text = included.any(1)
+        found.append((torch.stack(each, 2)[:, text.to(device)], included.sum(1)[text].to(device)))
+    queries, keys = torch.cat([both for both, _ in found], 1)
+    return Content(queries, keys, torch.cat([tokens for _, tokens in found]))
+
+
+def by_layer(
+    model: SequenceModel,
+    batches: Iterable[tuple[Any, Tensor | None]],
+    layers: Sequence[int],
+    take: Callable[[int, Tensor, Tensor], Taken],
+) -> Iterator[tuple[list[Taken], Tensor]]:
+    """Run a model on batches, and yield for each what a function takes of these layers, and the tokens included.
+
+    Args:
+        model: A model of a known family.
+        batches: Inputs, and the tokens that count, (batch, n).
+        layers: Indices of layers.
+        take: Called with the layer, its queries and keys before rotation (2, batch, head, n, d_head), zero at tokens
+            that do not count, and the tokens that count.
+
+    Raises:
+        ValueError: Quantised weights, or no token.
+    """
+    modules: list[Any] = model.family.attention_layers(model.module)
+
+    def take_requested(layer: int, hidden: Tensor) -> Taken | None:
+        if layer not in layers:
+            return None
+        with loaded(model.module, [modules[layer]]):
+            both = torch.stack(queries_and_keys(model, modules[layer], hidden))
+        kept = real.to(both.device)
+        return take(layer, both.masked_fill(~kept[:, None, :, None], 0.0), kept)  # padding may hold NaN
+
+    tokens = None
+    for inputs, included in batches:
+        assert included is not None  # the model reads token ids
+        real, tokens = included, (tokens or 0) + int(included.sum())
+        with captured_inputs(model, take_requested) as found:
+            model.run(inputs)
+        yield [found[layer] for layer in layers], included
+    if tokens is None:
+        raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+    if not tokens:
+        raise ValueError("texts hold no token to average over; pass longer texts, or a smaller without_first")
+
+
+def batches_of(model: SequenceModel, texts: Iterable[Any], tokenizer: Any, **options: Any) -> TextBatches:
+    """Return the batches of texts, for options as of `text_average`; refuse a model that does not read token ids."""
+    flag("special_tokens", options["special_tokens"])
+    count("without_first", options["without_first"], least=0)
+    count("batch_size", options["batch_size"])
+    if model.content is not None:
+        raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
+    return TextBatches(model, texts, tokenizer, **options)
+
+
+def _check_constant(model: SequenceModel, layer: int, states: Tensor) -> None:
+    """Refuse queries and keys (..., n, d_head) of a repeated word that differ between positions."""
+    spread = float((states - states[..., :1, :]).abs().max() / states.abs().max())
+    if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
+        raise ValueError(
+            f"{type(model.module).__name__} does not keep the content of a repeated word constant over positions "
+            f"(layer {layer} differs by {spread:.2g}), so its logits have no closed form; pass texts, or use "
+            "positional_attention"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ByDistance:
+    r"""The logits of one layer as a function of distance, for a query and a key of any content.
+
+    $$b_k = s \left(q^\top \rho_k \kappa + q^\top R_k + S_k^\top \kappa\right) + c_k$$
+
+    with the terms of ``KnownLogits``: the query $q$ stands at $i$, the key $\kappa$ at $j = i + k$, and $\rho_k$
+    rotates by the angles of position $k$. Content against content is left out where it is not rotated, as it is the
+    same number at every distance.
+
+    Attributes:
+        scaling: $s$.
+        cos: Cosines of positions 0..n-1, (n, d_head / 2), None without rotations.
+        sin: Their sines.
+        keys: $R$, (head, 2n - 1, d_head), or None.
+        queries: $S$, (head, 2n - 1, d_head), or None.
+        bias: $c$, (head, 2n - 1), or None.
+    """
+
+    scaling: float
+    cos: Tensor | None
+    sin: Tensor | None
+    keys: Tensor | None
+    queries: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, model: SequenceModel, module: Any, length: int, other: ByDistance | None = None) -> ByDistance:
+        """Read them from a layer; a rotation that equals the one of another layer is held once."""
+        family, base = model.family, model.module
+        device, dtype = model.device, torch.promote_types(model.dtype, torch.float32)
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, dtype)
+
+        with loaded(base, [module]):
+            cos, sin = map(moved, family.rotation(base, module, length) or (None, None))
+            if cos is not None and other is not None and other.cos is not None and torch.equal(cos, other.cos):
+                cos, sin = other.cos, other.sin
+            terms = (family.relative_keys, family.relative_queries, family.relative_bias)
+            return cls(family.scaling(module), cos, sin, *(moved(term(base, module, length)) for term in terms))
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the mean over samples of the logits, (sample, head, d_head) each -> (head, 2n - 1)."""
+        logits = query.new_zeros(())
+        if self.cos is not None and self.sin is not None:
+            (q, q_other), (k, k_other) = query.chunk(2, -1), key.chunk(2, -1)
+            # the one at position 0 is not rotated, but scaled like all others (YaRN, LongRoPE)
+            even = self.cos[0] * (q * k + q_other * k_other).mean(0) @ self.cos.T  # (head, n)
+            odd = self.cos[0] * (q_other * k - q * k_other).mean(0) @ self.sin.T
+            logits = diagonals(even - odd, even + odd)
+        if self.keys is not None:
+            logits = logits + torch.einsum("hd,hkd->hk", query.mean(0), self.keys)
+        if self.queries is not None:
+            logits = logits + torch.einsum("hd,hkd->hk", key.mean(0), self.queries)
+        logits = self.scaling * logits
+        return logits if self.bias is None else logits + self.bias
