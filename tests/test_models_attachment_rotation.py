@@ -11,12 +11,24 @@ from torch.overrides import TorchFunctionMode
 from transformers.models.llama import modeling_llama
 
 from pelocality.encodings import AttenuatedEncoding, CoPE, NoEncoding, RotaryEncoding
-from pelocality.models import attach, attached, audit, load, positional_attention, text_average
-from pelocality.models.attaching.rotation import rotary_modules
+from pelocality.metrics import past_locality
+from pelocality.models import (
+    attach,
+    attached,
+    audit,
+    decompose,
+    load,
+    positional_attention,
+    positional_logits,
+    rotary_from_targets,
+    text_average,
+)
+from pelocality.models.attaching.rotary.modules import rotary_modules
 from tests.families import (
     add_adapter,
     assert_same_outputs,
     base_of,
+    eagerly,
     family_of,
     same,
     small,
@@ -324,6 +336,40 @@ def test_an_audit_sees_the_base_of_an_attached_rotation():
         found = audit(model)
     assert any("declared rotary base 10000, measured 500" in each for each in found.mismatches)
     assert not audit(model).mismatches
+
+
+def test_the_logits_of_an_attached_rotation_are_known(model):
+    ids = tokens(2, N)
+    with attach(model, RotaryEncoding.from_model(model).scaled(0.5)), eagerly(model):
+        parts = decompose(model, ids)
+        with torch.no_grad():
+            expected = torch.stack(model(ids, output_attentions=True).attentions)
+    torch.testing.assert_close(parts.attention, expected.to(parts.attention), atol=1e-6, rtol=1e-5)
+    with attach(model, RotaryEncoding.from_model(model).with_heads(2)), pytest.raises(ValueError, match="of their own"):
+        decompose(model, ids)
+
+
+def test_the_scale_of_a_past_locality(model):
+    texts = [{"input_ids": tokens(4, 12)}]
+    options = {"texts": texts, "special_tokens": True, "length": 16, "progress": False}
+    own, before = RotaryEncoding.from_model(model), state(model)
+    content, n = positional_logits(model, **options).content.mean(), 16
+    i = torch.arange(n)
+
+    def reached(scale):
+        """Return the past locality by the kernel of the encoding itself."""
+        rotary = own.double().scaled(scale)
+        kernels = [rotary.kernel(content.queries[0, layer], content.keys[0, layer], n) for layer in range(3)]
+        matrices = torch.stack(kernels)[..., i[None] - i[:, None] + n - 1]
+        return past_locality(matrices.masked_fill(i[None] > i[:, None], -torch.inf).softmax(-1)).mean().item()
+
+    wanted = reached(1.3)
+    found = rotary_from_targets(model, past_locality=wanted, **options)
+    scale = (found.frequencies / own.frequencies).mean().item()
+    assert reached(scale) == pytest.approx(wanted, abs=1e-6)
+    assert same(before, state(model))
+    with pytest.raises(ValueError, match=r"past_locality must be between 0\.\d+ and 0\.\d+"):
+        rotary_from_targets(model, past_locality=0.999, **options)
 
 
 # ---- refusals

@@ -80,6 +80,7 @@ from .models import (
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,
     rotary_bands as rotary_bands,
+    rotary_from_targets as rotary_from_targets,
     text_average as text_average,
 )
 from .probes import (

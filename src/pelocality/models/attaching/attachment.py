@@ -21,9 +21,8 @@ from pelocality.models._weights import execution_device
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import disable_named, disable_positions, enable_positions
 from pelocality.models.attaching.places import Place, find_places, known_places
-from pelocality.models.attaching.projection import PositionalProjection, check_projections, prove_projections
 from pelocality.models.attaching.proof import prove as proved
-from pelocality.models.attaching.rotation import (
+from pelocality.models.attaching.rotary.modules import (
     PositionalRotary,
     check_fit,
     has_rotations,
@@ -34,6 +33,7 @@ from pelocality.models.attaching.rotation import (
     rotary_modules,
     unmark_sources,
 )
+from pelocality.models.attaching.rotary.projections import PositionalProjection, check_projections, prove_projections
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders, unmark_saved_folders
 from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching
 from pelocality.models.inputs.tokens import runs_of_tokens

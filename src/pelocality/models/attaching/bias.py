@@ -58,6 +58,9 @@ class PositionalBias(nn.Module):
         TypeError: The encoding could not be saved.
     """
 
+    is_rotation = False
+    """Whether the encoding takes the place of the model's own rotation."""
+
     def __init__(
         self,
         encoding: Encoding,

@@ -51,12 +51,14 @@ def known_logits(model: SequenceModel) -> KnownLogits:
         raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
     if reason := _replaced(model):
         raise ValueError(f"the logits of {type(base).__name__} are not known: {reason}; use positional_attention")
-    if model.encoding is not None:
+    if any(not bias.is_rotation for bias in model.encodings):
         raise ValueError(
             f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
             "both with positional_attention, the encoding with its weights(length), or remove it with "
             "attached(model).remove()"
         )
+    if any(bias.encoding.heads > 1 for bias in model.encodings):
+        raise ValueError(f"the heads of {type(base).__name__} have rotations of their own; use positional_attention")
     return family
 
 
