@@ -33,6 +33,7 @@ from pelocality.models import (
     positional_logits,
     reflection_gap,
     relocate,
+    rotary_bands,
     text_average,
 )
 from pelocality.models.logits import terms
@@ -171,6 +172,9 @@ MEASURED = {
     "after a word": lambda model, ids: positional_attention(model, length=N, words=3, prefix=9, progress=False),
     "text": lambda model, ids: text_average(model, [{"input_ids": ids}], special_tokens=True),
     "logits": lambda model, ids: positional_logits(model, length=N),
+    "logits of text": lambda model, ids: positional_logits(
+        model, texts=[{"input_ids": ids}], special_tokens=True, length=N
+    ),
     "parts": decompose,
     "reflection": reflection_gap,
 }
@@ -201,6 +205,19 @@ def test_models_where_the_other_device_is_the_default(name):
         found = [*(measure(there, ids) for measure in MEASURED.values()), str(audit(there))]
     assert_same(found[:-1], expected[:-1])
     assert found[-1] == expected[-1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+def test_rotations(name):
+    model, ids = MODELS[name](name), tokens(3, N)
+    texts, options = [{"input_ids": ids}], {"special_tokens": True, "progress": False}
+    for one in (model, moved(model)):
+        found = rotary_bands(one, None, texts, **options), positional_logits(one, texts=texts, length=N, **options)
+        ends = [each.cpu() for each in found[1].interval("past_locality")]
+        if one is model:
+            expected = found, ends
+    assert_same(found, expected[0])
+    assert_same(ends, expected[1])
 
 
 def test_a_module_of_the_users():
