@@ -59,6 +59,25 @@ def test_queries_behind_a_cache_are_those_of_the_whole(encoding):
     torch.testing.assert_close(biased_attention(query[:, :, -1:], key, value, encoding), whole[:, :, -1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_positions_are_counted_in_float32(dtype):
+    torch.manual_seed(0)
+    encoding = CoPE(dim=8, positions=512)
+    torch.nn.init.normal_(encoding.vectors)
+    query = torch.randn(1, 1, 512, 8).to(dtype)
+    half, exact = (encoding.attention_inputs(each, each)[2].double() for each in (query, query.float()))
+    differences = (half - half.amax(-1, keepdim=True)) - (exact - exact.amax(-1, keepdim=True))
+    assert differences.nan_to_num().abs().max() < 20 * torch.finfo(dtype).eps * exact.nan_to_num(0, 0, 0).abs().max()
+
+
+def test_nan_stays_nan(encoding):
+    query, key, value = torch.randn(3, 1, 2, 8, 6, dtype=torch.float64)
+    key[0, 0, 3] = torch.nan
+    output = biased_attention(query, key, value, encoding)
+    assert output[0, 0, 4:].isnan().all()
+    assert output[0, 1].isfinite().all()
+
+
 def test_cope_learns_and_is_rebuilt(encoding):
     layer = PositionalSelfAttention(12, 2, encoding).double()
     layer(torch.randn(2, 5, 12, dtype=torch.float64))[0].sum().backward()

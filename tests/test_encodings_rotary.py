@@ -167,11 +167,55 @@ def test_models_without_one_rotation_are_refused():
         ({"dim": 4, "heads": 3, "frequencies": torch.ones(2, 2)}, "3 heads"),
         ({"dim": 4, "frequencies": [1.0, math.nan]}, "finite"),
         ({"dim": 4, "base": -1.0}, "base"),
+        ({"dim": 4, "base": 5.0, "scaling": {"rope_type": "default", "rope_theta": 7.0}}, "rope_theta"),
+        ({"dim": 4, "scaling": {"rope_type": "linear", "factor": 0.0}}, "factor"),
+        ({"dim": 4, "scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, "partial"),
+        ({"dim": 4, "scaling": "linear"}, "dictionary"),
+        ({"dim": 4, "frequencies": [1e300, 1.0]}, "finite in float32"),
+        ({"dim": 4, "frequencies": "ab"}, "frequencies"),
+        ({"dim": 4, "frequencies": [True, False]}, "booleans"),
+        ({"dim": 4, "frequencies": torch.ones(2, dtype=torch.complex64)}, "real numbers"),
+        ({"dim": 4, "attention_scaling": math.nan}, "attention_scaling"),
     ],
 )
 def test_what_cannot_be_a_rotation_is_refused(kwargs, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         RotaryEncoding(**kwargs)
+
+
+def test_the_base_of_a_scaling_is_the_base():
+    scaling = {"type": "linear", "factor": 2.0, "rope_theta": 5e5}  # as transformers once wrote it
+    encoding = RotaryEncoding(8, scaling=scaling)
+    assert encoding.base == 5e5
+    torch.testing.assert_close(encoding.frequencies, RotaryEncoding(8, base=5e5).scaled(0.5).frequencies)
+    rebased = encoding.rebased(1e3)
+    torch.testing.assert_close(rebased.frequencies, RotaryEncoding(8, base=1e3).scaled(0.5).frequencies)
+    again = Encoding.from_configuration(rebased.configuration())
+    assert torch.equal(again.frequencies, rebased.frequencies)
+
+
+def test_a_part_of_a_model_with_several_rotations_is_wanted():
+    def half(base):
+        rope = {"rope_type": "default", "rope_theta": base}
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        return hf.T5GemmaModuleConfig(**sizes, head_dim=8, num_key_value_heads=1, rope_parameters=rope)
+
+    model = hf.T5GemmaModel(hf.T5GemmaConfig(encoder=half(1e4), decoder=half(100.0), vocab_size=99))
+    with pytest.raises(ValueError, match=r"several rotations.*encoder\.rotary_emb"):
+        RotaryEncoding.from_model(model)
+    assert RotaryEncoding.from_model(model.decoder).base == 100.0
+
+
+def test_encodings_without_numbers_are_printed():
+    assert repr(RotaryEncoding(8).to("meta")) == "RotaryEncoding(dim=8, heads=1)"
+
+
+def test_a_float_mask_takes_the_dtype_of_the_queries():
+    for dtype, other in ((torch.float16, torch.float32), (torch.float32, torch.float64)):
+        layer = PositionalSelfAttention(16, 2, RotaryEncoding(8)).to(dtype)
+        x = torch.randn(2, 6, 16).to(dtype)
+        found = layer(x, attn_mask=torch.zeros(6, 6, dtype=other))[0]
+        torch.testing.assert_close(found, layer(x)[0])
 
 
 def test_there_are_no_weights_without_content():

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
+from pelocality.encodings.base import cast, check_lengths
 from pelocality.encodings.base_content import ContentEncoding
 
 
@@ -54,15 +55,19 @@ class CoPE(ContentEncoding):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         if query.shape[-1] != self.dim:
             raise ValueError(f"query must have the {self.dim} dimensions of the encoding, got {query.shape[-1]}")
-        visible = self.visible_keys(query.shape[-2], key.shape[-2], mask)
-        logits = query * (1 / math.sqrt(self.dim) if scale is None else scale) @ key.mT
-        position = self.position(logits, visible)
-        below = position.floor()
-        by_position = query @ self.vectors.to(query).mT  # (batch, heads, q, positions)
-        lower, upper = (by_position.gather(-1, each.long()) for each in (below, position.ceil()))
-        bias = torch.lerp(lower, upper, position - below)
-        bias = bias if added is None else bias + added
-        return query, key, bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        visible = self.visible_keys(*check_lengths(query.shape[-2], key.shape[-2]), mask)
+        exact = torch.promote_types(query.dtype, self.working_dtype)  # positions are counted in no half precision
+        with torch.autocast(query.device.type, enabled=False):
+            q = query.to(exact)
+            logits = q * (1 / math.sqrt(self.dim) if scale is None else scale) @ key.to(exact).mT
+            position = self.position(logits, visible)
+            whole = position.nan_to_num()  # NaN is no index, but stays in the weight of the interpolation
+            by_position = q @ self.vectors.to(q).mT  # (batch, heads, q, positions)
+            lower, upper = (by_position.gather(-1, each.long()) for each in (whole.floor(), whole.ceil()))
+            bias = torch.lerp(lower, upper, position - whole.floor())
+            bias = bias if added is None else bias + added
+            bias = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        return query, key, cast(bias, query.dtype)
 
     def position(self, logits: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return the position p of each key as each query counts it.

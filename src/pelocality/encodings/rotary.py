@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import WITHOUT_FLOAT64, count, flag, number, on_float64_device
-from pelocality.encodings._checks import PerHead, per_head
+from pelocality._checks import WITHOUT_FLOAT64, check_unmasked, count, flag, number, on_float64_device, real_numbers
+from pelocality.encodings._checks import PerHead, check_tensor, per_head
+from pelocality.encodings.base import cast, check_lengths
 from pelocality.encodings.base_content import ContentEncoding
 
 Frequencies = Tensor | Sequence[float] | Sequence[Sequence[float]]
@@ -29,8 +30,9 @@ class RotaryEncoding(ContentEncoding):
     Args:
         dim: The number of dimensions that are rotated, even; further ones of queries and keys are left as they are
             (partial rotary).
-        heads: H. An encoding with one head can serve a layer with several; heads that share keys share their rotation.
-        base: The base of the frequencies.
+        heads: H. An encoding with one head can serve a layer with several. In a model, heads that share keys share
+            their rotation, and H is the number of heads of keys.
+        base: The base of the frequencies; None: the ``"rope_theta"`` of the scaling, or else 10,000.
         scaling: How the frequencies were changed for long inputs, as ``rope_parameters`` of transformers: a dictionary
             with a ``"rope_type"`` of ``"linear"``, ``"yarn"`` or ``"llama3"`` and what that type needs.
         frequencies: w, radians per token, (dim / 2,) or (heads, dim / 2); None: those of base and scaling.
@@ -48,7 +50,8 @@ class RotaryEncoding(ContentEncoding):
 
     Note:
         There is no positional attention without queries and keys: `kernel` gives the logits by distance of a query and
-        a key, which ``measure_relative`` measures. A frequency of 0 is a band without position.
+        a key, which ``measure_relative`` measures. A frequency of 0 is a band without position. Learned frequencies
+        lose their precision in half precision: keep them in float32.
 
     Examples:
         >>> rope = RotaryEncoding(dim=4, base=100.0)
@@ -62,7 +65,7 @@ class RotaryEncoding(ContentEncoding):
         self,
         dim: int,
         heads: int = 1,
-        base: float = 10000.0,
+        base: float | None = None,
         scaling: Mapping[str, Any] | None = None,
         frequencies: Frequencies | None = None,
         attention_scaling: float | None = None,
@@ -73,12 +76,15 @@ class RotaryEncoding(ContentEncoding):
         super().__init__(heads, causal)
         if count("dim", dim, least=2) % 2:
             raise ValueError(f"dim must be even, two for each frequency, got {dim}")
-        self.dim, self.base = dim, per_head("base", base, 1).item()
-        self.scaling = None if scaling is None else dict(scaling)
+        self.dim, self.scaling = dim, _checked_scaling(scaling)
+        theta = (self.scaling or {}).get("rope_theta")
+        self.base = per_head("base", (theta or 10000.0) if base is None else base, 1).item()
+        if theta is not None and theta != self.base:
+            raise ValueError(f"base must be the rope_theta of the scaling, {theta}, or left out, got {base}")
         self.interleaved, self.learnable = flag("interleaved", interleaved), flag("learnable", learnable)
         published, factor = _published(dim, self.base, self.scaling)
-        self.attention_scaling = factor if attention_scaling is None else number("attention_scaling", attention_scaling)
-        values = published if frequencies is None else _checked(frequencies, self.heads, dim // 2)
+        self.attention_scaling = per_head("attention_scaling", attention_scaling or factor, 1).item()
+        values = _checked(published if frequencies is None else frequencies, self.heads, dim // 2)
         if self.learnable:
             self.free_frequencies = nn.Parameter(self._constant(values.expand(self.heads, -1)))
         else:
@@ -93,26 +99,27 @@ class RotaryEncoding(ContentEncoding):
             layer_type: The type of the layers, where types differ in their rotation, such as "full_attention".
 
         Returns:
-            An encoding with the model's frequencies and its attention scaling.
+            An encoding with the model's frequencies and its attention scaling. The pairs of dimensions are not looked
+            for: where a model pairs adjacent ones (GLM, Cohere), `kernel` needs another ``interleaved``.
 
         Raises:
             TypeError: The model is not a module.
             ValueError: A model without rotations, with several that differ and no ``layer_type``, or with frequencies
                 that depend on the length of the input (dynamic NTK, LongRoPE).
         """
-        found = model_frequencies(model)
-        if layer_type is not None:
-            found = {name: each for name, each in found.items() if name == f"{layer_type}_inv_freq"}
-        distinct = {tuple(frequencies.tolist()): (frequencies, scaling) for frequencies, scaling in found.values()}
+        every = _rotations(model)
+        found = every if layer_type is None else [each for each in every if each.layer_type == layer_type]
+        distinct = {(tuple(each.frequencies.tolist()), each.scaling) for each in found}
         if len(distinct) != 1:
-            types = [name.removesuffix("_inv_freq") for name in model_frequencies(model)]
-            given = f"got {layer_type!r}" if layer_type is not None else "several rotations were found"
-            raise ValueError(f"layer_type must be one of {', '.join(types)} for {type(model).__name__}, {given}")
-        ((frequencies, scaling),) = distinct.values()
-        base = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
-        base = base.get(layer_type, base) if layer_type is not None else base
-        theta = base.get("rope_theta", 10000.0) if isinstance(base, Mapping) else 10000.0
-        return cls(2 * len(frequencies), base=theta, frequencies=frequencies, attention_scaling=scaling)
+            places = ", ".join(f"{each.place} ({each.layer_type or 'all layers'})" for each in every)
+            raise ValueError(
+                f"{type(model).__name__} has several rotations, or none of layer_type={layer_type!r}: {places}; name a "
+                "layer_type, or pass the part of the model that is meant"
+            )
+        each = found[0]
+        return cls(
+            2 * len(each.frequencies), base=each.base, frequencies=each.frequencies, attention_scaling=each.scaling
+        )
 
     @property
     def frequencies(self) -> Tensor:
@@ -143,7 +150,8 @@ class RotaryEncoding(ContentEncoding):
         """
         new = per_head("base", base, 1).item()
         f = torch.arange(self.dim // 2, device=self.device, dtype=self.working_dtype)
-        return self._with(self.frequencies * (new / self.base) ** (-2 * f / self.dim), base=new)
+        scaling = None if self.scaling is None else self.scaling | {"rope_theta": new}
+        return self._with(self.frequencies * (new / self.base) ** (-2 * f / self.dim), base=new, scaling=scaling)
 
     def without(
         self, *, slowest: float = 0.0, fastest: float = 0.0, bands: Sequence[int] | Tensor | None = None
@@ -177,7 +185,7 @@ class RotaryEncoding(ContentEncoding):
 
     def with_heads(self, heads: int) -> Self:
         """Return the encoding with frequencies for each of so many heads, all those of the first."""
-        return self._with(self.frequencies[:1].expand(heads, -1), heads=heads)
+        return self._with(self.frequencies[:1].expand(count("heads", heads), -1), heads=heads)
 
     def _with(self, frequencies: Tensor, **changes: Any) -> Self:
         """Return a copy with other frequencies, in the same precision and on the same device."""
@@ -204,6 +212,8 @@ class RotaryEncoding(ContentEncoding):
             TypeError: A length that is not an integer.
             ValueError: Queries and keys of other shapes.
         """
+        check_tensor("query", query)
+        check_tensor("key", key)
         if query.shape != key.shape or query.ndim < 2 or (self.heads > 1 and query.shape[-2] != self.heads):
             wanted = f"(..., {self.heads if self.heads > 1 else 'heads'}, d)"
             raise ValueError(f"query and key must be {wanted}, got {tuple(query.shape)} and {tuple(key.shape)}")
@@ -228,11 +238,11 @@ class RotaryEncoding(ContentEncoding):
         added: Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        queries, keys = check_lengths(query.shape[-2], key.shape[-2])
         self._check_size(query)
-        queries, keys = query.shape[-2], key.shape[-2]
         visible = self.visible_keys(queries, keys, mask)
-        if added is not None and visible is not None:
-            added = added.masked_fill(~visible, -torch.inf)
+        if added is not None:
+            added = cast(added if visible is None else added.masked_fill(~visible, -torch.inf), query.dtype)
         cos, sin = self.angles(torch.arange(keys, device=query.device))
         rotated_query = self.rotate(query, cos[:, keys - queries :], sin[:, keys - queries :])
         return rotated_query, self.rotate(key, cos, sin), visible if added is None else added
@@ -259,14 +269,14 @@ class RotaryEncoding(ContentEncoding):
         return torch.cat([rotated.to(states.dtype), rest], -1)
 
     def extra_repr(self) -> str:  # noqa: D102
-        w = self.frequencies.detach().abs()
-        stopped, rotating = int((w == 0).sum(-1).max()), w[w > 0]
-        waves = (
-            f"wavelengths {2 * math.pi / rotating.max():.4g} to {2 * math.pi / rotating.min():.4g}"
-            if len(rotating)
-            else "no waves"
-        )
         learned = ", learnable=True" if self.learnable else ""
+        if self.frequencies.is_meta or hasattr(self.frequencies, "full_tensor"):  # sharded, or without numbers
+            return f"dim={self.dim}, heads={self.heads}{learned}"
+        w = self.frequencies.detach().abs()
+        rotating = w[w > 0]
+        ends = [] if not len(rotating) else [2 * math.pi / each.item() for each in (rotating.max(), rotating.min())]
+        waves = f"wavelengths {ends[0]:.4g} to {ends[1]:.4g}" if ends else "no waves"
+        stopped = int((w == 0).sum(-1).max())
         return f"dim={self.dim}, heads={self.heads}, {waves}, {stopped} of {self.dim // 2} bands stopped{learned}"
 
     def _complex(self, states: Tensor) -> Tensor:
@@ -282,8 +292,18 @@ class RotaryEncoding(ContentEncoding):
             )
 
 
-def model_frequencies(model: nn.Module) -> dict[str, tuple[Tensor, float]]:
-    """Return the frequencies (dim / 2,) and attention scaling of a transformers model by the name of their buffer.
+class _Rotation(NamedTuple):
+    """The rotation of a rotary module for one type of layers, or for all (None)."""
+
+    place: str
+    layer_type: str | None
+    frequencies: Tensor
+    scaling: float
+    base: float
+
+
+def _rotations(model: nn.Module) -> list[_Rotation]:
+    """Return the rotations of a transformers model.
 
     Raises:
         TypeError: The model is not a module.
@@ -291,8 +311,8 @@ def model_frequencies(model: nn.Module) -> dict[str, tuple[Tensor, float]]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {type(model).__name__}")
-    found: dict[str, tuple[Tensor, float]] = {}
-    for module in model.modules():
+    found = []
+    for place, module in model.named_modules():
         kinds: Any = getattr(module, "rope_type", None)
         if any(kind in _BY_LENGTH for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
             raise ValueError(
@@ -300,8 +320,11 @@ def model_frequencies(model: nn.Module) -> dict[str, tuple[Tensor, float]]:
                 "rope_parameters of another rope_type"
             )
         for name in frequency_buffers(module):
-            scaling = getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0)
-            found[name] = (module.get_buffer(name).detach(), float(scaling))
+            layer_type = name.removesuffix("inv_freq").rstrip("_") or None
+            scaling = float(getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0))
+            parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+            base = parameters.get(layer_type, parameters).get("rope_theta", 10000.0)
+            found.append(_Rotation(place, layer_type, module.get_buffer(name).detach(), scaling, base))
     if not found:
         raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
     return found
@@ -313,25 +336,39 @@ def frequency_buffers(module: nn.Module) -> list[str]:
     return [name for name in names if not name.endswith(("original_inv_freq", "long_inv_freq"))]
 
 
-def _published(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:
-    """Return the frequencies of a base and a scaling, (1, dim / 2), and the attention scaling."""
-    kind = "default" if scaling is None else scaling.get("rope_type")
+def _checked_scaling(scaling: Any) -> dict[str, Any] | None:
+    """Return a copy of ``rope_parameters``, with the name of today for what they once called type."""
+    if scaling is None:
+        return None
+    if not isinstance(scaling, Mapping):
+        raise TypeError(f"scaling must be a dictionary with a 'rope_type', got {scaling!r}")
+    given = dict(scaling)
+    kind = given.setdefault("rope_type", given.pop("type", None))
+    given.pop("type", None)
     if kind in _BY_LENGTH:
         raise ValueError(f"scaling '{kind}' depends on the length of the input; give frequencies= of one length")
     if kind not in _FIXED:
         raise ValueError(f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}")
-    if kind == "default":
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("scaling must not have a partial_rotary_factor; dim is the number of dimensions that rotate")
+    if kind != "default" and not 0 < (factor := number("factor of the scaling", given.get("factor"))) < math.inf:
+        raise ValueError(f"factor of the scaling must be above 0 and finite, got {factor}")
+    if kind in ("yarn", "llama3"):
+        count("original_max_position_embeddings of the scaling", given.get("original_max_position_embeddings"))
+    return given
+
+
+def _published(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:
+    """Return the frequencies of a base and a scaling, (1, dim / 2), and the attention scaling."""
+    if scaling is None or scaling["rope_type"] == "default":
         f = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
         return (base ** (-f / dim))[None], 1.0
     from transformers import LlamaConfig  # loaded here, because other encodings do without transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    assert scaling is not None
-    original, parameters = scaling.get("original_max_position_embeddings"), {"rope_theta": base} | scaling
-    if kind != "linear" and original is None:
-        raise ValueError(f"scaling '{kind}' needs original_max_position_embeddings, got {scaling!r}")
+    kind, parameters = scaling["rope_type"], {"rope_theta": base} | scaling
+    longest = int(scaling.get("original_max_position_embeddings", 1) * scaling["factor"])
     try:
-        longest = int((original or 1) * scaling["factor"])
         config = LlamaConfig(head_dim=dim, rope_parameters=parameters, max_position_embeddings=longest)
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     except KeyError as error:
@@ -339,13 +376,17 @@ def _published(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[T
     return frequencies.double()[None], float(factor)
 
 
-def _checked(frequencies: Frequencies, heads: int, bands: int) -> Tensor:
+def _checked(frequencies: Any, heads: int, bands: int) -> Tensor:
     """Return frequencies as (1, bands) or (heads, bands), in float64."""
-    values = torch.as_tensor(frequencies, dtype=torch.float64, device="cpu").detach()
+    check_unmasked("frequencies", frequencies)
+    array = real_numbers("frequencies", frequencies)
+    if array.dtype.kind == "b":
+        raise TypeError("frequencies must be real numbers, got booleans")
+    values = torch.as_tensor(array, dtype=torch.float64, device="cpu")
     values = values[None] if values.ndim == 1 else values
     if values.ndim != 2 or values.shape[0] not in (1, heads) or values.shape[1] != bands:
         given = tuple(values.shape)
         raise ValueError(f"frequencies must be ({bands},), or ({heads}, {bands}) for {heads} heads, got shape {given}")
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError("frequencies must be finite, got NaN or infinity")
+    if not bool(torch.isfinite(values.float()).all()):
+        raise ValueError("frequencies must be finite in float32, got NaN or infinity")
     return values
