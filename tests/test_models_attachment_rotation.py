@@ -169,13 +169,76 @@ def test_families_with_other_pairs_and_types_of_layers(config, sizes):
     assert same(before, state(model))
 
 
-def test_layers_without_a_rotation_are_left_alone():
-    sizes = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    model = hf.Cohere2Model(small(hf.Cohere2Config, **sizes)).eval()
-    ids, before = tokens(2, N), state(model)
-    with torch.no_grad(), attach(model, RotaryEncoding.from_model(model).scaled(2.0)):
-        model(ids)
-    assert same(before, state(model))
+def test_layers_that_do_not_rotate_are_left_alone():
+    config = small(hf.SmolLM3Config, **GROUPED, no_rope_layers=[1, 0, 1], num_hidden_layers=3, pad_token_id=0)
+    model = spread(hf.SmolLM3Model(config).eval())
+    own = RotaryEncoding.from_model(model)
+    assert len(attach(model, own).encodings) == 2
+    attached(model).remove()
+    with pytest.raises(ValueError, match=r"layers holds \[1\], in which .* rotates no queries and keys"):
+        attach(model, own, layers=[1])
+
+
+def test_layers_that_share_keys_share_their_rotation():
+    sizes = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 4}
+    config = small(hf.Gemma3nTextConfig, **GROUPED, **sizes, **kinds, vocab_size_per_layer_input=99)
+    model = spread(hf.Gemma3nTextModel(config).eval())
+    own, ids = RotaryEncoding.from_model(model, layer_type="full_attention"), tokens(2, N)
+    position_ids = torch.arange(N)[None]
+    with torch.no_grad(), attach(model, own.scaled(0.3)):
+        found = [model(ids, position_ids=position_ids + shift)[0] for shift in (0, 20)]
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    learned = RotaryEncoding(own.dim, learnable=True)
+    for encoding, layers in ((own, [3]), (learned, None), ([own, own, own, own.scaled(2.0)], None)):
+        with pytest.raises(ValueError, match="share their keys"):
+            attach(model, encoding, layers=layers)
+
+
+# ---- cosines that do not arrive as they were made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cosines_that_are_copied_on_the_way_are_refused(model, dtype):
+    def copied(layer, args, kwargs):
+        cos, sin = kwargs["position_embeddings"]
+        return args, kwargs | {"position_embeddings": (cos.clone(), sin.clone())}
+
+    model.to(dtype).model.layers[1].register_forward_pre_hook(copied, with_kwargs=True)
+    with pytest.raises(ValueError, match=r"attention layers \[1\] are copied or cut"):
+        attach(model, RotaryEncoding.from_model(model))
+
+
+def test_rotations_past_torchs_functions_take_no_frequencies_by_head(model, monkeypatch):
+    plain = modeling_llama.apply_rotary_pos_emb
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, cos, sin):
+            with torch._C.DisableTorchFunctionSubclass():
+                return plain(q, k, cos, sin)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *args, **kwargs: Kernel.apply(*args))
+    own = RotaryEncoding.from_model(model)
+    attach(model, own.scaled(0.5)).remove()
+    with pytest.raises(ValueError, match="for each head"):
+        attach(model, own.with_heads(2).scaled([0.5, 2.0]))
+
+
+def test_a_model_that_is_offloaded_after_attaching(model):
+    accelerate, ids = pytest.importorskip("accelerate"), tokens(2, N)
+    before, attachment = logits(model, ids), attach(model, RotaryEncoding.from_model(model).scaled(0.5))
+    accelerate.cpu_offload(model, execution_device="cpu")
+    attachment.remove()
+    assert_same_outputs(logits(model, ids), before)
+    accelerate.hooks.remove_hook_from_module(model, recurse=True)
+    assert_same_outputs(logits(model, ids), before)
+
+
+def test_a_model_of_inference_mode():
+    with torch.inference_mode():
+        made = llama()
+        attach(made, RotaryEncoding.from_model(made).scaled(0.5)).remove()
 
 
 # ---- models without rotations
@@ -335,6 +398,8 @@ def test_an_audit_sees_the_base_of_an_attached_rotation():
     with attach(model, RotaryEncoding(RotaryEncoding.from_model(model).dim, base=500.0)):
         found = audit(model)
     assert any("declared rotary base 10000, measured 500" in each for each in found.mismatches)
+    with attach(model, RotaryEncoding.from_model(model).with_heads(2).scaled([0.5, 2.0])):
+        assert any("one that differs between heads" in each for each in audit(model).mismatches)
     assert not audit(model).mismatches
 
 
@@ -399,10 +464,16 @@ def test_what_cannot_be_attached_is_refused_and_changes_nothing(model):
     for given, encoding, options, match in cases:
         with pytest.raises(ValueError, match=match):
             attach(given, encoding, **options)
-    with pytest.raises(TypeError, match="rotary for all layers"):
-        attach(model, [own, AttenuatedEncoding(), own])
-    with pytest.raises(TypeError, match="needs queries and keys"):
-        attach(model, CoPE(8))
+    for mixed in ([own, AttenuatedEncoding(), own], [NoEncoding(), own, own]):
+        with pytest.raises(TypeError, match="rotary for all layers"):
+            attach(model, mixed)
+    for content in (CoPE(8), [NoEncoding(), CoPE(8), NoEncoding()]):
+        with pytest.raises(TypeError, match="needs queries and keys"):
+            attach(model, content)
+    with pytest.raises(ValueError, match="rotate the"):
+        attach(model, RotaryEncoding(2 * own.dim), prove=False)
+    with pytest.raises(ValueError, match="disable is for"):
+        attach(model, own, disable=["norm"])
     with pytest.raises(ValueError, match="causal"):
         attach(modernbert, RotaryEncoding(8, causal=True))
     assert same(before, state(model))

@@ -73,6 +73,21 @@ def restore_method(target: Any, name: str, function: Callable[..., Any]) -> None
             target.__dict__[name] = found.args[1]
 
 
+def override_forward(module: nn.Module, function: Callable[..., Any]) -> None:
+    """Put a function in place of a forward pass, inside the hooks of accelerate, which may be removed before it."""
+    override(module, "_old_forward" if "_old_forward" in module.__dict__ else "forward", function)
+
+
+def restore_forward(module: nn.Module, function: Callable[..., Any]) -> None:
+    """Undo `override_forward`."""
+    before = len(module.__dict__)
+    for name in ("forward", "_old_forward"):
+        restore_method(module, name, function)
+    hooked_after = "_hf_hook" in module.__dict__ and "_old_forward" not in module.__dict__
+    if hooked_after and len(module.__dict__) < before:
+        module.__dict__["_old_forward"] = called(module, "forward", None)
+
+
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and on leaving put back both and its rotations.

@@ -25,6 +25,7 @@ from pelocality.models.attaching.proof import prove as proved
 from pelocality.models.attaching.rotary.modules import (
     PositionalRotary,
     check_fit,
+    check_shared_keys,
     has_rotations,
     key_heads,
     mark_sources,
@@ -80,11 +81,11 @@ class Attachment:
         return frozenset(bias.key for bias in _biases(self.model))
 
     def __enter__(self) -> Self:
-        if not self._is_attached():
-            raise ValueError("the encodings of this attachment were removed; call attach again")
         # of a copy: in a reference cycle the block would not be closed where an interrupt skips its end
         object.__setattr__(self, "_block", restoring(replace(self).remove))
-        self._block.__enter__()
+        self._block.__enter__()  # first, as an interrupt may come at any time
+        if not self._is_attached():
+            raise ValueError("the encodings of this attachment were removed; call attach again")
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -165,6 +166,8 @@ def attach(
     if _biases(model.given):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
     if _rotates(encoding):
+        if disable:
+            raise ValueError(f"disable is for encodings that add a bias; a rotation replaces that of {model}")
         return _attach_rotations(model, encoding, layers, position_embeddings, prove=prove)
     _check_model(model, position_embeddings, disable)
     inputs = _inputs(model, example_inputs)
@@ -193,7 +196,9 @@ def _attach_rotations(
     numbers = requested_layers(layers, available, len(places), f"in which {model} rotates no queries and keys")
     chosen = [places[number] for number in numbers]
     encodings = _copies(encoding, chosen, model.module)
-    check_fit(model, encodings, [own[number] for number in numbers if own])
+    check_fit(model, chosen, encodings, [own[number] for number in numbers if own])
+    if rotary:
+        check_shared_keys(model, chosen, encodings, every=len(numbers) == len(available))
     undo = functools.partial(_undo, model)
 
     @contextmanager
@@ -214,18 +219,22 @@ def _attach_rotations(
 
 
 def _rotates(encoding: Any) -> bool:
-    """Return whether an encoding, or the first of a list, is a rotation.
+    """Return whether encodings are rotations.
 
     Raises:
-        TypeError: An encoding that needs queries and keys and is no rotation.
+        TypeError: Some of several, or one that needs queries and keys and is no rotation.
     """
-    each = encoding[0] if isinstance(encoding, Sequence) and encoding else encoding
-    if isinstance(each, ContentEncoding) and not isinstance(each, RotaryEncoding):
-        raise TypeError(
-            f"{type(each).__name__} needs queries and keys, which attach does not reach; use it in biased_attention or "
-            "PositionalSelfAttention"
-        )
-    return isinstance(each, RotaryEncoding)
+    every = encoding if isinstance(encoding, Sequence) else [encoding]
+    others = [each for each in every if not isinstance(each, RotaryEncoding)]
+    for each in others:
+        if isinstance(each, ContentEncoding):
+            raise TypeError(
+                f"{type(each).__name__} needs queries and keys, which attach does not reach; use it in "
+                "biased_attention or PositionalSelfAttention"
+            )
+    if others and len(others) < len(every):
+        raise TypeError(f"encoding must be rotary for all layers or for none, got {type(others[0]).__name__} too")
+    return not others
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import called, override, restore_method, unhook
+from pelocality.models._restore import (
+    called,
+    override,
+    override_forward,
+    restore_forward,
+    restore_method,
+    unhook,
+)
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.places import Place
 from pelocality.models.attaching.softmax import Biased
@@ -147,15 +154,11 @@ class PositionalBias(nn.Module):
             override(attention, name, _no_logits)
         attention.register_forward_pre_hook(_check_forward)
         override(attention, "_replicate_for_data_parallel", _replicate)
-        # inside the hooks of accelerate, which may be removed before the encoding
-        override(attention, "_old_forward" if "_old_forward" in attention.__dict__ else "forward", self.method)
+        override_forward(attention, self.method)
 
     def uninstall(self, attention: nn.Module) -> None:
         """Undo `install`."""
-        for name in ("forward", "_old_forward"):
-            restore_method(attention, name, self.method)
-        if "_hf_hook" in attention.__dict__ and "_old_forward" not in attention.__dict__:  # added after the encoding
-            attention.__dict__["_old_forward"] = called(attention, "forward", None)
+        restore_forward(attention, self.method)
         restore_method(attention, "_replicate_for_data_parallel", _replicate)
         unhook(attention, _check_forward)
         for name in self.record.position_methods if self.record is not None else ():

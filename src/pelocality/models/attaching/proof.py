@@ -222,7 +222,7 @@ def _check_equivariance(model: SequenceModel, trial: Trial, ids: Tensor) -> None
             return
         name, call = hidden_argument(attention), call_of(attention, args, kwargs)
         again = attention.forward(**without_cache(call) | {name: call[name][:, _ORDER]})
-        pairs = zip(_states(output), _states(again), strict=True)
+        pairs = zip(states_of(output), states_of(again), strict=True)
         if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
@@ -245,7 +245,7 @@ def _is_hybrid(model: SequenceModel) -> bool:
     return {True, False} in attends.values() or any("A_log" in module._parameters for module in base.modules())
 
 
-def _states(output: Any) -> list[Tensor]:
+def states_of(output: Any) -> list[Tensor]:
     """Return the hidden states in the output of an attention module."""
     first = output[0] if isinstance(output, tuple) else output
     return [first] if isinstance(first, Tensor) else list(first)

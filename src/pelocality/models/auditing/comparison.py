@@ -56,7 +56,8 @@ def compare_rotations(wanted: Rotary | str | None, layer: Layer) -> Finding:
     if rotation == "unseen":
         return declared_text, "queries not seen", []
     if not isinstance(rotation, Rotation):
-        missing = [] if rotary is None else [f"declared rotary base {as_written(rotary.base)}, measured no rotation"]
+        instead = "no rotation" if rotation is None else "one that differs between heads, or no rotation"
+        missing = [] if rotary is None else [f"declared rotary base {as_written(rotary.base)}, measured {instead}"]
         missing += _key_differences(rotation, layer.keys) if rotary is not None else []
         return declared_text, "" if rotation is None else f"queries {rotation} by position", missing
     rotations = [each for each in (rotation, layer.far) if isinstance(each, Rotation) and each.dims == rotation.dims]

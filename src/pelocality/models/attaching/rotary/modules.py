@@ -4,7 +4,9 @@ transformers computes the cosines and sines of all layers in one rotary module a
 module. Here each attention module computes them again, by the same method, with the frequencies of its encoding.
 """
 
+import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -16,15 +18,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pelocality.encodings import RotaryEncoding
 from pelocality.encodings.rotary import frequency_buffers
 from pelocality.models._calls import argument_names, call_of
-from pelocality.models._restore import called, hooked, inference, override, restore_method, restoring
+from pelocality.models._restore import called, hooked, inference, override_forward, restore_forward, restoring
 from pelocality.models._rotations import depend_on_length
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.places import Place
-from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of
+from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of, states_of
 from pelocality.models.attaching.rotary.by_head import ByHead
-from pelocality.models.families import ATTACHED, SOURCE
+from pelocality.models.families import ATTACHED, SOURCE, without_cache
 from pelocality.models.sequence_model import SequenceModel
+
+# Names under which attention modules take cosines and sines.
+_ANGLES = re.compile("position_embeddings|^cos|^sin|freqs|rotary")
 
 
 class _Source(NamedTuple):
@@ -54,17 +59,27 @@ class PositionalRotary(PositionalBias):
     def forward(self, source: _Source) -> Any:
         """Return what a rotary module returns, for the frequencies of the encoding."""
         with loaded(self.encoding, [self.encoding]):
-            frequencies, scaling = self.encoding.frequencies, self.encoding.attention_scaling
-            method = inspect.unwrap(type(source.rotary).forward)  # without the decorators that stop gradients
-            names = (source.name, source.name.replace("inv_freq", "attention_scaling"))
-            by_head = [
-                method(_WithOther(source.rotary, dict(zip(names, (each, scaling), strict=True))), **source.call)
-                for each in frequencies
-            ]
-        if len(by_head) == 1:
-            return by_head[0]
-        parts = zip(*(each if isinstance(each, tuple) else (each,) for each in by_head), strict=True)
-        return tuple(ByHead.of(list(each)) for each in parts)
+            return _angles(self.encoding, source)
+
+
+def _angles(encoding: RotaryEncoding, source: _Source) -> Any:
+    """Return what a rotary module returns, for other frequencies: cosines and sines, or complex numbers."""
+    method = inspect.unwrap(type(source.rotary).forward)  # without the decorators that stop gradients
+    names = (source.name, source.name.replace("inv_freq", "attention_scaling"))
+    by_head = [
+        method(
+            _WithOther(source.rotary, dict(zip(names, (each, encoding.attention_scaling), strict=True))), **source.call
+        )
+        for each in encoding.frequencies
+    ]
+    if len(by_head) == 1:
+        return by_head[0]
+    if torch.compiler.is_exporting():
+        raise ValueError(
+            "torch.export takes a rotary encoding of one head only; attach one without frequencies by head"
+        )
+    parts = zip(*(each if isinstance(each, tuple) else (each,) for each in by_head), strict=True)
+    return tuple(ByHead.of(list(each)) for each in parts)
 
 
 class _WithOther:
@@ -85,19 +100,8 @@ def _forward_rotated(attention: Any, previous: Callable[..., Any] | None, *args:
     forward, rotation = called(attention, "forward", previous), attention._modules.get(ATTACHED)
     if rotation is None:  # removed after another library had replaced the method
         return forward(*args, **kwargs)
-    angles: dict[int, Any] = {}
-
-    def own(value: Any) -> Any:
-        source = getattr(value, SOURCE, None) if isinstance(value, Tensor) else None
-        if source is None:
-            return value
-        if id(source.call) not in angles:
-            angles[id(source.call)] = rotation(source)
-        found = angles[id(source.call)]
-        return found[source.output] if isinstance(found, tuple) else found
-
-    args, kwargs = tree_map(own, (args, kwargs))
-    if not angles:
+    (args, kwargs), given = _with_angles(rotation, (args, kwargs))
+    if not given:
         raise ValueError(
             f"{type(attention).__name__} got no cosines and sines of a rotary module of its model, by which an "
             "attached rotary encoding is passed on; call the model itself"
@@ -105,17 +109,32 @@ def _forward_rotated(attention: Any, previous: Callable[..., Any] | None, *args:
     return forward(*args, **kwargs)
 
 
+def _with_angles(angles: Callable[[_Source], Any], arguments: Any) -> tuple[Any, bool]:
+    """Return arguments with other cosines and sines, and whether there were any."""
+    found: dict[int, Any] = {}
+
+    def own(value: Any) -> Any:
+        source = getattr(value, SOURCE, None) if isinstance(value, Tensor) else None
+        if source is None:
+            return value
+        if id(source.call) not in found:
+            found[id(source.call)] = angles(source)
+        every = found[id(source.call)]
+        return every[source.output] if isinstance(every, tuple) else every
+
+    return tree_map(own, arguments), bool(found)
+
+
 def mark_sources(base: nn.Module) -> None:
     """Make the rotary modules of a model note on their outputs where they come from."""
     for module in rotary_modules(base):
-        override(module, "_old_forward" if "_old_forward" in module.__dict__ else "forward", _marked)
+        override_forward(module, _marked)
 
 
 def unmark_sources(base: nn.Module) -> None:
     """Undo `mark_sources`."""
     for module in base.modules():
-        for name in ("forward", "_old_forward"):
-            restore_method(module, name, _marked)
+        restore_forward(module, _marked)
 
 
 def _marked(rotary: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -156,26 +175,49 @@ def key_heads(place: Place) -> int:
 
 
 def own_rotations(model: SequenceModel, places: Sequence[Place]) -> dict[int, RotaryEncoding]:
-    """Return the rotation that attention modules are given, by their place; found by running a few tokens.
+    """Return the rotations of the attention modules that rotate, by their place; found by running a few tokens.
 
     Raises:
-        ValueError: No attention module is given one.
+        ValueError: No attention module rotates, or one is given cosines and sines whose source is not known.
     """
     found: dict[nn.Module, _Source] = {}
+    turned: set[nn.Module] = set()
+    unknown: set[nn.Module] = set()
 
-    def note(attention: nn.Module, args: Any, kwargs: Any) -> None:
-        for each in tree_leaves((args, kwargs)):
-            if (source := getattr(each, SOURCE, None)) is not None:
-                found.setdefault(attention, source)
+    def note(attention: Any, args: Any, kwargs: Any, output: Any) -> None:
+        call = call_of(attention, args, kwargs)
+        source = next((getattr(each, SOURCE) for each in tree_leaves(call) if hasattr(each, SOURCE)), None)
+        if source is None:
+            if any(value is not None and _ANGLES.search(name) for name, value in call.items()):
+                unknown.add(attention)
+            return
+        found[attention] = source
+        still = _rotation_of(source).scaled(0.0)
+        again = attention.forward(**_with_angles(functools.partial(_angles, still), without_cache(call))[0])
+        if not all(map(torch.equal, states_of(output), states_of(again))):
+            turned.add(attention)
 
     base, modules = model.module, [place.module for place in places]
-    with inference(base), restoring(lambda: unmark_sources(base)), hooked(modules, note):
+    with inference(base), restoring(lambda: unmark_sources(base)), hooked(modules, after=note), refusing(model):
         mark_sources(base)
         few_tokens(model)
-    if not found:
-        reason = "its attention modules are given no cosines and sines of a rotary module"
-        raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
-    return {number: _rotation_of(found[module]) for number, module in enumerate(modules) if module in found}
+        if copied := [number for number, module in enumerate(modules) if module in unknown]:
+            raise NotProvedError(f"the cosines and sines of attention layers {copied} are copied or cut on their way")
+        if not turned:
+            raise NotProvedError("its attention modules are given no cosines and sines of a rotary module")
+    return {number: _rotation_of(found[module]) for number, module in enumerate(modules) if module in turned}
+
+
+@contextmanager
+def refusing(model: SequenceModel) -> Iterator[None]:
+    """Name the model, and the reason why no rotary encoding can be attached to it, in any error."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error)
+        if not isinstance(error, NotProvedError):
+            reason = f"it could not be run on a few tokens: {type(error).__name__}: {reason[:200]}"
+        raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}") from error
 
 
 def _rotation_of(source: _Source) -> RotaryEncoding:
@@ -184,23 +226,45 @@ def _rotation_of(source: _Source) -> RotaryEncoding:
     return RotaryEncoding(2 * len(frequencies), frequencies=frequencies, attention_scaling=scaling)
 
 
-def check_fit(model: SequenceModel, encodings: Sequence[Any], own: Sequence[RotaryEncoding]) -> None:
-    """Refuse encodings that do not fit a model, or its own rotations where these are given.
+def check_fit(
+    model: SequenceModel, places: Sequence[Place], encodings: Sequence[RotaryEncoding], own: Sequence[RotaryEncoding]
+) -> None:
+    """Refuse encodings that do not fit a model, or its own rotations where these are known.
 
     Raises:
-        TypeError: Not all of them are rotations.
         ValueError: Another number of dimensions; pairs or a causality that the model decides.
     """
-    causal = model.family.causal(model.module)
-    for place, each in enumerate(encodings):
-        if not isinstance(each, RotaryEncoding):
-            raise TypeError(f"encoding must be rotary for all layers or for none, got {type(each).__name__} too")
-        if own and each.dim != own[place].dim:
-            raise ValueError(f"encoding must rotate the {own[place].dim} dimensions of the model, got dim={each.dim}")
-        if own and each.interleaved:
+    causal, rotary = model.family.causal(model.module), rotary_modules(model.module)
+    every = {2 * len(getattr(module, name)) for module in rotary for name in frequency_buffers(module)}
+    for number, each in enumerate(encodings):
+        dims = {own[number].dim} if own else every
+        if dims and each.dim not in dims:
+            wanted = " or ".join(map(str, sorted(dims)))
+            raise ValueError(f"encoding must rotate the {wanted} dimensions of the model, got dim={each.dim}")
+        if rotary and each.interleaved:
             raise ValueError("encoding pairs dimensions as the model does when attached; leave interleaved=False")
         if each.causal and not causal:
             raise ValueError("encoding must not be causal: a rotation hides nothing, and this model is bidirectional")
+
+
+def check_shared_keys(
+    model: SequenceModel, places: Sequence[Place], encodings: Sequence[RotaryEncoding], *, every: bool
+) -> None:
+    """Refuse rotations that may differ between layers that share their keys (Gemma 3n), which would be rotated once.
+
+    Raises:
+        ValueError: They may.
+    """
+    if not any(getattr(place.module, "is_kv_shared_layer", False) for place in places):
+        return
+    kinds: dict[Any, Tensor] = {}  # of the first layer of each type
+    same = every
+    for place, each in zip(places, encodings, strict=True):
+        first = kinds.setdefault(getattr(place.module, "layer_type", None), each.frequencies)
+        same = same and torch.equal(first, each.frequencies) and not each.learnable
+    if not same:
+        advice = "attach one encoding to all layers, not learned"
+        raise ValueError(f"layers of {model} share their keys, which are rotated once: {advice}")
 
 
 def prove_rotations(
@@ -230,34 +294,46 @@ def prove_rotations(
         with trial(encodings):
             return outputs_of(model, inputs)
 
-    with inference(base):
+    with inference(base), refusing(model):
         inputs, before = few_tokens(model)
-        try:
-            check_same(outputs(own), before, "with its own frequencies its outputs are others")
+        _check_close(outputs(own), before, before, "with its own frequencies its outputs are others")
+        with _halved(base):
+            halved = outputs_of(model, inputs)
+        if all(map(torch.equal, halved, before)):
+            raise NotProvedError("its frequencies change no output")
+        half = outputs([each.scaled(0.5) for each in own])
+        _check_close(half, halved, before, "with half of its frequencies its outputs are not those of such buffers")
+        if any(number > 1 for number in heads):
             by_head = [each.with_heads(number) for each, number in zip(own, heads, strict=True)]
             check_same(outputs(by_head), before, "with its own frequencies for each head its outputs are others")
-            with _halved(base):
-                halved = outputs_of(model, inputs)
-            half = outputs([each.scaled(0.5) for each in own])
-            check_same(half, halved, "with half of its frequencies its outputs are not those of such buffers")
-            if all(map(torch.equal, halved, before)):
-                raise NotProvedError("its frequencies change no output")
-            check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
-        except ValueError as error:
-            raise ValueError(f"a rotary encoding cannot be attached to {model}: {error}") from error
+            first = [each.scaled([0.5] + [1.0] * (each.heads - 1)) for each in by_head]
+            one_head = outputs(first)
+            if any(all(map(torch.equal, one_head, each)) for each in (before, halved)):
+                raise NotProvedError("its heads do not rotate by frequencies of their own")
+        check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
+
+
+def _check_close(found: list[Tensor], wanted: list[Tensor], before: list[Tensor], problem: str) -> None:
+    """Refuse outputs that are others than wanted, but for a hundredth of what the change to them makes."""
+    check_same(found, wanted, problem)
+    change = max(float((a - b).nan_to_num().abs().max()) for a, b in zip(wanted, before, strict=True))
+    off = max(float((a - b).nan_to_num().abs().max()) for a, b in zip(found, wanted, strict=True))
+    if change and off > change / 100:
+        raise NotProvedError(f"{problem}, by up to {off:.3g} where the change is {change:.3g}")
 
 
 @contextmanager
 def _halved(base: nn.Module) -> Iterator[None]:
     """Halve the frequencies of a model for the time of a block."""
-    buffers = [getattr(module, name) for module in rotary_modules(base) for name in frequency_buffers(module)]
-    before = [each.clone() for each in buffers]
+    buffers = [
+        (module, name, getattr(module, name)) for module in rotary_modules(base) for name in frequency_buffers(module)
+    ]
 
     def undo() -> None:
-        for buffer, values in zip(buffers, before, strict=True):
-            buffer.copy_(values)
+        for module, name, values in buffers:
+            module._buffers[name] = values
 
     with restoring(undo):
-        for buffer, values in zip(buffers, before, strict=True):
-            buffer.copy_(values / 2)
+        for module, name, values in buffers:
+            module._buffers[name] = values / 2
         yield

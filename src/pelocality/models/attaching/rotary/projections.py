@@ -15,6 +15,7 @@ from pelocality.models._weights import loaded
 from pelocality.models.attaching.bias import PositionalBias, without_positions
 from pelocality.models.attaching.places import Place
 from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of
+from pelocality.models.attaching.rotary.modules import refusing
 from pelocality.models.families import ATTACHED, KnownLogits
 from pelocality.models.sequence_model import SequenceModel
 
@@ -81,15 +82,12 @@ def prove_projections(
         with trial([encoding] * layers):
             return outputs_of(model, inputs)
 
-    with inference(model.module):
+    with inference(model.module), refusing(model):
         inputs, before = few_tokens(model)
-        try:
-            check_same(outputs(RotaryEncoding(dim).scaled(0)), before, "with angles of zero its outputs are others")
-            if all(map(torch.equal, outputs(RotaryEncoding(dim)), before)):
-                raise NotProvedError("its projections are rotated, and its outputs stay the same")
-            check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
-        except ValueError as error:
-            raise ValueError(f"a rotary encoding cannot be attached to {model}: {error}") from error
+        check_same(outputs(RotaryEncoding(dim).scaled(0)), before, "with angles of zero its outputs are others")
+        if all(map(torch.equal, outputs(RotaryEncoding(dim)), before)):
+            raise NotProvedError("its projections are rotated, and its outputs stay the same")
+        check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
 
 
 def _forward_projected(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
