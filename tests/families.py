@@ -249,6 +249,11 @@ ANY: dict[str, Callable[[], Any]] = UNKNOWN | {
     ),
     "xlm": lambda: hf.XLMModel(hf.XLMConfig(vocab_size=99, emb_dim=16, n_layers=2, n_heads=2)),
     "mpt": lambda: hf.MptModel(hf.MptConfig(vocab_size=99, d_model=16, n_heads=2, n_layers=2, max_seq_len=64)),
+    # states (batch, d, n)
+    "squeezebert": lambda: hf.SqueezeBertModel(
+        small(hf.SqueezeBertConfig, embedding_size=16, max_position_embeddings=64,
+              **{f"{name}_groups": 1 for name in ("q", "k", "v", "post_attention", "intermediate", "output")})
+    ),
     # one attention module for several layers
     "zamba": lambda: hf.ZambaModel(
         small(hf.ZambaConfig, num_hidden_layers=6, hidden_size=32, attention_hidden_size=64, num_key_value_heads=2,

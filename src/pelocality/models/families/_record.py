@@ -89,6 +89,9 @@ class Architecture:
     mask_arguments: ClassVar[tuple[str, ...]] = ("attention_mask", "mask")
     """The names that the mask has among the arguments of attention modules."""
 
+    token_axis: ClassVar[int] = 1
+    """The axis of tokens in the hidden states that an attention module takes."""
+
     position_arguments: ClassVar[tuple[str, ...]] = ("alibi", "position_bias", "position_ids")
     """The arguments of an attention module that hold positions and nothing else: zeros where they are disabled."""
 
@@ -189,7 +192,7 @@ class Architecture:
 
     def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
         """Return the number of queries and keys in a call of an attention module."""
-        queries = call[hidden_argument(attention)].shape[1]
+        queries = call[hidden_argument(attention)].shape[self.token_axis]
         return cached_keys(attention, call, queries, call.get(self.mask_argument(attention)))
 
     def without_position(self, output: Any) -> Any:
@@ -201,7 +204,7 @@ class Architecture:
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
         hidden, name = call[hidden_argument(attention)], self.mask_argument(attention)
-        batch, length = hidden.shape[:2]
+        batch, length = len(hidden), hidden.shape[self.token_axis]
         if call.get(name) is not None and call[name].ndim == 2:  # XLM's
             call[name] = torch.ones_like(call[name])
         else:

@@ -41,6 +41,13 @@ class Albert(KnownLogits):
         return base.encoder.embedding_hidden_mapping_in
 
 
+class SqueezeBert(Architecture):
+    """SqueezeBERT (Iandola et al., 2020): BERT whose layers are convolutions over states (batch, d, n)."""
+
+    model_types = ("squeezebert",)
+    token_axis = 2
+
+
 class Gpt2(KnownLogits):
     """GPT-2 (Radford et al., 2019): causal, and the first layer norm is in the first block."""
 
@@ -54,4 +61,4 @@ class Gpt2(KnownLogits):
         return AbsoluteInput(table=base.wpe, norm=base.h[0].ln_1)
 
 
-RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), Gpt2())
+RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), SqueezeBert(), Gpt2())
