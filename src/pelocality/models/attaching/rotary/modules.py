@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pelocality.encodings import RotaryEncoding
-from pelocality.encodings.rotary import frequency_buffers
+from pelocality.encodings._frequencies import frequency_buffers
 from pelocality.models._calls import argument_names, call_of
 from pelocality.models._restore import called, hooked, inference, override_forward, restore_forward, restoring
 from pelocality.models._rotations import depend_on_length

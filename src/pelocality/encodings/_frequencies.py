@@ -1,0 +1,113 @@
+"""Where the frequencies of a rotation come from: a base, a scaling for long inputs, numbers, or a model."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pelocality._checks import check_unmasked, count, number, real_numbers
+
+_FIXED = ("default", "linear", "yarn", "llama3")
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+class Rotation(NamedTuple):
+    """The rotation of a rotary module for one type of layers, or for all (None)."""
+
+    place: str
+    layer_type: str | None
+    frequencies: Tensor
+    scaling: float
+    base: float
+
+
+def rotations_of(model: nn.Module) -> list[Rotation]:
+    """Return the rotations of a transformers model.
+
+    Raises:
+        TypeError: The model is not a module.
+        ValueError: A model without rotations, or with frequencies that depend on the length of the input.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}")
+    found = []
+    for place, module in model.named_modules():
+        kinds: Any = getattr(module, "rope_type", None)
+        if any(kind in _BY_LENGTH for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
+            raise ValueError(
+                f"the frequencies of {type(model).__name__} depend on the length of its input; load it with "
+                "rope_parameters of another rope_type"
+            )
+        for name in frequency_buffers(module):
+            layer_type = name.removesuffix("inv_freq").rstrip("_") or None
+            scaling = float(getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0))
+            parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+            base = parameters.get(layer_type, parameters).get("rope_theta", 10000.0)
+            found.append(Rotation(place, layer_type, module.get_buffer(name).detach(), scaling, base))
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
+    return found
+
+
+def frequency_buffers(module: nn.Module) -> list[str]:
+    """Return the names of the buffers of a rotary module of transformers that hold frequencies in use."""
+    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    return [name for name in names if not name.endswith(("original_inv_freq", "long_inv_freq"))]
+
+
+def checked_scaling(scaling: Any) -> dict[str, Any] | None:
+    """Return a copy of ``rope_parameters``, with the name of today for what they once called type."""
+    if scaling is None:
+        return None
+    if not isinstance(scaling, Mapping):
+        raise TypeError(f"scaling must be a dictionary with a 'rope_type', got {scaling!r}")
+    given = dict(scaling)
+    kind = given.setdefault("rope_type", given.pop("type", None))
+    given.pop("type", None)
+    if kind in _BY_LENGTH:
+        raise ValueError(f"scaling '{kind}' depends on the length of the input; give frequencies= of one length")
+    if kind not in _FIXED:
+        raise ValueError(f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}")
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("scaling must not have a partial_rotary_factor; dim is the number of dimensions that rotate")
+    if kind != "default" and not 0 < (factor := number("factor of the scaling", given.get("factor"))) < math.inf:
+        raise ValueError(f"factor of the scaling must be above 0 and finite, got {factor}")
+    if kind in ("yarn", "llama3"):
+        count("original_max_position_embeddings of the scaling", given.get("original_max_position_embeddings"))
+    return given
+
+
+def published_frequencies(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:
+    """Return the frequencies of a base and a scaling, (1, dim / 2), and the attention scaling."""
+    if scaling is None or scaling["rope_type"] == "default":
+        f = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
+        return (base ** (-f / dim))[None], 1.0
+    from transformers import LlamaConfig  # loaded here, because other encodings do without transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind, parameters = scaling["rope_type"], {"rope_theta": base} | scaling
+    longest = int(scaling.get("original_max_position_embeddings", 1) * scaling["factor"])
+    try:
+        config = LlamaConfig(head_dim=dim, rope_parameters=parameters, max_position_embeddings=longest)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    except KeyError as error:
+        raise ValueError(f"scaling '{kind}' lacks what it needs: {error.args[0]}") from error
+    return frequencies.double()[None], float(factor)
+
+
+def checked_frequencies(frequencies: Any, heads: int, bands: int) -> Tensor:
+    """Return frequencies as (1, bands) or (heads, bands), in float64."""
+    check_unmasked("frequencies", frequencies)
+    array = real_numbers("frequencies", frequencies)
+    if array.dtype.kind == "b":
+        raise TypeError("frequencies must be real numbers, got booleans")
+    values = torch.as_tensor(array, dtype=torch.float64, device="cpu")
+    values = values[None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[0] not in (1, heads) or values.shape[1] != bands:
+        given = tuple(values.shape)
+        raise ValueError(f"frequencies must be ({bands},), or ({heads}, {bands}) for {heads} heads, got shape {given}")
+    if not bool(torch.isfinite(values.float()).all()):
+        raise ValueError("frequencies must be finite in float32, got NaN or infinity")
+    return values
