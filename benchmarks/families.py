@@ -8,6 +8,7 @@ Each is held against a witness, which finds and runs the model as the library do
 - measured: every matrix of `positional_attention` against the softmaxes of the model's own run, intercepted in torch;
 - attached: in float64, the outputs with an encoding beside the model's positions against those of the model without it,
   the same bias added to the argument of every softmax; "keeps its own": `attach` proves no encoding in their place;
+- rotary: whether `attach` proves rotations of other frequencies in each layer, and in each head;
 - audited: whether `audit` finds what the configuration declares. The models are as transformers builds them.
 
 Writes a CSV with a row per type, and a page with the same as a table.
@@ -33,8 +34,10 @@ from transformers import CONFIG_MAPPING, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from benchmarks.attaching import off_by
-from pelocality import NoEncoding, attach, audit, positional_attention
+from pelocality import NoEncoding, RotaryEncoding, attach, audit, positional_attention
 from pelocality.models import SequenceModel
+from pelocality.models.attaching.places import known_places
+from pelocality.models.attaching.rotary.modules import has_rotations, key_heads, own_rotations
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
 _LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names
@@ -229,6 +232,24 @@ def without_own_positions(model: Any) -> None:
     attach(model, NoEncoding()).remove()
 
 
+def rotated(model: Any) -> str:
+    """Attach rotations, which `attach` proves or refuses: other frequencies in each layer, and by head where it can."""
+    known = SequenceModel(model)
+    if not has_rotations(known):
+        attach(model, RotaryEncoding(4)).remove()
+        return "yes"
+    places = known_places(known)
+    own = own_rotations(known, places)
+    attach(model, [each.scaled(0.8) for each in own.values()]).remove()
+    heads = [each.with_heads(key_heads(places[number])) for number, each in own.items()]
+    by_head = [each.scaled([0.5 + head / each.heads for head in range(each.heads)]) for each in heads]
+    try:
+        attach(model, by_head).remove()
+    except ValueError:
+        return "yes"
+    return "by head"
+
+
 def outcome(function: Any, model: Any) -> tuple[str, Any]:
     """Return "yes" and the result, or "no" and the reason."""
     try:
@@ -277,6 +298,8 @@ def row_of(model: Any) -> dict[str, Any]:
                 reasons[f"WRONG: off by {result:.2g}"] = [name]
     if row["attached"] == "yes" and outcome(without_own_positions, model)[0] == "no":
         row["attached"] = "keeps its own"
+    answer, how = outcome(rotated, model)
+    row["rotated"] = how if answer == "yes" else "no"
     row["reason"] = "; ".join(f"not {', '.join(names)}: {reason}" for reason, names in reasons.items())
     return row | {"seconds": round(time.perf_counter() - start, 2)}
 
@@ -300,10 +323,11 @@ def in_short(built: pd.DataFrame) -> str:
     """Return how many model types are measured, and how many take an encoding."""
     types = built.type.str.split(" ").str[0]
     numbers = {name: types[built[name] != "no"].nunique() for name in ("measured", "attached", "audited")}
+    rotary, by_head = (types[built.rotated.isin(kinds)].nunique() for kinds in (("yes", "by head"), ("by head",)))
     return (
         f"Of {types.nunique()} model types that read text and could be built small, {numbers['measured']} are "
-        f"measured on identical words, {numbers['attached']} take an encoding, and {numbers['audited']} are audited; "
-        "the others are refused with a reason."
+        f"measured on identical words, {numbers['attached']} take an encoding, {rotary} a rotary one ({by_head} by "
+        f"head), and {numbers['audited']} are audited; the others are refused with a reason."
     )
 
 
@@ -322,18 +346,19 @@ def page(table: pd.DataFrame) -> str:
         "Tiny models with random weights, each held against a witness that computes on its own: measured matrices "
         "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
         "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
-        '`position_embeddings="keep"`, as their absence cannot be proved. An encoder-decoder model is '
-        "two: the first is its encoder. Positions, each kind where layers differ: *learned from row 2*, as the first "
+        '`position_embeddings="keep"`, as their absence cannot be proved; rotary: frequencies of a `RotaryEncoding` '
+        "that differ between layers, or between heads of keys too. An encoder-decoder model is two: the first is its encoder. Positions, each kind where layers differ: *learned from row 2*, as the first "
         "rows of the table are for padding; *linear_attention*, *conv* and the like: layers without softmax attention; "
         "*relative terms*, *computed at the input*, *queries scaled* or *queries change by position*: the "
         "kind is measured and no formula; *queries not seen*: they do not reach a function that the audit records.",
         "",
-        "| type | measured | attached | audited: positions | refused, or differs |",
-        "|---|---|---|---|---|",
+        "| type | measured | attached | rotary | audited: positions | refused, or differs |",
+        "|---|---|---|---|---|---|",
     ]
     for row in built.to_dict("records"):
         notes = " / ".join(note for note in (row["mismatches"], row["reason"]) if note).replace("|", "/")
-        cells = [row["type"], row["measured"], row["attached"], row["positions"] or row["audited"], notes]
+        cells = [row[name] for name in ("type", "measured", "attached", "rotated")]
+        cells += [row["positions"] or row["audited"], notes]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
