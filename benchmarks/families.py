@@ -347,7 +347,8 @@ def page(table: pd.DataFrame) -> str:
         "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
         "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
         '`position_embeddings="keep"`, as their absence cannot be proved; rotary: frequencies of a `RotaryEncoding` '
-        "that differ between layers, or between heads of keys too. An encoder-decoder model is two: the first is its encoder. Positions, each kind where layers differ: *learned from row 2*, as the first "
+        "that differ between layers, or between heads of keys too. An encoder-decoder model is two: the first is its "
+        "encoder. Positions, each kind where layers differ: *learned from row 2*, as the first "
         "rows of the table are for padding; *linear_attention*, *conv* and the like: layers without softmax attention; "
         "*relative terms*, *computed at the input*, *queries scaled* or *queries change by position*: the "
         "kind is measured and no formula; *queries not seen*: they do not reach a function that the audit records.",
