@@ -196,7 +196,7 @@ def _attach_rotations(
     numbers = requested_layers(layers, available, len(places), f"in which {model} rotates no queries and keys")
     chosen = [places[number] for number in numbers]
     encodings = _copies(encoding, chosen, model.module)
-    check_fit(model, chosen, encodings, [own[number] for number in numbers if own])
+    check_fit(model, encodings, [own[number] for number in numbers if own])
     if rotary:
         check_shared_keys(model, chosen, encodings, every=len(numbers) == len(available))
     undo = functools.partial(_undo, model)
@@ -234,7 +234,7 @@ def _rotates(encoding: Any) -> bool:
             )
     if others and len(others) < len(every):
         raise TypeError(f"encoding must be rotary for all layers or for none, got {type(others[0]).__name__} too")
-    return not others
+    return bool(every) and not others
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:

@@ -66,18 +66,12 @@ def _angles(encoding: RotaryEncoding, source: _Source) -> Any:
     """Return what a rotary module returns, for other frequencies: cosines and sines, or complex numbers."""
     method = inspect.unwrap(type(source.rotary).forward)  # without the decorators that stop gradients
     names = (source.name, source.name.replace("inv_freq", "attention_scaling"))
-    by_head = [
-        method(
-            _WithOther(source.rotary, dict(zip(names, (each, encoding.attention_scaling), strict=True))), **source.call
-        )
-        for each in encoding.frequencies
-    ]
+    others = [dict(zip(names, (each, encoding.attention_scaling), strict=True)) for each in encoding.frequencies]
+    by_head = [method(_WithOther(source.rotary, each), **source.call) for each in others]
     if len(by_head) == 1:
         return by_head[0]
     if torch.compiler.is_exporting():
-        raise ValueError(
-            "torch.export takes a rotary encoding of one head only; attach one without frequencies by head"
-        )
+        raise ValueError("torch.export takes a rotary encoding of one head only; attach one for all heads")
     parts = zip(*(each if isinstance(each, tuple) else (each,) for each in by_head), strict=True)
     return tuple(ByHead.of(list(each)) for each in parts)
 
@@ -226,9 +220,7 @@ def _rotation_of(source: _Source) -> RotaryEncoding:
     return RotaryEncoding(2 * len(frequencies), frequencies=frequencies, attention_scaling=scaling)
 
 
-def check_fit(
-    model: SequenceModel, places: Sequence[Place], encodings: Sequence[RotaryEncoding], own: Sequence[RotaryEncoding]
-) -> None:
+def check_fit(model: SequenceModel, encodings: Sequence[RotaryEncoding], own: Sequence[RotaryEncoding]) -> None:
     """Refuse encodings that do not fit a model, or its own rotations where these are known.
 
     Raises:
