@@ -32,6 +32,10 @@ STUDIES = {
     "real_smollm2": ("real_models.py smollm2 --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "rotations": ("rotations.py smollm2 --text {data}/wikitext2_valid.txt", "rotations.py --smoke"),
     "rotations_small": ("rotations.py small", "rotations.py --smoke"),
+    "rotary_dial": (
+        "rotary_dial.py smollm2 --text {data}/wikitext2_valid.txt --frames {data}/ewt_train.jsonl",
+        "rotary_dial.py --smoke",
+    ),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (

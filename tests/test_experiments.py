@@ -499,6 +499,16 @@ def test_what_rotations_do_is_measured_in_a_small_decoder(tmp_path, monkeypatch,
     assert (tmp_path / "rotations_small.png").exists()
 
 
+def test_the_rotations_of_a_small_decoder_are_scaled_and_stopped(tmp_path, monkeypatch, capsys):
+    run("rotary_dial", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "| as it is |" in printed
+    rows = pd.read_csv(tmp_path / "rotary_dial_small.csv").groupby("change", sort=False)["loss"].mean()
+    assert len(rows) == 11
+    assert rows["angles x 0.5"] != rows["as it is"] != rows["no rotation"]
+    assert (tmp_path / "rotary_dial_small.png").exists()
+
+
 def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
