@@ -105,10 +105,11 @@ def pair_table(rows):
         before = rows[(rows["probe"] == probe) & (rows["change"] == AS_IS)]
         difference = each["correct"].astype(int).to_numpy() - before["correct"].astype(int).to_numpy()
         line = {"probe": probe, "change": change, "pairs": len(each)}
-        line["original preferred, %"] = percent(proportion_over_groups(each["correct"], each["group"]))
+        preferred = percent(proportion_over_groups(each["correct"], each["group"]))
+        line["original preferred, %"] = format(preferred, ".1f")
         points = percent(mean_over_groups(difference, each["group"]))
         line["difference, points"] = "" if change == AS_IS else format(points, "+.1f")
-        line["original over changed, nats"] = over_groups(each["difference"], each["group"])
+        line["original over changed, nats"] = format(over_groups(each["difference"], each["group"]), ".1f")
         table.append(line)
     return pd.DataFrame(table)
 
@@ -122,10 +123,14 @@ def figure(rows):
     ax.plot(means.loc[curve, "past_locality"], means.loc[curve, "loss"], "o-", color="black", label="angles scaled")
     rest = means.drop(curve)
     ax.plot(rest["past_locality"], rest["loss"], "s", color="0.55", label="bands stopped")
-    for change, (loss, locality) in means.iterrows():
-        ax.annotate(change, (locality, loss), (6, 4), textcoords="offset points", fontsize=8)
+    near = (means - means.loc[AS_IS]).abs().max(axis=1) < 0.005  # dots on each other
+    for change, (loss, locality) in means[~near | (means.index == AS_IS)].iterrows():
+        name = change if change != AS_IS else "\n".join(means.index[near])
+        left, low = change in (AS_IS, "second quarter off"), change in (AS_IS, "angles x 1.25")
+        place = {"va": "top" if low else "bottom", "ha": "right" if left else "left"}
+        ax.annotate(name, (locality, loss), (-8 if left else 6, -8 if low else 3), textcoords="offset points", **place)
     ax.set(xlabel="past locality of attention on text", ylabel="loss, nats a token")
-    ax.margins(x=0.18)
+    ax.margins(x=0.18, y=0.3)
     ax.legend(frameon=False)
     return fig
 
@@ -169,9 +174,9 @@ def main():
         print(change, flush=True)
         pd.concat(texts).round(5).to_csv(arguments.output / f"rotary_dial_{arguments.model}.csv", index=False)
         if answers:
-            pd.concat(answers).round(4).to_csv(
-                arguments.output / f"rotary_dial_{arguments.model}_pairs.csv", index=False
-            )
+            wide = pd.concat(answers).rename_axis("pair").reset_index()  # a row for each pair, in nats
+            wide = wide.pivot(index=["probe", "pair", "group"], columns="change", values="difference")
+            wide.round(2).to_csv(arguments.output / f"rotary_dial_{arguments.model}_pairs.csv")
     figure(pd.concat(texts)).savefig(arguments.output / f"rotary_dial_{arguments.model}.png", dpi=150)
     print(f"\n{markdown(text_table(pd.concat(texts)))}")
     if answers:
