@@ -12,6 +12,7 @@ which frequencies heads use, and whether heads that use fast ones are local. Of 
 import argparse
 import resource
 import time
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,7 +32,7 @@ from transformers import (
     logging,
 )
 
-from pelocality import past_locality, plots, positional_logits, rotary_bands, text_average
+from pelocality import measure_relative, past_locality, plots, positional_logits, rotary_bands, text_average
 from pelocality.statistics import mean_over_runs
 
 SIZES = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 12}
@@ -149,6 +150,32 @@ def figure(found, on_text, bands):
     return fig
 
 
+def kernel_figure(logits, farthest=32):
+    """Plot the weights by distance of each layer's position-only logits, and the logits of its ends of locality."""
+    past = logits.relative.masked_fill(~logits.visible_distances[:, None], -torch.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the symmetry of decoders means nothing
+        measured = measure_relative(past)
+    n = logits.length
+    by_distance = measured.distance_profile[..., :n].flip(-1)[..., :farthest]  # distances 0, 1, ...
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", width_ratios=[1.3, 1])
+    image = left.imshow(by_distance.mean(1), aspect="auto", origin="lower", cmap="Greys", norm="log")
+    left.set(xlabel="distance to an earlier token", ylabel="layer", title="weights by distance, mean over heads")
+    fig.colorbar(image, ax=left)
+    order = measured.past_locality.flatten().argsort(descending=True)
+    heads = past.shape[1]
+    for rank, style in zip((0, len(order) // 2, -1), ("-", "--", ":"), strict=True):
+        layer, head = divmod(int(order[rank]), heads)
+        b = past[layer, head, :n].flip(-1)[:farthest]
+        name = f"layer {logits.layers[layer]}, head {head}: {measured.past_locality[layer, head]:.2f}"
+        right.plot(b - b.max(), style, color="black", label=name)
+    right.set(xlabel="distance to an earlier token", ylabel="logit, below the largest")
+    right.set(title="most local, median and least local head")
+    right.set_ylim(bottom=1.45 * right.get_ylim()[0])  # room for the legend
+    right.legend(frameon=False, title="past locality", loc="lower left")
+    return fig
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", choices=("smollm2", "small"), default="small")
@@ -190,6 +217,8 @@ def main():
     means = bands.to_frame().drop(columns="head").groupby(["layer", "band"], as_index=False).mean()  # over heads
     means.round(4).to_csv(arguments.output / f"rotations_{arguments.model}_bands.csv", index=False)
     figure(found, on_text, bands).savefig(arguments.output / f"rotations_{arguments.model}.png", dpi=150)
+    kernel = positional_logits(model, texts=in_batches(ids[:8]), length=ids.shape[1], **OPTIONS)
+    kernel_figure(kernel).savefig(arguments.output / f"rotations_{arguments.model}_kernels.png", dpi=150)
     print(markdown(kernel_table(rows)))
     print(f"\n{markdown(band_table(bands, on_text))}")
     before, start = peak_memory(), time.perf_counter()
