@@ -496,7 +496,8 @@ def test_what_rotations_do_is_measured_in_a_small_decoder(tmp_path, monkeypatch,
     rows = pd.read_csv(tmp_path / "rotations_small_kernels.csv")
     assert rows["content"].unique().tolist() == [*("1 text", "2 texts", "4 texts", "8 texts", "16 texts"), "2 words"]
     assert {*pd.read_csv(tmp_path / "rotations_small_bands.csv").columns} > {"layer", "band", "wavelength", "variance"}
-    assert (tmp_path / "rotations_small.png").exists() and (tmp_path / "rotations_small_kernels.png").exists()
+    assert (tmp_path / "rotations_small.png").exists()
+    assert (tmp_path / "rotations_small_kernels.png").exists()
 
 
 def test_the_rotations_of_a_small_decoder_are_scaled_and_stopped(tmp_path, monkeypatch, capsys):
