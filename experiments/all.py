@@ -32,6 +32,8 @@ STUDIES = {
     "real_smollm2": ("real_models.py smollm2 --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "rotations": ("rotations.py smollm2 --text {data}/wikitext2_valid.txt", "rotations.py --smoke"),
     "rotations_small": ("rotations.py small", "rotations.py --smoke"),
+    "heads_minilm": ("head_classes.py minilm --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
+    "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (
