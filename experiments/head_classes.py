@@ -46,6 +46,19 @@ def score_table(frames):
     return pd.DataFrame(rows)
 
 
+def figure(result, frames):
+    """Plot the classes of heads as a map, and what their attention does when tokens are permuted, one mark a head."""
+    height = max(4.0, 1.4 + 0.2 * len(result.layers))
+    fig, (left, right) = plt.subplots(1, 2, figsize=(11, height), layout="constrained")
+    plots.head_classes(result, ax=left)
+    for (name, frame), marker in zip(frames.items(), "ox", strict=True):
+        right.plot(frame["positional"], frame["symbolic"], f"k{marker}", markersize=4, fillstyle="none", label=name)
+    right.set(xlabel="positional: attention stays in place", ylabel="symbolic: attention follows the tokens")
+    right.set(xlim=(-0.15, 1.05), ylim=(-0.15, 1.05), aspect="equal")
+    right.legend(frameon=False)
+    return fig
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", choices=PACKAGES, default="minilm")
@@ -72,13 +85,10 @@ def main():
     rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
     ids = torch.tensor([row for row in rows if len(row) == arguments.length][: arguments.paragraphs])
     batches = [{"input_ids": part} for part in ids.split(8)]
-    fig, axes = plt.subplots(1, 2, figsize=(10, 7 if arguments.model == "smollm2" else 3.2), layout="constrained")
-    results, frames = {}, {}
-    for ax, (name, model) in zip(axes, {"trained": trained, "untrained": untrained}.items(), strict=True):
-        results[name] = head_classes(model, tokenizer, batches, length=arguments.length)
-        frames[name] = results[name].to_frame()
-        plots.head_classes(results[name], ax=ax, title=name)
-    fig.savefig(arguments.output / f"head_classes_{arguments.model}.png", dpi=150)
+    models = {"trained": trained, "untrained": untrained}
+    results = {name: head_classes(model, tokenizer, batches, length=arguments.length) for name, model in models.items()}
+    frames = {name: result.to_frame() for name, result in results.items()}
+    figure(results["trained"], frames).savefig(arguments.output / f"head_classes_{arguments.model}.png", dpi=150)
     table = pd.concat([frame.assign(model=name) for name, frame in frames.items()])
     table.round(4).to_csv(arguments.output / f"head_classes_{arguments.model}.csv", index=False)
 

@@ -144,6 +144,14 @@ def test_batches_and_padding_do_not_change_scores(batch_size):
     assert torch.allclose(one.position_share, other.position_share, atol=1e-5)
 
 
+def test_one_layer_in_half_precision_is_scored():
+    model = hf.LlamaModel(small(hf.LlamaConfig, num_hidden_layers=1, num_key_value_heads=1)).bfloat16()
+    result = head_classes(model, length=16)
+    assert result.scores["sink"].isfinite().all()
+    assert result.source.dtype == "bfloat16"
+    assert result.to_frame("layer")["layer"].tolist() == [0, 1]
+
+
 # ---- weights
 
 
