@@ -36,6 +36,8 @@ STUDIES = {
         "rotary_dial.py smollm2 --text {data}/wikitext2_valid.txt --frames {data}/ewt_train.jsonl",
         "rotary_dial.py --smoke",
     ),
+    "heads_minilm": ("head_classes.py minilm --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
+    "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (

@@ -488,6 +488,15 @@ def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch,
     assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
 
 
+def test_the_classes_of_heads_are_counted_and_drawn(tmp_path, monkeypatch, capsys):
+    run("head_classes", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "| trained | previous | 1 | 0 |" in printed
+    assert "| layer | position share, trained |" in printed
+    assert len(pd.read_csv(tmp_path / "head_classes_minilm.csv")) == 2 * 72
+    assert (tmp_path / "head_classes_minilm.png").exists()
+
+
 def test_what_rotations_do_is_measured_in_a_small_decoder(tmp_path, monkeypatch, capsys):
     run("rotations", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out

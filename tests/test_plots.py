@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import plots
 from pelocality.metrics import distance_profile
-from pelocality.models import RotaryBands, positional_attention, text_average
+from pelocality.models import HeadClasses, RotaryBands, positional_attention, text_average
 from tests.families import tiny
 from tests.test_metrics import random_attention
 
@@ -31,6 +31,19 @@ TABLE = pd.DataFrame(
 TURNS = torch.tensor([6.28, 62.8, 6283.0, torch.inf]).expand(2, 4)
 BANDS = RotaryBands(TURNS, *torch.rand(4, 2, 3, 4), *torch.rand(2, 2, 3, 4) > 0.9, (1, 3), 8)
 SCALES = ("linear", "log")
+
+
+def classes_of_heads():
+    """Return two layers of four heads, with one head of each class."""
+    names = ("previous", "self", "next", "offset_weight", "duplicate", "induction", "sink")
+    scores = {name: torch.full((2, 4), 0.1) for name in names}
+    scores |= {"duplicate_control": torch.zeros(2, 4), "induction_control": torch.zeros(2, 4)}
+    for place, name in enumerate(names):
+        scores[name].view(-1)[place] = 0.9
+    scores["offset"] = torch.full((2, 4), -3.0)
+    return HeadClasses(scores, {}, torch.zeros(0), torch.zeros(0), (0, 5), source=None)
+
+
 LONG = "A title so long that it has to be wrapped, because the figure is not wide enough for all of it"
 DRAW = {
     "heatmap": lambda **kw: plots.heatmap(random_attention(16, 16), **kw),
@@ -39,6 +52,7 @@ DRAW = {
     "profiles": lambda **kw: plots.profiles({"a": random_attention(2, 40, 40), "b": random_attention(16, 16)}, **kw),
     "comparison": lambda **kw: plots.comparison({"a": torch.rand(6, 12), "b": torch.rand(6)}, label="symmetry", **kw),
     "bands": lambda **kw: plots.bands(BANDS, **kw),
+    "head_classes": lambda **kw: plots.head_classes(classes_of_heads(), **kw),
     "trajectory": lambda **kw: plots.trajectory(TABLE, "locality", **kw),
 }
 
@@ -424,3 +438,17 @@ def test_bands_draws_the_mean_over_heads_or_one_layer():
         plots.bands(BANDS, "power")
     with pytest.raises(TypeError, match="result must be what rotary_bands returned, got Tensor"):
         plots.bands(torch.rand(2, 3))
+
+
+def test_head_classes_draws_the_class_of_each_head_with_its_sign_and_counts_them():
+    _, ax = plots.head_classes(classes_of_heads())
+    assert [text.get_text() for text in ax.texts] == ["-1", "0", "+1", "-3", "D", "I", "s", ""]
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels[0] == "previous (-1): 1"
+    assert labels[-1] == "other: 1"
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["0", "5"]
+    assert len({tuple(colour) for colour in ax.images[0].get_array().reshape(-1, 3)}) == 8
+    _, ax = plots.head_classes(classes_of_heads(), threshold=0.95)
+    assert {text.get_text() for text in ax.texts} == {""}
+    with pytest.raises(TypeError, match="result must be what head_classes returned, got Tensor"):
+        plots.head_classes(torch.rand(2, 3))

@@ -75,6 +75,7 @@ from .models import (
     attached as attached,
     audit as audit,
     decompose as decompose,
+    head_classes as head_classes,
     load as load,
     positional_attention as positional_attention,
     positional_logits as positional_logits,

@@ -10,6 +10,7 @@ Measured:
 - ``AttentionFunction``: any function from token ids to attention, as a model.
 - ``positional_logits``: the position-only logits, exact or of the mean content of texts, at any length.
 - ``rotary_bands``: which frequencies of its rotations each head uses on text.
+- ``head_classes``: what each head is: previous token, induction, sink, positional or symbolic, with controls.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``reflection_gap``: whether a model can distinguish a sequence from its reversal.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.

@@ -9,6 +9,7 @@ from .auditing import (
     audit as audit,
 )
 from .function import AttentionFunction as AttentionFunction
+from .heads.classes import HeadClasses as HeadClasses, head_classes as head_classes
 from .inputs.constant import (
     identical_patches as identical_patches,
     periodic_series as periodic_series,

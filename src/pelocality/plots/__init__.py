@@ -9,6 +9,7 @@ from pelocality.plots.dependencies import distances as distances, head_types as 
 from pelocality.plots.layers import (
     bands as bands,
     comparison as comparison,
+    head_classes as head_classes,
     head_grid as head_grid,
     trajectory as trajectory,
 )

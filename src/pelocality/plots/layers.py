@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# the sign of each class of heads, and a colour on which it can be read; an offset has its distance as sign
+_CLASSES = {
+    "previous": ("-1", "#9ecae1"),
+    "self": ("0", "#c6dbef"),
+    "next": ("+1", "#6baed6"),
+    "offset": ("±k", "#deebf7"),
+    "duplicate": ("D", "#fdae6b"),
+    "induction": ("I", "#f16913"),
+    "sink": ("s", "#d9d9d9"),
+    "other": ("", "#ffffff"),
+}
+
 
 def head_grid(
     values: Any,
@@ -131,6 +143,58 @@ def bands(
     ax.set(xlabel="wavelength (tokens)", ylabel=rows)
     ax.set_xticks(every, [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else _short(t) for t in turns.iloc[every]])
     ax.set_yticks(*_ticks(list(grid.index), height))
+    return fig, ax
+
+
+def head_classes(
+    result: Any, *, threshold: float = 0.4, ax: Axes | None = None, title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw the class of each head as a map of layers and heads, each with a sign and a colour, "other" left blank.
+
+    Args:
+        result: What ``head_classes`` of ``pelocality.models`` returned.
+        threshold: The smallest score of a class, as for its ``classes``.
+        ax: Where to draw; a new figure if None.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes; the legend is beside the axes, with the number of heads of each class.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        TypeError: Another result, or a threshold that is not a number.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> from pelocality import head_classes as classes_of
+        >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> fig, ax = head_classes(classes_of(LlamaModel(LlamaConfig(vocab_size=99, **size)), length=16))
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('head', 'layer')
+    """
+    if not hasattr(result, "classes"):
+        raise TypeError(f"result must be what head_classes returned, got {type(result).__name__}")
+    classes = np.array(result.classes(threshold))
+    (depth, heads), offsets = classes.shape, result.scores["offset"].tolist()
+    fig, ax = figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
+    width, height = size_in_inches(ax)
+    from matplotlib.colors import to_rgb  # matplotlib is there: the axes are
+
+    size = min(8.0, 72 * height / depth * 0.75, 72 * width / heads * 0.5)
+    image = np.ones((depth, heads, 3))
+    for name, (sign, colour) in _CLASSES.items():
+        places = np.argwhere(classes == name)
+        image[tuple(places.T)] = to_rgb(colour)
+        for layer, head in places:
+            text = f"{offsets[layer][head]:+.0f}" if name == "offset" else sign
+            ax.text(head, layer, text, ha="center", va="center", fontsize=size)
+        label = f"{name} ({sign}): {len(places)}" if sign else f"{name}: {len(places)}"
+        ax.scatter([], [], s=60, marker="s", color=colour, edgecolor="0.5", label=label)
+    ax.imshow(image, aspect="auto")
+    ax.set(xlabel="head", ylabel="layer")
+    ax.set_xticks(*_ticks(range(heads), width))
+    ax.set_yticks(*_ticks(result.layers, height))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return fig, ax
 
 

@@ -43,14 +43,7 @@ def known_logits(model: SequenceModel) -> KnownLogits:
         ValueError: The logits of the family are not known, an encoding is attached, or attention is not the softmax of
             the logits, with the reason.
     """
-    family, base = model.family, model.module
-    if not isinstance(family, KnownLogits):
-        kind = getattr(model.config, "model_type", "")
-        raise ValueError(f"model type '{kind}' is not supported; known: {', '.join(known_families())}")
-    if reason := family.why_not_measured(base):
-        raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
-    if reason := _replaced(model):
-        raise ValueError(f"the logits of {type(base).__name__} are not known: {reason}; use positional_attention")
+    family, base = known_projections(model), model.module
     if any(not bias.is_rotation for bias in model.encodings):
         raise ValueError(
             f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
@@ -59,6 +52,23 @@ def known_logits(model: SequenceModel) -> KnownLogits:
         )
     if any(bias.encoding.heads > 1 for bias in model.encodings):
         raise ValueError(f"the heads of {type(base).__name__} have rotations of their own; use positional_attention")
+    return family
+
+
+def known_projections(model: SequenceModel) -> KnownLogits:
+    """Return the family of a model, whose queries and keys are known; an encoding may be attached.
+
+    Raises:
+        ValueError: The logits of the family are not known, or attention is not their softmax, with the reason.
+    """
+    family, base = model.family, model.module
+    if not isinstance(family, KnownLogits):
+        kind = getattr(model.config, "model_type", "")
+        raise ValueError(f"model type '{kind}' is not supported; known: {', '.join(known_families())}")
+    if reason := family.why_not_measured(base):
+        raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
+    if reason := _replaced(model):
+        raise ValueError(f"the logits of {type(base).__name__} are not known: {reason}; use positional_attention")
     return family
 
 

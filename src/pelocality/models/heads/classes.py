@@ -1,0 +1,257 @@
+"""What each head is: scores for the classes of heads that the field uses, each with a control."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from pelocality._checks import check_choice, count, number
+from pelocality.models._restore import inference
+from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
+from pelocality.models.heads.weights import weight_scores
+from pelocality.models.layers import attention_layers
+from pelocality.models.logits.content import batches_of
+from pelocality.models.measuring.provenance import Provenance, provenance
+from pelocality.models.sequence_model import SequenceModel
+from pelocality.statistics import t_interval
+
+CLASSES = ("previous", "self", "next", "offset", "duplicate", "induction", "sink", "other")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadClasses:
+    """Scores of each head, as `head_classes` defines them.
+
+    Attributes:
+        scores: By name, (layer, head) each.
+        per_sample: Those that are means over texts or random sequences, of each of them, (sample, layer, head).
+        position_share: Share of position in the hidden states, (depth + 1,): those that each layer reads, and the
+            output. NaN if the model returns none.
+        effective_rank: Effective rank of their means at each position, (depth + 1,).
+        layers: The model's layer numbers along the first axis of scores.
+        source: The model, the number of texts, the seed and versions.
+        notes: What is NaN, and why.
+    """
+
+    scores: Mapping[str, Tensor]
+    per_sample: Mapping[str, Tensor]
+    position_share: Tensor
+    effective_rank: Tensor
+    layers: tuple[int, ...]
+    source: Provenance
+    notes: tuple[str, ...] = ()
+
+    def classes(self, threshold: float = 0.4) -> list[list[str]]:
+        """Return the class of each head, by layer.
+
+        A head is of the class with the largest score: its mean attention to the previous, the same or the next token,
+        to another distance (offset), or to duplicate and induction targets, less the control. If that is below the
+        threshold, a head with as much attention to sinks is a sink, as heads rest there when they find nothing; all
+        others are "other".
+
+        Args:
+            threshold: The smallest score of a class; a convention.
+
+        Raises:
+            TypeError: A threshold that is not a number.
+        """
+        threshold = number("threshold", threshold)
+        far = self.scores["offset"].abs() > 1
+        found = torch.stack(
+            [
+                *(self.scores[name] for name in CLASSES[:3]),
+                self.scores["offset_weight"].where(far, torch.nan),
+                *(self.scores[name] - self.scores[f"{name}_control"] for name in CLASSES[4:6]),
+            ]
+        ).nan_to_num(-1.0)
+        best = torch.where(found.amax(0) >= threshold, found.argmax(0), len(CLASSES) - 1)
+        rests = (best == len(CLASSES) - 1) & (self.scores["sink"] >= threshold)
+        return [[CLASSES[each] for each in row] for row in best.masked_fill(rests, len(CLASSES) - 2).tolist()]
+
+    def interval(self, score: str, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends of the t interval of a score over texts or random sequences, (layer, head) each.
+
+        Raises:
+            ValueError: A score that is not in ``per_sample``, or a confidence outside (0, 1).
+        """
+        check_choice("score", score, self.per_sample)
+        low, high = t_interval(self.per_sample[score], confidence)
+        return torch.from_numpy(low), torch.from_numpy(high)
+
+    def to_frame(self, by: Literal["head", "layer"] = "head") -> pd.DataFrame:
+        """Return the numbers as a table.
+
+        Args:
+            by: "head" for a row per layer and head, with their scores and class; "layer" for a row per layer, with the
+                number of its heads of each class, and the position share and effective rank of the states that it
+                reads; the last row is the output of the last layer.
+
+        Raises:
+            ValueError: Another ``by``.
+        """
+        check_choice("by", by, ("head", "layer"))
+        classes = self.classes()
+        if by == "head":
+            index = pd.MultiIndex.from_product([self.layers, range(len(classes[0]))], names=["layer", "head"])
+            frame = pd.DataFrame({name: each.flatten().tolist() for name, each in self.scores.items()}, index)
+            return frame.assign(**{"class": [each for row in classes for each in row]}).reset_index()
+        depth = max(len(self.position_share), max(self.layers) + 1)
+        frame = pd.DataFrame(0, pd.Index(range(depth), name="layer"), CLASSES)
+        for layer, row in zip(self.layers, classes, strict=True):
+            frame.loc[layer] = [row.count(name) for name in CLASSES]
+        for name in ("position_share", "effective_rank"):
+            frame[name] = pd.Series(getattr(self, name).tolist(), dtype=float)
+        return frame.reset_index()
+
+    def __repr__(self) -> str:
+        layers, heads = self.scores["sink"].shape
+        return f"HeadClasses({self.source.model}: {layers} layers x {heads} heads, {self.source.texts} texts)"
+
+
+def head_classes(
+    model: nn.Module | SequenceModel,
+    tokenizer: Any = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    length: int = 64,
+    sequences: int = 16,
+    permutations: int = 4,
+    special_tokens: bool = False,
+    layers: Sequence[int] | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+) -> HeadClasses:
+    r"""Return what each head is: scores for the classes of heads that the field uses, each with a control.
+
+    Of attention $A_{ij}$ on texts, over queries and keys that are tokens of the text, without the first token as key:
+
+    - ``previous``, ``self``, ``next``: the mean of $A_{i,i-1}$, $A_{ii}$, $A_{i,i+1}$ (Clark et al., 2019; Voita et
+      al., 2019). ``offset`` is the distance $k = j - i$ of the largest mean, up to half of ``length`` away, and
+      ``offset_weight`` that mean.
+    - ``sink``: what queries give to the first token, to special tokens and to learned sinks (Xiao et al., 2023; Clark
+      et al., 2019, for [SEP]).
+    - ``positional`` and ``symbolic``: does attention stay at its place, or follow the tokens, when the tokens before a
+      query (and behind it, if the model is not causal) are permuted? With $a_j$ the attention of that query before,
+      $a'_j$ after, and $\pi(j)$ the new place of token $j$, they are the correlations over keys of $a'_j$ and of
+      $a'_{\pi(j)}$ with $a_j$, in sums over texts: 1 if all of it does, about 0 if none does, NaN for uniform
+      attention. Both are 1 for no other attention, the exclusion of Urrutia et al. (2025), who define both behaviours
+      by the invariance of logits when the vectors that reach a head are permuted. Here tokens are permuted before the
+      first layer, so any model can be measured, and a head above reads what the layers below make of the new order; and
+      attention is compared, not logits. The query is the last token of a causal model, otherwise the middle one. The
+      first and special tokens keep their places and do not count.
+
+    Of random tokens $r_1 \ldots r_h\, r_1 \ldots r_h$, from the second half without its first token, which may repeat a
+    sink:
+
+    - ``duplicate``: the mean attention to the same token, $A_{i,i-h}$ (Elhage et al., 2021; Wang et al., 2022).
+    - ``induction``: to the token that came after it, $A_{i,i-h+1}$ (Olsson et al., 2022).
+    - ``duplicate_control``, ``induction_control``: the same distances where the second half is of other tokens: what a
+      head gives to a distance alone.
+
+    Of the weights of known families, with $M = W_q W_k^\top$ of a head, biases and rotations aside (Saponati et al.,
+    2025, who take that of all heads of a layer together):
+
+    - ``symmetry``: $(\lVert M_s \rVert^2 - \lVert M_n \rVert^2) / \lVert M \rVert^2$ with the symmetric and the
+      antisymmetric part: 1 for a symmetric, -1 for an antisymmetric matrix, near 0 for a random one.
+    - ``direction``: from -1, rows of $M$ (queries) have the outlying norms, to 1, columns (keys) have them.
+
+    Of the hidden states on the texts, without first tokens (Song and Zhong, 2023): ``position_share``, the share of
+    their variance that the mean state of each position explains, without what chance explains; and
+    ``effective_rank``, the exponential of the entropy of the singular values of these means (Roy and Vetterli, 2007),
+    which few texts raise by their noise.
+
+    The surprise: on text, most heads of a trained decoder rest on the first token. A head that is a sink there can be
+    an induction head on repeated tokens; so `HeadClasses.classes` asks for a sink last.
+
+    Args:
+        model: A transformers model that reads token ids, with or without a head, or a `SequenceModel` of one.
+        tokenizer: Its tokenizer, for strings and special tokens, which it also puts around random tokens.
+        texts: Strings or tokenised batches, as for `text_average`; None: the random tokens without repetition.
+        length: How many tokens of each text are measured, and the number of random tokens, special ones aside.
+        sequences: The number of random sequences.
+        permutations: How often each text is permuted.
+        special_tokens: Include special tokens of texts like any other token.
+        layers: Layers to return, by index; by default all that have attention.
+        batch_size: Texts and random sequences per forward pass.
+        seed: Draws random tokens and permutations.
+        progress: Show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        `HeadClasses`, on the CPU. Memory does not depend on the number of texts, but for a few numbers per head.
+
+    Raises:
+        TypeError: As `text_average`.
+        ValueError: A model that reads no token ids, a vocabulary of fewer than ``length`` different tokens, texts that
+            all have fewer than four tokens, or as `text_average`.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> result = head_classes(LlamaModel(LlamaConfig(vocab_size=99, **size)), length=16)
+        >>> result
+        HeadClasses(LlamaModel: 2 layers x 2 heads, 16 texts)
+        >>> result.scores["induction"].shape, result.scores["next"].isnan().all()
+        (torch.Size([2, 2]), tensor(True))
+    """
+    model = SequenceModel.of(model)
+    count("length", length, least=8)
+    count("seed", seed, least=0)
+    for name, value in (("sequences", sequences), ("permutations", permutations), ("batch_size", batch_size)):
+        count(name, value)
+    if model.content is not None:
+        advice = "pass a model of token ids, or read text_average(...).attention"
+        raise ValueError(f"head_classes permutes and repeats token ids, but {model} reads other inputs; {advice}")
+    plain, repeated = random_tokens(model, tokenizer, length, sequences, seed)
+    batches = batches_of(
+        model,
+        in_batches(plain, batch_size) if texts is None else texts,
+        tokenizer,
+        special_tokens=special_tokens,
+        without_first=0,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    with inference(model.module):
+        known = attention_layers(model, {"input_ids": plain["input_ids"][:1]})
+        heads = HeadSums(model, known, known.requested(layers), length)
+        for name, rows in (("_control", plain), ("", repeated)):
+            for inputs in in_batches(rows, batch_size):
+                heads.add_random(inputs, name)
+        for inputs, included in batches:
+            assert included is not None  # the model reads token ids
+            heads.add_texts(inputs, included, permutations, seed)
+        if not heads.texts:
+            if not batches.checksums:
+                raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+            raise ValueError(f"texts hold no text of at least {FEWEST_TOKENS} tokens; pass longer texts")
+        weights, why = weight_scores(model)
+    if weights.shape[1:] != (len(known.layers), known.heads):
+        why = why or "the layers that attend are others than those of its family"
+        weights = torch.full((2, len(known.layers), known.heads), torch.nan)
+    notes = [f"symmetry and direction are NaN where weights are not known: {why}"] if why else []
+    if not heads.states.counts.numel():
+        notes.append(f"position share and effective rank are NaN: {model} returns no hidden states")
+    per_sample = {name: torch.cat(each) for name, each in heads.per_sample.items()}
+    share, rank = heads.states.share_and_rank()
+    symmetry, direction = weights[:, [known.layers.index(layer) for layer in heads.layers]]
+    return HeadClasses(
+        scores={
+            **{name: each.mean(0) for name, each in per_sample.items()},
+            **heads.offsets(),
+            **heads.correlations(),
+            "symmetry": symmetry,
+            "direction": direction,
+        },
+        per_sample=per_sample,
+        position_share=share,
+        effective_rank=rank,
+        layers=heads.layers,
+        source=provenance(
+            model, heads.visible, special_tokens=special_tokens, texts=heads.texts, repeated=batches.repeated, seed=seed
+        ),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,185 @@
+"""The scores of each head, added up while a model runs on texts, on permuted texts and on random tokens."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pelocality.models.heads.states import StateSums
+from pelocality.models.inputs.words import special_ids, special_tokens_around
+from pelocality.models.layers import AttentionLayers, observe_layers
+from pelocality.models.measuring.samples import hides_future
+from pelocality.models.sequence_model import SequenceModel
+
+FEWEST_TOKENS = 4  # of a text with a first token, a query, and two that can change places
+
+
+class HeadSums:
+    """Adds up the scores of each layer and head while a model runs."""
+
+    def __init__(self, model: SequenceModel, known: AttentionLayers, layers: tuple[int, ...], length: int) -> None:
+        self.model, self.known, self.layers, self.length, self.reach = model, known, layers, length, length // 2
+        self.per_sample: dict[str, list[Tensor]] = {}  # (batch, layer, head) each
+        self.states, self.texts, self.visible = StateSums(), 0, torch.zeros(0, dtype=torch.bool)
+        size = (len(layers), known.heads)
+        self.by_distance = torch.zeros(2, *size, 2 * self.reach + 1, dtype=torch.float64)  # sums, and numbers of texts
+        self.products = torch.zeros(2, 4, *size, dtype=torch.float64)  # positional and symbolic
+
+    def observe(self, inputs: Any, take: Callable[[int, Tensor, Tensor], Any]) -> list[Any]:
+        """Return what a function takes of the number, the weights and the visible keys of each layer."""
+        found: dict[int, Any] = {}
+        dtype = torch.promote_types(self.known.dtype, torch.float32)
+
+        def use(place: int, weights: Tensor, visible: Tensor) -> None:
+            found[place] = take(place, weights.to("cpu", dtype).nan_to_num(0), visible.cpu())  # NaN: padded queries
+
+        observe_layers(self.model, self.known, self.layers, inputs, use)
+        return [found[place] for place in range(len(self.layers))]
+
+    def add_random(self, inputs: dict[str, Tensor], name: str) -> None:
+        """Add random tokens: the attention from their second half to the tokens that a repetition would be of."""
+        half = self.length // 2
+        before = inputs["special_tokens_mask"][0].tolist().index(0)
+        given = {each: inputs[each] for each in ("input_ids", "attention_mask")}
+
+        def take(place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            block = weights[..., before + half + 1 : before + 2 * half, before + 1 : before + half]
+            return block.diagonal(0, -2, -1).mean(-1), block.diagonal(1, -2, -1).mean(-1), visible[0]
+
+        duplicate, induction, visible = (torch.stack(each) for each in zip(*self.observe(given, take), strict=True))
+        self.visible = visible
+        self._add_samples({f"duplicate{name}": duplicate, f"induction{name}": induction})
+
+    def add_texts(self, inputs: dict[str, Tensor], included: Tensor, permutations: int, seed: int) -> None:
+        """Add a batch of texts: their attention as they are, and permuted, and their hidden states."""
+        special = inputs["attention_mask"].cpu().bool() & ~included
+        position = torch.arange(included.shape[1], device="cpu")
+        special[:, 0], included = True, included & (position < self.length)
+        enough = included.sum(1) >= FEWEST_TOKENS
+        if not bool(enough.any()):
+            return
+        inputs = {name: each[enough.to(each.device)] for name, each in inputs.items()}
+        special, included = special[enough], included[enough]
+        keys, rows = included & (position > 0), torch.arange(len(included), device="cpu")
+        places, causal = [row.nonzero().flatten() for row in included], any(map(hides_future, self.visible))
+        query = torch.stack([each[-1 if causal else len(each) // 2] for each in places])
+
+        def take(place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
+            pairs = included[:, :, None] & keys[:, None] & visible
+            sums = _by_distance(weights * pairs[:, None], self.reach)
+            mean = sums / _by_distance(pairs[:, None].to(weights), self.reach)  # NaN at distances without a pair
+            rests = (weights * special[:, None, None]).sum(-1)
+            if self.known.sinks[self.known.layers.index(self.layers[place])]:
+                rests += 1 - weights.sum(-1)
+            sink = (rests * keys[:, None]).sum(-1) / keys.sum(1, keepdim=True)
+            return mean, sink, weights[rows, :, query], visible[rows, query]
+
+        mean, sink, before, seen = (torch.stack(each) for each in zip(*self.observe(inputs, take), strict=True))
+        self.by_distance += torch.stack([mean.nan_to_num(0), (~mean.isnan()).double()]).sum(2)
+        near = {name: mean[..., self.reach + k] for name, k in (("previous", -1), ("self", 0), ("next", 1))}
+        self._add_samples(near | {"sink": sink})
+        moving = keys & (position != query[:, None])
+        for repeat in range(permutations):
+            generators = [np.random.default_rng((seed, self.texts + row, repeat)) for row in range(len(rows))]
+            target = torch.stack([_permuted(*each) for each in zip(moving, generators, strict=True)])
+            ids = inputs["input_ids"]
+            ids = torch.empty_like(ids).scatter(1, target.to(ids.device), ids)
+            permuted = self.observe(
+                inputs | {"input_ids": ids}, lambda place, weights, visible: weights[rows, :, query]
+            )
+            for place, (one, other, visible) in enumerate(zip(before, permuted, moving & seen, strict=True)):
+                followed, both = other.gather(-1, target[:, None].expand_as(other)), visible & visible.gather(1, target)
+                self.products[:, :, place] += torch.stack(
+                    [_products(one, other, visible), _products(one, followed, both)]
+                )
+        self.texts += len(rows)
+        self._add_states(inputs, keys[:, : self.length])
+
+    def _add_states(self, inputs: dict[str, Tensor], kept: Tensor) -> None:
+        """Add the hidden states that the model returns, if it does, at the tokens that are kept, (batch, n)."""
+        if self.model.config is None:
+            return
+        states = getattr(self.model.outputs(inputs, output_hidden_states=True), "hidden_states", None) or ()
+        states = [each[:, : self.length].cpu().double() for each in states]
+        if states and len({each.shape for each in states}) == 1 and states[0].shape[:2] == kept.shape:
+            self.states.add(torch.stack(states), kept)
+
+    def _add_samples(self, found: Mapping[str, Tensor]) -> None:
+        """Add the scores of samples, (layer, batch, head) each."""
+        for name, each in found.items():
+            self.per_sample.setdefault(name, []).append(each.transpose(0, 1).double())
+
+    def offsets(self) -> dict[str, Tensor]:
+        """Return the distance with the largest mean attention, and that mean, (layer, head) each."""
+        weight, place = (self.by_distance[0] / self.by_distance[1]).nan_to_num(-1.0).max(-1)
+        return {"offset": (place - self.reach).double(), "offset_weight": weight}
+
+    def correlations(self) -> dict[str, Tensor]:
+        """Return how much attention stays in place, and how much follows the tokens, (layer, head) each."""
+        across, one, other, size = self.products.unbind(1)
+        varies = one > (8 * torch.finfo(self.known.dtype).eps) ** 2 * size  # more than by rounding
+        found = torch.where(varies, across / (one * other).sqrt(), torch.nan)
+        return dict(zip(("positional", "symbolic"), found, strict=True))
+
+
+def random_tokens(
+    model: SequenceModel, tokenizer: Any, length: int, sequences: int, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return sequences of different random tokens, and those whose first half comes twice, with special tokens."""
+    before, after = special_tokens_around(tokenizer) if tokenizer is not None else ([], [])
+    model.check_length(length, len(before) + len(after))
+    size = model.vocabulary if tokenizer is None else min(model.vocabulary, len(tokenizer))
+    special = [*special_ids(model, tokenizer), *([] if model.padding is None else [model.padding])]
+    known, half = np.setdiff1d(np.arange(size), special), length // 2
+    if len(known) < length:
+        advice = f"the vocabulary has {len(known)}; ask for length={len(known)} or less"
+        raise ValueError(f"length={length} needs as many different tokens, and {advice}")
+    generator = np.random.default_rng(seed)
+    plain = np.stack([generator.choice(known, length, replace=False) for _ in range(sequences)])
+    repeated = np.concatenate([plain[:, :half], plain[:, :half], plain[:, 2 * half :]], 1)
+    special_mask = torch.tensor([1] * len(before) + [0] * length + [1] * len(after)).expand(sequences, -1)
+
+    def inputs(rows: Any) -> dict[str, Tensor]:
+        ids = torch.tensor([[*before, *row, *after] for row in rows.tolist()], device=model.device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "special_tokens_mask": special_mask}
+
+    return inputs(plain), inputs(repeated)
+
+
+def in_batches(inputs: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
+    """Return inputs in batches of a size."""
+    number = len(next(iter(inputs.values())))
+    return [{name: each[i : i + size] for name, each in inputs.items()} for i in range(0, number, size)]
+
+
+def _by_distance(matrices: Tensor, reach: int) -> Tensor:
+    """Return the sums of matrices (..., n, n) over the pairs at each distance from -reach to reach."""
+    n, shape = matrices.shape[-1], matrices.shape[:-2]
+    every = range(-reach, reach + 1)
+    sums = [matrices.diagonal(k, -2, -1).sum(-1) if abs(k) < n else matrices.new_zeros(shape) for k in every]
+    return torch.stack(sums, -1)
+
+
+def _permuted(moving: Tensor, generator: np.random.Generator) -> Tensor:
+    """Return the new place of each token, where those that move (n,) change places among themselves."""
+    target, places = torch.arange(len(moving), device="cpu"), moving.nonzero().flatten()
+    target[places] = places[torch.from_numpy(generator.permutation(len(places)))]
+    return target
+
+
+def _products(one: Tensor, other: Tensor, keys: Tensor) -> Tensor:
+    """Return sums over texts of products of deviations from the mean over keys, (4, head).
+
+    Args:
+        one: Attention of a query, (batch, head, n).
+        other: The same in another order of the tokens.
+        keys: The keys that count, (batch, n).
+    """
+    keys = keys[:, None].to(one)
+    a, b = (
+        keys * (each - (each * keys).sum(-1, keepdim=True) / keys.sum(-1, keepdim=True).clamp(min=1))
+        for each in (one, other)
+    )
+    return torch.stack([a * b, a * a, b * b, one * one * keys]).sum((1, 3)).double()

@@ -1,0 +1,82 @@
+"""The symmetry and the direction of each head's product of query and key weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pelocality.models._restore import inference
+from pelocality.models._weights import loaded, refuse_quantised
+from pelocality.models.logits.terms import known_projections
+from pelocality.models.sequence_model import SequenceModel
+
+_SCALE = 2.0**12  # of the inputs that weights are read with: in half precision a large bias would round them away
+_OUTLIER = 2.0  # standard deviations above the mean norm, the gamma of Saponati et al.
+
+
+def weight_scores(model: SequenceModel) -> tuple[Tensor, str]:
+    r"""Return symmetry and direction of $M = W_q W_k^\top$ of each head, (2, layer, head), and why some are NaN.
+
+    The layers are those of the family. Weights are read from the projections: what they give for each unit vector,
+    without what they give for zeros.
+    """
+    try:
+        family, base = known_projections(model), model.module
+    except ValueError as error:
+        return torch.full((2, 0, 0), torch.nan), str(error)
+    scores, reason = [], ""
+    with inference(base):
+        for number, module in enumerate(family.attention_layers(base)):
+            with loaded(base, [module]):
+                try:
+                    refuse_quantised(base, module)
+                except ValueError as error:
+                    return torch.full((2, 0, 0), torch.nan), str(error)
+                once, twice = (_weights(family, module, model, scale) for scale in (_SCALE, 2 * _SCALE))
+            found = torch.stack([symmetry(*once), direction(*once)])
+            if any((one - other).norm() > 0.1 * other.norm() for one, other in zip(once, twice, strict=True)):
+                found = torch.full_like(found, torch.nan)  # a norm of queries or keys, as in Qwen 3
+                reason = reason or f"queries and keys of layer {number} are not linear in what the layer reads"
+            scores.append(found)
+    return torch.stack(scores, 1), reason
+
+
+def symmetry(query: Tensor, key: Tensor) -> Tensor:
+    r"""Return $(\lVert M_s \rVert^2 - \lVert M_n \rVert^2) / \lVert M \rVert^2$ of $M = W_q W_k^\top$, (head,).
+
+    $M_s$ and $M_n$ are the symmetric and the antisymmetric part. The numerator is the trace of $M^2$; both are computed
+    from products of (d_head, d_head).
+
+    Args:
+        query: $W_q$ of each head, (head, d, d_head).
+        key: $W_k$ of each head, (head, d, d_head).
+    """
+    across, queries, keys = key.mT @ query, query.mT @ query, key.mT @ key
+    return (across * across.mT).sum((-2, -1)) / (queries * keys).sum((-2, -1))
+
+
+def direction(query: Tensor, key: Tensor) -> Tensor:
+    r"""Return by how much the norms of outlying columns of $M = W_q W_k^\top$ exceed those of rows, (head,).
+
+    $(C - R) / (C + R)$ with $C$ the sum over columns of what their norms exceed the mean plus two standard deviations
+    of the norms of columns by, and $R$ the same of rows; 0 without such columns and rows.
+    """
+    queries, keys = query.mT @ query, key.mT @ key
+    rows, columns = (
+        ((each @ gram) * each).sum(-1).clamp(min=0).sqrt() for each, gram in ((query, keys), (key, queries))
+    )
+    c, r = (
+        (norms - norms.mean(-1, keepdim=True) - _OUTLIER * norms.std(-1, keepdim=True)).clamp(min=0).sum(-1)
+        for norms in (columns, rows)
+    )
+    return torch.where(c + r > 0, (c - r) / (c + r), 0.0)
+
+
+def _weights(family: Any, module: Any, model: SequenceModel, scale: float) -> tuple[Tensor, ...]:
+    """Return the weights of queries and keys without their biases, (head, d, d_head) each, float64 on the CPU."""
+    weight = next(module.parameters())
+    units = torch.eye(model.config.hidden_size, dtype=model.dtype, device=weight.device)[None]
+    given = family.project(module, scale * units)
+    without = family.project(module, torch.zeros_like(units))
+    pairs = zip(given, without, strict=True)
+    return tuple((one[0].cpu().double() - zero[0].cpu().double()) / scale for one, zero in pairs)
