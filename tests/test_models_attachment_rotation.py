@@ -367,8 +367,8 @@ def test_an_adapter_on_an_attached_model(model):
     assert_same_outputs(logits(model, ids), expected)
 
 
-def test_a_compiled_model_rotates(model):
-    ids = tokens(2, N)
+def test_a_compiled_model_rotates():
+    model, ids = llama(layers=1), tokens(2, N)
     attach(model, RotaryEncoding.from_model(model).scaled(0.5))
     compiled = torch.compile(model, backend="eager")
     assert_same_outputs(logits(compiled, ids), logits(model, ids))
