@@ -75,10 +75,12 @@ from .models import (
     attached as attached,
     audit as audit,
     decompose as decompose,
+    influence as influence,
     load as load,
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,
+    rollout as rollout,
     text_average as text_average,
 )
 from .probes import (

@@ -7,4 +7,4 @@ room for it. Nothing is shown or saved. Needs matplotlib (the ``plot`` extra).
 
 from pelocality.plots.dependencies import distances as distances, head_types as head_types
 from pelocality.plots.layers import comparison as comparison, head_grid as head_grid, trajectory as trajectory
-from pelocality.plots.matrices import heatmap as heatmap, profiles as profiles
+from pelocality.plots.matrices import heatmap as heatmap, key_profiles as key_profiles, profiles as profiles

@@ -37,6 +37,8 @@ class Provenance:
         repeated: Number of texts that are equal to another one, and do not count.
         left_out: Of texts that were cut at ``length`` positions, how many of these are not measured, because they are
             special tokens or ``without_first`` leaves them out.
+        directions: Of an influence, the number of random directions; 0 of attention.
+        residual: Of a rollout, the weight of the residual connections; None of attention.
     """
 
     model: str
@@ -55,6 +57,8 @@ class Provenance:
     texts: int = 0
     repeated: int = 0
     left_out: int = 0
+    directions: int = 0
+    residual: float | None = None
 
 
 def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
@@ -67,5 +71,6 @@ def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance
         causal=hides_future(visible),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=model.encoding,
+        directions=getattr(model, "directions", 0),
         **more,
     )
