@@ -30,6 +30,7 @@ STUDIES = {
     "real_minilm": ("real_models.py minilm --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "real_mpnet": ("real_models.py mpnet --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "real_smollm2": ("real_models.py smollm2 --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
+    "depth": ("depth.py --text {data}/wikitext2_valid.txt", "depth.py --smoke"),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (

@@ -18,6 +18,7 @@ from pelocality.models.inputs.batches import bytes_of
 from pelocality.models.layers import map_tensors, texts_of
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.result import PositionalAttention
+from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text_averages import TextAverage, text_average
 from pelocality.models.observer import Attention, Block, blocks_of
 from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference
@@ -77,9 +78,8 @@ class Influence(SequenceModel):
             n = max(len(matrix) for _, matrix in parts)
             padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
             weights = torch.stack(padded)[:, None]
-            sees_itself = torch.eye(n, dtype=torch.bool, device=weights.device)
-            visible = (weights > 0) | (sees_itself & (weights.sum(-1, keepdim=True) > 0))
-            use(Attention(parts[0][0], weights, visible, False))
+            visible = torch.ones_like(weights, dtype=torch.bool)  # but for a causal mask: far influence may underflow
+            use(Attention(parts[0][0], weights, visible.tril() if hides_future(weights > 0) else visible, False))
 
     def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
         """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
@@ -112,7 +112,7 @@ class Influence(SequenceModel):
         for pairs in torch.tensor_split(every, [*range(size, len(every), size)]):
             number, position = pairs // n, pairs % n
             tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
-            tangents[torch.arange(len(pairs)), position] = directions[position, :, number]
+            tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
             rows.append(_mapped(squares, tangents))
         found: list[tuple[Block | None, Tensor]] = []
         for block, parts in zip(places.layers, zip(*rows, strict=True), strict=True):
@@ -252,13 +252,14 @@ class _Places:
                 output.append((given, states))
             if module in blocks and given is not None and states is not None and given.shape == states.shape:
                 ran.append((module, given))
-            if ids is None or not isinstance(result, Tensor) or result.ndim < 3:
+            if ids is None or states is None or states is not result:
                 return
             read = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
             if module is embeddings or (embeddings is None and _same_ids(read, ids)):
                 embedded.append((module, result))
 
-        with hooked(model.module.modules(), after=note, last=True):
+        modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
+        with hooked(modules, after=note, last=True):
             model.run(inputs)
         n = None if ids is None else ids.shape[1]
         ran = [(block, given) for block, given in ran if n is None or n in (given.shape[-2], given.shape[0])]
@@ -270,9 +271,11 @@ class _Places:
         if states is None or returned is None:
             raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
         n = states.shape[-2] if n is None else n
-        if n not in (states.shape[-2], states.shape[0]):
-            padded = f"it pads its input: embeddings of shape {tuple(states.shape)} for {n} tokens"
-            raise ValueError(f"{padded}; give texts of a length that it does not pad")
+        if states.ndim != 3 or states.shape[:2] not in ((1, n), (n, 1)):
+            found = f"its first hidden states have shape {tuple(states.shape)}, not (1, {n}, d)"
+            raise ValueError(
+                f"{found} for one text of {n} positions; does it pad texts of this length, or read a grid?"
+            )
         if n not in (returned.shape[-2], returned.shape[0]):
             raise ValueError(f"its output has shape {tuple(returned.shape)} for {n} positions, not (batch, {n}, d)")
         numbers = tuple(blocks[block] for block, _ in ran) or (None,)
@@ -321,7 +324,8 @@ def _same_ids(read: Tensor | None, ids: Tensor) -> bool:
 
 
 def _by_position(states: Tensor, length: int) -> Tensor:
-    """Return hidden states (1, ..., n, d), or XLNet's (n, 1, d), of one text by position, (n, d)."""
+    """Return hidden states (1, ..., n, d), or XLNet's (n, 1, d), of one text by position, (n, d), to be squared."""
+    states = states.to(torch.promote_types(states.dtype, torch.float32))
     return (states.movedim(-2, 0) if states.shape[-2] == length else states).reshape(length, -1)
 
 

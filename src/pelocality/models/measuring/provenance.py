@@ -30,7 +30,7 @@ class Provenance:
             there was none.
         words: The words that were repeated, as text.
         word_ids: Their token ids.
-        seed: Seed they were drawn with; None for given words.
+        seed: Seed they were drawn with, and the directions of an influence; None for given words.
         prefix: The tokens fed before the words, as text (the matrices never contain them).
         equal_states: Whether the repeated word held the same hidden state at every position, in every layer.
         texts: Number of texts, each of several equal ones once.
@@ -63,6 +63,9 @@ class Provenance:
 
 def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
     """Return the provenance of a result of a model."""
+    directions = getattr(model, "directions", 0)  # of an influence
+    if directions and more.get("seed") is None:
+        more["seed"] = getattr(model, "seed", None)
     return Provenance(
         model=model.name,
         model_class=type(model.module).__name__,
@@ -71,6 +74,6 @@ def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance
         causal=hides_future(visible),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=model.encoding,
-        directions=getattr(model, "directions", 0),
+        directions=directions,
         **more,
     )
