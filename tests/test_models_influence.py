@@ -220,7 +220,7 @@ def test_identical_words_have_influence_with_intervals_frames_and_plots(tmp_path
 
 
 def test_a_model_that_pads_its_input_is_refused_for_other_lengths():
-    with pytest.raises(ValueError, match=r"shape \(1, 8, 16\), not \(1, 7, d\) .*; does it pad such texts"):
+    with pytest.raises(ValueError, match=r"shape \(1, 8, 16\), not \(1, 7, d\) .*; does it pad texts"):
         of_text(any_model("longformer"), tokens(1, 7))
 
 

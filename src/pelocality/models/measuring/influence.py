@@ -78,8 +78,10 @@ class Influence(SequenceModel):
             n = max(len(matrix) for _, matrix in parts)
             padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
             weights = torch.stack(padded)[:, None]
-            visible = torch.ones_like(weights, dtype=torch.bool)  # but for a causal mask: far influence may underflow
-            use(Attention(parts[0][0], weights, visible.tril() if hides_future(weights > 0) else visible, False))
+            visible = torch.ones_like(weights, dtype=torch.bool)
+            if hides_future(weights > 0):  # other zeros are no mask: influence from far away may underflow
+                visible = visible.tril()
+            use(Attention(parts[0][0], weights, visible, False))
 
     def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
         """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
@@ -283,28 +285,23 @@ class _Places:
 
     def run(self, model: SequenceModel, inputs: Any, states: Tensor) -> tuple[Tensor, ...]:
         """Return the hidden states of each layer for other embeddings."""
-        found: list[Tensor] = []
+        found: list[Any] = []
         replaced: list[nn.Module] = []  # the first call of the source alone
 
-        def replace_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
             if replaced:
                 return None
             replaced.append(module)
-            given = _hidden((args, kwargs))
-            return map_tensors((args, kwargs), lambda each: states if each is given else each)
-
-        def replace_output(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-            if replaced:
-                return None
-            replaced.append(module)
-            return states
+            if result:
+                return states
+            read = _hidden((args, kwargs))
+            swapped = {name: states if each is read else each for name, each in kwargs.items()}
+            return tuple(states if each is read else each for each in args), swapped
 
         def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            states = _hidden(result)
-            assert states is not None
-            found.append(states)
+            found.append(_hidden(result))
 
-        before, after = (replace_input, None) if self.reads else (None, replace_output)
+        before, after = (replace, None) if self.reads else (None, replace)
         with hooked([self.source], before, after, last=True), hooked(self.outputs, after=note, last=True):
             model.run(inputs)
         return tuple(found)
@@ -391,4 +388,4 @@ def _reason(error: Exception) -> str:
         if isinstance(called, type) and issubclass(called, torch.autograd.Function):
             return f"{called.__name__} has no derivative in forward mode (a torch.autograd.Function without jvp)"
         traceback = traceback.tb_next
-    return f"it fails with {type(error).__name__}: {str(error).splitlines()[0]}"
+    return f"it fails with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
