@@ -233,6 +233,18 @@ def test_an_attached_encoding_dials_influence():
     assert found[1] > found[0]
 
 
+def test_a_model_in_training_is_measured_as_it_evaluates():
+    model = tiny("bert").train()
+    model.gradient_checkpointing_enable()  # whose hook asks for gradients of the embeddings
+    hooks = [*model.get_input_embeddings()._forward_hooks]
+    before = state(model)
+    found = of_text(model, tokens(2, N))
+    torch.testing.assert_close(found.attention, of_text(tiny("bert"), tokens(2, N)).attention)
+    assert same(before, state(model))
+    assert [*model.get_input_embeddings()._forward_hooks] == hooks
+    assert len(hooks) == 1
+
+
 def test_half_precision_and_offloaded_weights_are_measured():
     ids = tokens(2, N)
     exact = of_text(tiny("bert"), ids).attention

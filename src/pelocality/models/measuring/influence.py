@@ -1,6 +1,7 @@
 """The influence of each position on the hidden states at each other: locality and symmetry without attention."""
 
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -302,7 +303,11 @@ class _Places:
             found.append(_hidden(result))
 
         before, after = (replace, None) if self.reads else (None, replace)
-        with hooked([self.source], before, after, last=True), hooked(self.outputs, after=note, last=True):
+        with ExitStack() as stack:
+            if after:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
+                stack.enter_context(changed(self.source, "_forward_hooks", OrderedDict()))
+            stack.enter_context(hooked([self.source], before, after, last=True))
+            stack.enter_context(hooked(self.outputs, after=note, last=True))
             model.run(inputs)
         return tuple(found)
 
