@@ -144,15 +144,15 @@ def minilm(arguments, model, tokenizer, lines):
 
 
 def smollm2(arguments, model, tokenizer, lines):
-    """Print rollout beside influence by layer, and return both."""
+    """Print rollout beside influence by layer, and return what the last query draws, for the figure."""
     ids = batch_of(tokenizer, lines, arguments.length, arguments.texts)
     attention = text_average(model, [{"input_ids": ids}], special_tokens=True, progress=False)
-    over_depth = rollout(attention)
+    over_depth = {f"rollout, r = {residual:g}": rollout(attention, residual) for residual in (0.5, 0.9)}
     found = influence(model, [{"input_ids": ids}], special_tokens=True, directions=1, progress=False)
     rows = []
     for layer in sorted({0, *range(4, len(found.layers), 5), len(found.layers) - 1}):
         row = {"layer": layer, "attention to the first": f"{attention.attention[layer, :, -1, 0].mean():.3f}"}
-        for name, result in (("rollout", over_depth), ("influence", found)):
+        for name, result in {**over_depth, "influence": found}.items():
             last = result.attention[layer, 0, -1]
             row |= {f"{name}: first": f"{last[0]:.3f}", f"{name}: itself": f"{last[-1]:.3f}"}
             row[f"{name}: between, by quarter"] = " ".join(f"{part.sum():.3f}" for part in last[1:-1].chunk(4))
@@ -160,7 +160,10 @@ def smollm2(arguments, model, tokenizer, lines):
         rows.append(row)
     print(f"\nSmolLM2, {len(ids)} texts of {arguments.length} tokens, what the last query draws from each position\n")
     print(markdown(pd.DataFrame(rows)))
-    return over_depth, found
+    last = len(found.layers) - 1
+    shown = {f"{name}, layer {last}": each.attention[last] for name, each in over_depth.items()}
+    early, first = next(iter(over_depth.items()))
+    return {f"{early}, layer 4": first.attention[4], **shown, f"influence, layer {last}": found.attention[last]}
 
 
 def main():
@@ -168,7 +171,7 @@ def main():
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
     parser.add_argument("--models", nargs="*", choices=("minilm", "smollm2"), default=["minilm", "smollm2"])
     parser.add_argument("--length", type=int, default=64, help="tokens or bytes of a text")
-    parser.add_argument("--texts", type=int, default=8, help="number of texts")
+    parser.add_argument("--texts", type=int, default=24, help="texts of SmolLM2 and of the small models")
     parser.add_argument("--steps", type=int, default=600, help="training steps of the small models")
     parser.add_argument("--output", type=Path, default=Path("outputs/depth"), help="folder of the figure")
     parser.add_argument("--smoke", action="store_true", help="few steps and texts, MiniLM alone: to see it run")
@@ -185,18 +188,17 @@ def main():
     cut = len(text) * 9 // 10
     if "minilm" in arguments.models:
         minilm(arguments, *loaded("minilm"), lines)
+    fig, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    if "smollm2" in arguments.models:
+        shown = smollm2(arguments, *loaded("smollm2"), lines)
+        plots.key_profiles(shown, ax=axes[1], title="SmolLM2, the last query")
+        axes[1].set(yscale="log", ylim=(1e-4, 1.5), ylabel="share of the last query")
     table, by_name = small_models(arguments, text[:cut], text[cut:])
     print(f"\n{markdown(table)}")
-    fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    plots.profiles(by_name, ax=axes[0], reach=24, title="influence in the last layer, models of bytes")
-    axes[0].set(yscale="log", xlim=(-24.5, 0.5), ylim=(1e-5, 1.2), ylabel="mean influence")
-    if "smollm2" in arguments.models:
-        over_depth, found = smollm2(arguments, *loaded("smollm2"), lines)
-        last = len(found.layers) - 1
-        shown = {f"rollout, layer {layer}": over_depth.attention[layer] for layer in (last // 3, last)}
-        shown |= {f"influence, layer {layer}": found.attention[layer] for layer in (last // 3, last)}
-        plots.key_profiles(shown, ax=axes[1], title="SmolLM2, the last query of 64 tokens")
-        axes[1].set(yscale="log", ylim=(1e-4, 1), ylabel="share of the last query")
+    plots.profiles(by_name, ax=axes[0], reach=24, title="small models, last layer")
+    axes[0].set(yscale="log", xlim=(-24.5, -0.5), ylim=(1e-5, 20), ylabel="mean influence")
+    axes[0].set_xlabel("distance, key - query (bytes)")
+    axes[0].legend(ncol=2, loc="upper left")
     fig.savefig(arguments.output / "depth.png", dpi=150)
 
 

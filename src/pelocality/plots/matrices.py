@@ -119,8 +119,7 @@ def key_profiles(
 ) -> tuple[Figure, Axes]:
     """Draw the attention of one query to each key position, with one line per layer or model.
 
-    Of a ``rollout`` or an ``influence`` of a decoder, the last query shows which parts of a text count over depth,
-    often the first and the last ones: the shape of a U.
+    Of a ``rollout`` or an ``influence`` of a decoder, the last query shows which parts of a text count over depth.
 
     Args:
         attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name, such as the

@@ -35,8 +35,11 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
     with $\bar A^l$ the mean over the heads of layer $l$ and $r$ the weight of the residual connection, 0.5 as Abnar and
     Zuidema (ACL 2020) have it. Row $i$ says from which tokens the hidden state at $i$ is mixed, as far as attention
     tells: values, heads of different weight and feed-forward layers do not count; `influence` is the measure for all of
-    these. In causal models every path ends at the first tokens, while the residual connections hold on to the last one:
-    the share of the last query over positions has the shape of a U (Wu et al., 2025).
+    these.
+
+    In causal models every path ends at the first token (Wu et al., 2025), and residual connections hold on to the last
+    ones: over few layers, or with a large residual weight, a row has the shape of a U (Herasimchyk et al., 2026). Over
+    many layers with sinks all of it is on the first token: in SmolLM2, 30 layers, with the default weight.
 
     Args:
         result: A result of ``positional_attention`` or ``text_average`` with the attention of all layers, or of the
